@@ -104,7 +104,7 @@ class Case:
 def interval(rows: list[np.ndarray], size: np.ndarray) -> tuple[float, float]:
     """What a study says about its second row and its first, as ``statistics.differences`` does."""
     values = [pseudo_values(row, size) for row in rows]
-    return estimate(values[1], values[0], SeedNoise.pooled(values)).interval(LEVEL)
+    return estimate(values[1], values[0], SeedNoise.pool(values)).interval(LEVEL)
 
 
 @dataclass

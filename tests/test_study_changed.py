@@ -34,7 +34,7 @@ def train(
     scheduler, found = Scheduler(made, folder, rows), []
     while len(found) < fits and (job := scheduler.ready()):
         finish(folder, job)
-        scheduler.end(job.fit, "done", known=folder.fit(job.digest))
+        scheduler.end(job.fit, "done", facts=folder.fit(job.digest))
         found.append(job.fit.name)
     folder.write_current(made, scheduler.digests)
     folder.write_facts(collect_facts(scheduler))
@@ -178,7 +178,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, tmp_path: Path) -> N
         finish(folder, job)
         value = 0.3 if job.fit.trial == 1 else 0.1
         folder.write_fit(job.digest, {"best_valid": {"mrr@10": value, "ndcg@10": 1 - value}})
-        scheduler.end(job.fit, "done", known=folder.fit(job.digest))
+        scheduler.end(job.fit, "done", facts=folder.fit(job.digest))
     folder.write_current(made, scheduler.digests)
     folder.write_facts(collect_facts(scheduler))
     assert scheduler.chosen() == {"NoPE": 1, "Learned": 0}

@@ -39,7 +39,7 @@ def train(scheduler: Scheduler, values: dict[tuple[int, int], float | None] = VA
             scheduler.end(job.fit, FAILED, "it diverged")
             continue
         finish(scheduler.folder, job, value)
-        scheduler.end(job.fit, DONE, known=scheduler.folder.fit(job.digest))
+        scheduler.end(job.fit, DONE, facts=scheduler.folder.fit(job.digest))
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
     return made
 

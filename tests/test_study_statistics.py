@@ -157,7 +157,7 @@ def test_the_error_is_the_deviation_of_the_difference(rng):
 
 def test_noise_between_seeds_grows_the_interval_of_one_seed(rng):
     (one, other, *rest), size = Case((1, 1, 3, 3), of_seed=0.5).draw(rng)
-    pooled = SeedNoise.pooled(rest)
+    pooled = SeedNoise.pool(rest)
     alone, widened = estimate(one, other), estimate(one, other, pooled)
     assert alone.seed_noise == "unknown" and widened.seed_noise == "pooled"
     assert widened.error > 1.5 * alone.error and widened.df < 0.1 * alone.df
@@ -166,10 +166,10 @@ def test_noise_between_seeds_grows_the_interval_of_one_seed(rng):
 
 def test_rows_without_noise_between_seeds_are_left_out_of_the_pool(rng):
     noisy, still = rng.random((3, 50)), np.repeat(rng.random((1, 50)), 3, axis=0)
-    both = SeedNoise.pooled([noisy, still])
-    assert both == SeedNoise.pooled([noisy])
-    assert SeedNoise.pooled([still]) is None
-    assert SeedNoise.of(noisy[:1]) is None
+    both = SeedNoise.pool([noisy, still])
+    assert both == SeedNoise.pool([noisy])
+    assert SeedNoise.pool([still]) is None
+    assert SeedNoise.from_values(noisy[:1]) is None
     # a row far above the pool has more noise, one below it is not given less
     assert both.at(2 * both.level) == pytest.approx(4) and both.at(both.level / 2) == 1
 

@@ -21,13 +21,14 @@ from recbole_pos.values import shown
 
 @dataclass(frozen=True)
 class Resources:
-    """What each process of a run takes, and where runs are kept.
+    """The CPUs and GPUs of each process of a run, and where runs are kept.
 
     Attributes:
-        cpus: of each process, which has as many threads; gpus: of each, perhaps a fraction.
-        nproc: processes that train one run together.
-        storage: path or URI with runs by the names of their folders, where machines may not reach
-            the folders; None where all do.
+        cpus: CPUs of each process, and its number of threads.
+        gpus: GPUs of each process, perhaps a fraction.
+        nproc: number of processes that train one run together.
+        storage: path or URI of copies of the runs, by the names of their folders; None where all
+            machines reach the folders themselves.
     """
 
     cpus: float = 1
@@ -37,15 +38,15 @@ class Resources:
 
     @property
     def for_ray(self) -> dict[str, float]:
-        """Of one process, as Ray's tasks name them."""
+        """Resources of one process, as options of a Ray task."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
 
 def connect(address: str | None) -> bool:
-    """Join the cluster at ``address``, or the one this process has joined; else start one.
+    """Join the cluster at ``address``, or start one, unless this process has joined one already.
 
     Returns:
-        Whether this call did it, so that the caller is the one to :func:`stop` it.
+        Whether this call joined or started a cluster, which the caller then has to :func:`stop`.
 
     Raises:
         UsageError: if nothing answers at the address.
@@ -76,33 +77,36 @@ def connect(address: str | None) -> bool:
     except OSError as error:
         raise UsageError(f"Ray cannot start on this machine: {error}") from error
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, sigterm)  # Ray's ends at once, and says nothing
+        signal.signal(signal.SIGTERM, sigterm)  # Ray's handler exits at once, without a message
     return True
 
 
-def _bring_token(own: bool) -> None:
-    """Let Ray use the token that this user has: to join a cluster it would not look for it.
+def _bring_token(starts_cluster: bool) -> None:
+    """Let Ray authenticate with the user's token, for which it does not look when it joins.
 
-    Clusters ask for one where it exists, and by default since Ray 2.60. For one of its own Ray
-    writes it into the home folder, where a later `ray start` finds it and asks for it; here a
-    cluster that lives as long as this process has one that dies with it.
+    Clusters require a token where one exists, and by default since Ray 2.60. Ray would write the
+    token of a new cluster into the home folder, and a later `ray start` would then require it; the
+    token made here ends with this process, as its cluster does.
+
+    Args:
+        starts_cluster: whether this process starts the cluster, and does not join one.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
-    kept = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    there = "RAY_AUTH_TOKEN" in os.environ
-    with suppress(OSError):  # a home folder that is none
-        there = there or kept.is_file()
-    if own and not there:
+    token_file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    has_token = "RAY_AUTH_TOKEN" in os.environ
+    with suppress(OSError):  # the home folder may not be readable
+        has_token = has_token or token_file.is_file()
+    if starts_cluster and not has_token:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    if own or there:
+    if starts_cluster or has_token:
         os.environ["RAY_AUTH_MODE"] = "token"
-        with suppress(AttributeError):  # Ray has read its environment when imported
+        with suppress(AttributeError):  # Ray read its environment at import: read it again
             ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself tries for minutes before it gives up."""
+    """Raise a UsageError at once if no cluster listens at the address; Ray tries for minutes."""
     where = address
     if address == "auto":  # where `ray start` left the address
         file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
@@ -120,32 +124,37 @@ def _require_answer(address: str) -> None:
 
 
 def stop(started: bool) -> None:
-    """Leave the cluster, and end it if it is this process's own."""
+    """Leave the cluster if :func:`connect` joined or started it, which ends one of this process."""
     if started:
         ray.shutdown()
 
 
 def _nodes() -> list[dict[str, float]]:
-    """Return what each machine has."""
+    """Return the resources of each machine of the cluster: name of a resource -> amount."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def room_for(resources: Resources) -> int:
-    """Return how many runs the machines of the cluster can train side by side.
+    """Return how many runs the machines of the cluster can train at the same time.
+
+    Args:
+        resources: resources of one run.
 
     Raises:
-        UsageError: if none of them can ever train one; Ray would wait for a machine that can.
+        UsageError: if no machine has the resources of a process, or the cluster those of a run;
+            Ray would wait for a machine that has.
     """
-    nodes, takes = _nodes(), {"CPU": resources.cpus, "GPU": resources.gpus}
-    for key, wanted in takes.items():
+    nodes, required = _nodes(), {"CPU": resources.cpus, "GPU": resources.gpus}
+    for key, wanted in required.items():
         most = max((node.get(key, 0) for node in nodes), default=0)
         if wanted > most:
             raise UsageError(
                 f"--{key.lower()}s_per_trial: {wanted:g} is more than the {most:g} {key}s of "
                 "any machine in the cluster"
             )
+    rounding = 1e-9  # 0.3 GPUs hold three processes of 0.1, although 0.3 / 0.1 < 3
     processes = sum(
-        min(int(node.get(key, 0) / wanted + 1e-9) for key, wanted in takes.items() if wanted)
+        min(int(node.get(key, 0) / wanted + rounding) for key, wanted in required.items() if wanted)
         for node in nodes
     )
     if processes < resources.nproc:
@@ -157,14 +166,14 @@ def room_for(resources: Resources) -> int:
 
 
 def describe_cluster(resources: Resources) -> str:
-    """Return machines, what a run takes, and what lies idle, in one line."""
+    """Return one line on the machines of the cluster, unused GPUs, and the resources of a run."""
     nodes = _nodes()
     cpus, gpus = (sum(node.get(key, 0) for node in nodes) for key in ("CPU", "GPU"))
     machines = "1 machine" if len(nodes) == 1 else f"{len(nodes)} machines"
     idle = ", none of them used: see --gpus_per_trial" if gpus and not resources.gpus else ""
-    takes = f"{resources.cpus:g} CPU"
+    required = f"{resources.cpus:g} CPU"
     if resources.gpus:
-        takes += f" and {resources.gpus:g} GPU"
+        required += f" and {resources.gpus:g} GPU"
     if resources.nproc > 1:
-        takes = f"{resources.nproc} times {takes}"
-    return f"{machines} with {cpus:g} CPUs and {gpus:g} GPUs{idle}; a trial takes {takes}"
+        required = f"{resources.nproc} times {required}"
+    return f"{machines} with {cpus:g} CPUs and {gpus:g} GPUs{idle}; a trial takes {required}"

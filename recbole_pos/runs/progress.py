@@ -1,4 +1,4 @@
-"""What a person sees while runs are trained."""
+"""The progress that is shown while runs are trained."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from recbole_pos.reporter import SECOND, Reporter, repeat
 
 @contextmanager
 def live_view(reporter: Reporter, lines: Callable[[], list[str]]) -> Iterator[None]:
-    """Show what runs: on a terminal and in a notebook all lines as they change, elsewhere the first
-    now and then.
+    """Show the progress of runs; for use in a ``with`` block.
+
+    A terminal and a notebook show all lines as they change; elsewhere the first line is printed
+    every ``reporter.every`` seconds.
 
     Args:
-        reporter: where it is shown.
-        lines: an overview, and a line for each running run; called by another thread.
+        reporter: where the progress is shown.
+        lines: returns an overview and a line for each active run; called by another thread.
     """
-    terminal = reporter.console.is_terminal and not reporter.console.quiet
+    is_terminal = reporter.console.is_terminal and not reporter.console.quiet
     view: AbstractContextManager = Live(
         get_renderable=lambda: Text("\n".join(lines())), console=reporter.console, transient=True
     )
     if reporter.cell:
         view = repeat(SECOND, lambda: reporter.change("\n".join(lines())))
-    elif not terminal:
+    elif not is_terminal:
         view = repeat(reporter.every, lambda: reporter.line(lines()[0]))
     with view:
         yield

@@ -1,4 +1,4 @@
-"""Where configurations come from: Optuna's TPE, random draws, or a grid, by ask and tell."""
+"""Searchers that suggest configurations by ask and tell: Optuna's TPE, random, or a grid."""
 
 from __future__ import annotations
 
@@ -17,40 +17,43 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Searcher:
-    """Gives one configuration after the other, by the results of earlier ones.
+    """Suggests one configuration after the other, by the results of earlier trials.
 
     Args:
-        space: what is searched.
+        space: the space that is searched.
         mode: max or min.
-        seed: seed of the draws.
+        seed: seed of the random state.
 
     Attributes:
-        count: how many configurations were asked for.
+        count: number of configurations sampled so far.
     """
 
     def __init__(self, space: Space, mode: str, seed: int) -> None:
         self.space, self.seed, self.count = space, seed, 0
 
     def ask(self, key: int) -> dict[str, Any] | None:
-        """Return the options of the next trial, known as ``key`` from now on; None for no more."""
+        """Return the options of the next trial, whose number is ``key``; None if none is left."""
         raise NotImplementedError
 
     def recall(self, key: int, options: dict[str, Any]) -> None:
-        """Stand as after an :meth:`ask` that was answered before, trial after trial."""
+        """Take over a trial of an earlier call, as if :meth:`ask` had just returned its options.
+
+        A resumed search calls this for all its trials, in the order of their numbers.
+        """
         self.ask(key)
 
     def tell(self, key: int, score: float | None) -> None:
-        """Note the best validation value of a trial that has ended; None of one that failed."""
+        """Record the best validation value of a trial that has ended; None if it failed."""
 
     def _sampler_seed(self, number: int) -> int:
-        """A seed for each trial: a search that is resumed would draw its first ones twice."""
+        """Return a seed for one trial: one seed for all would repeat samples after a resume."""
         return int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
 
 
 class RandomSearcher(Searcher):
-    """Trial n depends on seed and n only: not on machines, or on which trial ends first.
+    """Random search: trial n depends on the seed and n only, not on the order in which trials end.
 
-    No combination is drawn twice; where there are few, the draws end when all are drawn.
+    No combination is sampled twice; a space of few combinations ends when all are sampled.
     """
 
     def __init__(self, space: Space, mode: str, seed: int) -> None:
@@ -59,6 +62,7 @@ class RandomSearcher(Searcher):
         self.drawn: list[dict[str, Any]] = []
 
     def ask(self, key: int) -> dict[str, Any] | None:
+        """Sample until a combination is new; None once all are sampled."""
         if len(self.drawn) == self.points:
             return None
         while True:
@@ -69,19 +73,21 @@ class RandomSearcher(Searcher):
                 return options
 
     def recall(self, key: int, options: dict[str, Any]) -> None:
+        """Sample as the earlier call did, and count its options as sampled."""
         self.ask(key)
-        if options not in self.drawn:  # of a version that drew otherwise
+        if options not in self.drawn:  # an earlier version sampled them in another way
             self.drawn.append(options)
 
 
 class GridSearcher(Searcher):
-    """All combinations, in order."""
+    """Grid search: all combinations, in the order of the space."""
 
     def __init__(self, space: Space, mode: str, seed: int) -> None:
         super().__init__(space, mode, seed)
         self.grid = space.grid()
 
     def ask(self, key: int) -> dict[str, Any] | None:
+        """Return the next point of the grid; None after the last."""
         self.count += 1
         return self.grid[self.count - 1] if self.count <= len(self.grid) else None
 
@@ -89,9 +95,9 @@ class GridSearcher(Searcher):
 class OptunaSearcher(Searcher):
     """Optuna's TPE (Bergstra et al. 2011).
 
-    Ray's own OptunaSearch would do for flat spaces; here conditions choose what is asked next, and
-    failed trials are told apart from bad ones. A trial in progress counts as a bad one nearby
-    (constant liar), so that trials side by side do not crowd.
+    Ray's own OptunaSearch only serves flat spaces; here parameters may have conditions, and a
+    failed trial does not count as a bad one. A trial in progress counts as a bad one nearby
+    (constant liar), so that parallel trials differ.
     """
 
     def __init__(self, space: Space, mode: str, seed: int) -> None:
@@ -100,18 +106,21 @@ class OptunaSearcher(Searcher):
         self.asked: dict[int, Any] = {}  # key -> Optuna's trial, until it has ended
 
     def ask(self, key: int) -> dict[str, Any]:
+        """Let TPE suggest the options of the next trial."""
         self.study.sampler = TPESampler(seed=self._sampler_seed(self.count), constant_liar=True)
         self.count += 1
         self.asked[key] = self.study.ask()
         return self.space.suggest(self.asked[key])
 
     def recall(self, key: int, options: dict[str, Any]) -> None:
+        """Let the study suggest the options of an earlier call."""
         self.study.enqueue_trial(self.space.suggested(options))
         self.ask(key)
 
     def tell(self, key: int, score: float | None) -> None:
+        """Tell Optuna the score of a trial; a trial without a finite score counts as failed."""
         trial = self.asked.pop(key, None)
-        if trial is None:  # a second word about a trial that has ended
+        if trial is None:  # reported already
             return
         if score is None or not math.isfinite(score):
             self.study.tell(trial, state=optuna.trial.TrialState.FAIL)

@@ -1,4 +1,4 @@
-"""Data prepared once and handed to many trainings: to those of a search without a test event."""
+"""Data that are prepared once and shared by many training runs; without test events for trials."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SharedData:
     be copied. Test events are cut out beforehand: a trial cannot read what it does not have.
 
     Args:
-        dataset: after ``build``.
-        test: whether test events stay, for what is tested.
+        dataset: the dataset, after ``build``.
+        test: whether test events are kept, for runs that are tested.
     """
 
     def __init__(self, dataset: PosDataset | PosSequentialDataset, test: bool = False) -> None:
         shell = copy.copy(dataset) if test else dataset.without_test()
-        shell.identity = dataset.identity  # made before the columns go
+        shell.identity = dataset.identity  # computed while the columns are still there
         split = shell.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
         shell.split = replace(split, log=replace(split.log, fields={}))
@@ -38,7 +38,7 @@ class SharedData:
         return sum(array.nbytes for array in arrays)
 
     def dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
-        """Return the dataset for the configuration of a trial; its events stay where they are."""
+        """Return the dataset for the configuration of a run; its arrays are not copied."""
         shell = copy.copy(self.shell)
         fields = {name: read_only(column) for name, column in self.columns.items()}
         shell.split = replace(shell.split, log=replace(shell.split.log, fields=fields))

@@ -1,6 +1,6 @@
-"""What is searched: parameters, how each is drawn, and under which values of others it exists.
+"""Search spaces: parameters, how each is sampled, and under which conditions it exists.
 
-One description serves all searchers: Optuna draws values by name, the grid lists them.
+One description serves all searchers: Optuna samples values by name, the grid lists them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = {
     "randint": "[low, high], whole numbers, both included",
 }
 
-MOST_POINTS = 100_000  # of a grid, and values of a parameter that are listed
+MOST_POINTS = 100_000  # points of a grid, and listed values of a parameter, at most
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Parameter:
     """One searched option.
 
     Attributes:
-        name: the key of the configuration.
+        name: the option.
         kind: one of ``KINDS``.
         values: the choices, or low, high and for quniform the step.
         where: file and line, for messages.
-        when: other option -> the values under which this one exists; all must hold.
+        when: other option -> its values under which this parameter exists; all must hold.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Parameter:
     when: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise a UsageError for values that the kind does not take."""
         kind, values = self.kind, self.values
         if not isinstance(values, list):
             self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
@@ -73,27 +74,28 @@ class Parameter:
 
     @property
     def steps(self) -> int:
-        """How many steps quniform has above its low end."""
+        """Number of steps from the low end of quniform to its high end."""
         low, high, step = self.values
-        return int(math.floor((high - low) / step + 1e-9))
+        rounding = 1e-9  # of the division: from 0 to 0.3 there are three steps of 0.1
+        return int(math.floor((high - low) / step + rounding))
 
     def on_grid(self, number: int) -> int | float:
-        """Low end and so many steps, without the dust of floating point."""
+        """Return the value ``number`` steps above the low end, rounded to 12 digits."""
         low, _, step = self.values
         value = low + number * step
         return value if isinstance(value, int) else float(f"{value:.12g}")
 
     def ends(self) -> list[Any]:
-        """Return values whose validity stands for that of all: every choice, or both ends."""
+        """Return the values to check for all others: every choice, or both ends of the range."""
         if self.kind == "quniform":
             return [self.on_grid(0), self.on_grid(self.steps)]
         if self.kind in ("uniform", "loguniform"):
-            return [float(value) for value in self.values]  # as all between are
+            return [float(value) for value in self.values]  # as all sampled values are
         return self.values
 
     @property
     def count(self) -> float:
-        """How many values there are."""
+        """Number of values; infinite for uniform and loguniform."""
         if self.kind == "choice":
             return len(self.values)
         if self.kind == "randint":
@@ -118,7 +120,7 @@ class Parameter:
         raise AssertionError
 
     def has(self, value: Any) -> bool:
-        """Return whether a value can be drawn."""
+        """Return whether a value can be sampled."""
         if self.kind in ("choice", "quniform"):
             return value in self.all_values()
         low, high = self.values
@@ -126,7 +128,10 @@ class Parameter:
         return within and (self.kind != "randint" or value == int(value))
 
     def suggest(self, trial: Any) -> Any:
-        """The value an ``optuna.Trial`` suggests. Choices go by number: they may be lists."""
+        """Return the value that an ``optuna.Trial`` suggests.
+
+        Optuna gets the numbers of choices, which may be lists.
+        """
         if self.kind == "choice":
             return self.values[trial.suggest_categorical(self.name, list(range(len(self.values))))]
         low, high = self.values[:2]
@@ -137,7 +142,7 @@ class Parameter:
         return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
 
     def suggested(self, value: Any) -> Any:
-        """Return what an ``optuna.Trial`` answered for ``suggest`` to give this value."""
+        """Return the value of an ``optuna.Trial`` for which :meth:`suggest` returns ``value``."""
         if self.kind == "choice":
             return self.values.index(value)
         if self.kind == "quniform":
@@ -148,13 +153,13 @@ class Parameter:
 
 @dataclass
 class Space:
-    """The parameters of a search, those a condition names before those that have it.
+    """The parameters of a search, ordered so that conditions name earlier parameters only.
 
     Attributes:
-        parameters: what is searched.
+        parameters: the searched options.
         fixed: options that the space file sets for every trial.
-        context: values of options that conditions may name though nothing searches them.
-        lines: option -> file and line, fixed ones included.
+        context: values of options that conditions name and that are not searched.
+        lines: searched or fixed option -> file and line.
     """
 
     parameters: list[Parameter]
@@ -167,21 +172,22 @@ class Space:
 
     @property
     def names(self) -> list[str]:
+        """Names of the parameters."""
         return [parameter.name for parameter in self.parameters]
 
     def without(self, names: Any) -> Space:
-        """Return the space that is left when options are given on the command line."""
+        """Return the space without options that the user gives a value."""
         left = [parameter for parameter in self.parameters if parameter.name not in names]
         fixed = {key: value for key, value in self.fixed.items() if key not in names}
         return Space(left, fixed, self.lines, self.context)
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
-        """Return whether the values chosen so far fulfil a parameter's condition."""
+        """Return whether the options sampled so far meet the condition of a parameter."""
         for name, allowed in parameter.when.items():
-            searched = name in self.names
-            if searched and name not in options:  # itself left out by a condition of its own
+            is_searched = name in self.names
+            if is_searched and name not in options:  # its own condition does not hold
                 return False
-            if (options if searched else self.context).get(name) not in allowed:
+            if (options if is_searched else self.context).get(name) not in allowed:
                 return False
         return True
 
@@ -194,12 +200,11 @@ class Space:
         return options
 
     def suggested(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return what an ``optuna.Trial`` answered for ``suggest`` to give these options."""
+        """Return the values of an ``optuna.Trial`` for which :meth:`suggest` gives ``options``."""
         return {p.name: p.suggested(options[p.name]) for p in self.parameters if p.name in options}
 
     def points(self, most: int = 10_000) -> int | None:
-        """Return how many combinations there are; None if infinitely many, or more than
-        ``most``."""
+        """Return the number of combinations; None if it is infinite or above ``most``."""
         if any(parameter.count > most for parameter in self.parameters):
             return None
         count = len(self.grid(most))
@@ -209,7 +214,7 @@ class Space:
         """Return all combinations, in the order of the file, the last parameter changing first.
 
         Args:
-            most: where more are found, nothing more is looked for.
+            most: the list is cut off once it has more combinations than this.
         """
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
@@ -225,7 +230,11 @@ class Space:
         return combinations
 
     def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
-        """Yield each parameter at each of its ends, with values of others under which it exists."""
+        """Yield each parameter at each of its ends, with options under which it exists.
+
+        Raises:
+            UsageError: for a condition that never holds.
+        """
         for parameter in self.parameters:
             base = self.making(parameter)
             if base is None:
@@ -239,19 +248,19 @@ class Space:
     def making(self, *parameters: Parameter) -> dict[str, Any] | None:
         """Return values of other parameters under which these exist; None if there are none.
 
-        All that their conditions name exist as well, and so do those of their conditions.
+        Conditions of the parameters that they depend on are met, too.
         """
         searched = {p.name: p for p in self.parameters}
         wanted: dict[str, list[Any]] = {}
-        left = list(parameters)
-        while left:
-            for name, allowed in left.pop().when.items():
+        waiting = list(parameters)
+        while waiting:
+            for name, allowed in waiting.pop().when.items():
                 if name not in searched:
                     if self.context.get(name) not in allowed:
                         return None
                     continue
                 if name not in wanted:
-                    left.append(searched[name])
+                    waiting.append(searched[name])
                 values = wanted.get(name, allowed)
                 wanted[name] = [v for v in values if v in allowed and searched[name].has(v)]
         if not all(wanted.values()):
@@ -260,14 +269,19 @@ class Space:
 
 
 def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
-    left, ordered = {p.name: p for p in parameters}, list[Parameter]()
-    while left:
-        ready = next((p for p in left.values() if not set(p.when) & set(left)), None)
-        if ready is None:
-            first = next(iter(left.values()))
+    """Return parameters in an order in which conditions name earlier ones.
+
+    Raises:
+        UsageError: for conditions in a circle.
+    """
+    waiting, ordered = {p.name: p for p in parameters}, list[Parameter]()
+    while waiting:
+        following = next((p for p in waiting.values() if not set(p.when) & set(waiting)), None)
+        if following is None:
+            first = next(iter(waiting.values()))
             raise UsageError(
                 f"{first.where}: {first.name}: its condition depends on itself, by way of "
                 f"{shown(list(first.when))}"
             )
-        ordered.append(left.pop(ready.name))
+        ordered.append(waiting.pop(following.name))
     return ordered

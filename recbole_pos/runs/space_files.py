@@ -1,5 +1,7 @@
-"""Spaces from files, the plugin's yaml and RecBole's ``.hyper`` and ``.test``, and whether they fit
-the configuration that they are for: a wrong line is an error before the first trial."""
+"""Reading search spaces from yaml and RecBole's ``.hyper`` and ``.test``, and checking them.
+
+A wrong line is an error before the first trial.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,23 @@ RECBOLE_SUFFIXES = (".hyper", ".test")
 
 
 def space_file(given: str | Path | None, model: str) -> Path:
-    """The file as given, one of that name under ``properties/tune/``, or the model's own there.
+    """Return a space file: the given one, one of that name in ``properties/tune/``, or the model's.
+
+    Args:
+        given: path or name of the file; None for the one named after the model.
+        model: name of the model.
 
     Raises:
-        UsageError: if nothing is there.
+        UsageError: if there is no such file.
     """
     shipped = ROOT / "tune"
-    there_are = ", ".join(sorted(file.name for file in shipped.glob("*.yaml")))
+    choices = ", ".join(sorted(file.name for file in shipped.glob("*.yaml")))
     if given is None:
         file = shipped / f"{model}.yaml"
         if not file.is_file():
             raise UsageError(
                 f"--space: {model} has no space of its own; write one (docs/tuning.md shows how) "
-                f"or start from one of {there_are}"
+                f"or start from one of {choices}"
             )
         return file
     file = Path(given)
@@ -43,23 +49,21 @@ def space_file(given: str | Path | None, model: str) -> Path:
         for candidate in (file, shipped / file, shipped / file.name):
             if candidate.is_file():
                 return candidate
-    raise UsageError(
-        f"--space: no file {shown(str(given))}; spaces that come along are {there_are}"
-    )
+    raise UsageError(f"--space: no file {shown(str(given))}; spaces that come along are {choices}")
 
 
 def read_space(path: str | Path) -> Space:
-    """Return a space file.
+    """Return the space in a file.
 
     Raises:
-        UsageError: naming file and line.
+        UsageError: naming file and line of what is wrong.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read space file {path}: {error}") from error
-    space = _recbole(path, text) if path.suffix in RECBOLE_SUFFIXES else _yaml(path, text)
+    space = _read_recbole(path, text) if path.suffix in RECBOLE_SUFFIXES else _read_yaml(path, text)
     if not space.parameters:
         raise UsageError(
             f"{path} searches nothing; a line that searches looks like "
@@ -68,7 +72,8 @@ def read_space(path: str | Path) -> Space:
     return space
 
 
-def _yaml(path: Path, text: str) -> Space:
+def _read_yaml(path: Path, text: str) -> Space:
+    """Return the space in the text of a yaml file, whose path is for messages."""
     loader = YamlLoader(text)
     try:
         root = loader.get_single_node()
@@ -90,14 +95,14 @@ def _yaml(path: Path, text: str) -> Space:
 
 
 def parse_space(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
-    """Return a space that stands within another file.
+    """Return a space that is part of another file.
 
     Args:
-        content: option -> how it is drawn, as in a space file.
+        content: option -> how it is sampled, as in a space file.
         lines: option -> file and line.
 
     Raises:
-        UsageError: naming file and line.
+        UsageError: naming file and line of what is wrong.
     """
     space = _build_space([(name, value, lines.get(name, name)) for name, value in content.items()])
     if not space.parameters:
@@ -110,6 +115,7 @@ def parse_space(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
 
 
 def _build_space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
+    """Return the space of entries: option, how it is sampled or its fixed value, file and line."""
     parameters, fixed, lines = [], {}, dict[str, str]()
     for name, value, where in entries:
         _require_new(name, where, lines)
@@ -123,6 +129,7 @@ def _build_space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
 
 
 def _require_new(name: Any, where: str, lines: dict[str, str]) -> None:
+    """Raise a UsageError for an option that is not a name, or is in ``lines`` already."""
     if not isinstance(name, str) or len(name) > 100:
         raise UsageError(
             f"{where}: the name of an option is text of at most 100 characters, found {shown(name)}"
@@ -132,16 +139,20 @@ def _require_new(name: Any, where: str, lines: dict[str, str]) -> None:
 
 
 def _parameter(name: str, value: Any, where: str) -> Parameter | None:
-    """Return a searched option, or None for a value that is fixed."""
+    """Return a searched option, or None for a fixed value.
+
+    Raises:
+        UsageError: for an unknown kind, several kinds, or a condition that is not a mapping.
+    """
     if not isinstance(value, dict):
         return None
     kinds = [key for key in value if key in KINDS]
     rest = [key for key in value if key not in KINDS and key != "when"]
     if not kinds:
-        near = [key for key in rest if suggest(str(key), KINDS)]
-        if near or "when" in value:
-            word = near[0] if near else "when alone"
-            hint = suggest(str(word), KINDS) if near else ""
+        misspelled = [key for key in rest if suggest(str(key), KINDS)]
+        if misspelled or "when" in value:
+            word = misspelled[0] if misspelled else "when alone"
+            hint = suggest(str(word), KINDS) if misspelled else ""
             raise UsageError(
                 f"{where}: {name}: cannot search by {shown(word)}{hint}; known are "
                 f"{', '.join(KINDS)}"
@@ -159,11 +170,11 @@ def _parameter(name: str, value: Any, where: str) -> Parameter | None:
     return Parameter(name, kinds[0], value[kinds[0]], where, allowed)
 
 
-def _recbole(path: Path, text: str) -> Space:
-    """``name kind values`` a line, as RecBole's HyperTuning reads it, but without its eval.
+def _read_recbole(path: Path, text: str) -> Space:
+    """Return the space in a file of RecBole, ``name kind values`` on each line, without ``eval``.
 
-    Ends of loguniform are natural logarithms there (hyperopt's), values here. RecBole skips lines
-    with fewer than three words in silence; only empty ones and comments are skipped here.
+    Ends of loguniform are natural logarithms in the file, as for hyperopt, and values in the space.
+    RecBole silently skips lines of fewer than three words; here only empty lines and comments are.
     """
     parameters, lines = [], dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
@@ -185,7 +196,7 @@ def _recbole(path: Path, text: str) -> Space:
             written if written.startswith("[") else f"[{written}]", f"{where}: {name}"
         )
         if isinstance(values, list) and kind == "choice":
-            values = [_written(value, f"{where}: {name}") for value in values]
+            values = [_parse_choice(value, f"{where}: {name}") for value in values]
         if kind == "loguniform" and isinstance(values, list):
             if not all(is_number(value) and value < _LARGEST for value in values):
                 raise UsageError(
@@ -196,19 +207,19 @@ def _recbole(path: Path, text: str) -> Space:
     return Space(parameters, {}, lines)
 
 
-def _written(value: Any, where: str) -> Any:
-    """One of RecBole's choices: what is no plain value stands there as text, for its eval."""
+def _parse_choice(value: Any, where: str) -> Any:
+    """Return a choice of a RecBole file, in which None, lists and mappings are written as text."""
     if value == "None":
         return None
-    begun = isinstance(value, str) and value[:1] in ("[", "{")
-    return parse_scalar(value, where) if begun else value
+    is_text = isinstance(value, str) and value[:1] in ("[", "{")
+    return parse_scalar(value, where) if is_text else value
 
 
 def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
-    """The configuration that all trials share; options may need each other (kernel_u a kernel).
+    """Return the configuration that all trials share, with the fixed options of a space.
 
     Raises:
-        UsageError: naming the line of an option that it is about, where that can be told.
+        UsageError: naming the line of the fixed option that the error names, if it names one.
     """
     try:
         return build({})
@@ -221,10 +232,11 @@ def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
-    """Check a space against the configuration it is for, whose options its conditions may name.
+    """Check a space against its configuration, whose options its conditions may name.
 
     Args:
-        space: what is searched; given the options that a condition names and nothing searches.
+        space: the space; its ``context`` is set to the options that its conditions name and that
+            are not searched.
         build: as of :func:`check_space`.
 
     Returns:
@@ -242,11 +254,11 @@ def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
-    """Try every parameter at its ends, with what its condition asks for.
+    """Build a configuration with every parameter at each of its ends, under its condition.
 
     Args:
-        space: what is searched; its context has the options of the configuration.
-        build: makes a configuration of options beside the fixed ones, or raises UsageError.
+        space: the space; its context has the options of the configuration.
+        build: makes a configuration of sampled options and the fixed ones, or raises UsageError.
 
     Raises:
         UsageError: naming the line of the file.
@@ -277,4 +289,5 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def _bare(error: UsageError) -> str:
+    """Return the text of an error without the place that a file and line replace."""
     return str(error).removeprefix("configuration: ")

@@ -1,4 +1,4 @@
-"""A place that all machines reach, for what must outlive a machine: a path, or a URI (``s3://``)."""
+"""Storage that all machines reach, for runs that must outlive a machine: a path or a URI (``s3://``)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _UNFINISHED = ".part"  # end of the name of a file that is being written
 
 
 def resolve_storage(storage: str, folder: Path, make: bool = True) -> str:
-    """Return the part of a storage that belongs to a folder, so that two of them do not meet.
+    """Return the place of a folder on a storage, by the folder's name, so that two do not collide.
 
     Args:
-        storage: as given: a path or a URI.
+        storage: path or URI of the storage, as given.
         folder: folder of a search or a study.
-        make: whether to see that it can be written to.
+        make: whether to create the place, which shows that the storage can be written.
 
     Raises:
-        UsageError: if it cannot, or if nobody knows such a URI.
+        UsageError: if it cannot be created, or Arrow does not know such a URI.
     """
     if not storage:
         raise UsageError("--storage: empty; name a path or URI, or leave it out")
@@ -47,7 +47,7 @@ def resolve_storage(storage: str, folder: Path, make: bool = True) -> str:
 
 
 def filesystem(place: str) -> tuple[fs.FileSystem, str]:
-    """Return Arrow's file system of a path or URI, and the path within it.
+    """Return the Arrow file system of a path or URI, and the path within it.
 
     Raises:
         OSError, ValueError: for a URI that Arrow does not know, or cannot reach.
@@ -56,21 +56,21 @@ def filesystem(place: str) -> tuple[fs.FileSystem, str]:
 
 
 def names_in(place: str) -> list[str]:
-    """Return what lies in a folder, sorted; nothing where there is none."""
+    """Return the names of the entries of a folder, sorted; none if there is no such folder."""
     system, path = filesystem(place)
-    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return sorted(one.base_name for one in found)
+    entries = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return sorted(entry.base_name for entry in entries)
 
 
 class Mirror:
-    """What a run writes into its folder on this machine, and the copy on a storage.
+    """A copy of a run's folder on a storage, which is kept up to date.
 
     Args:
-        run: here.
+        run: the folder on this machine.
         place: path or URI of the copy.
     """
 
-    every = 1.0  # seconds between two looks for what has changed
+    every = 1.0  # seconds between two checks for changed files
 
     def __init__(self, run: RunFolder, place: str) -> None:
         self.folder = run.path
@@ -78,20 +78,26 @@ class Mirror:
         self.own = [run.config, run.metrics, run.result, run.ranks, run.known]
         self.place = place
         self.system, self.path = filesystem(place)
-        self.known: dict[str, int] = {}  # file -> when it was changed, as the copy has it
+        self.known: dict[
+            str, int
+        ] = {}  # file -> modification time in ns of the version that the copy has
         self.lock = threading.Lock()
 
     def has(self, file: Path) -> bool:
-        """Return whether the copy has a file of the run."""
+        """Return whether the copy has a file of the run.
+
+        Args:
+            file: path of the file on this machine.
+        """
         return file.name in names_in(self.place)
 
     def fetch(self) -> None:
-        """Bring the copy here, file by file, each whole."""
+        """Copy the files from the storage to this machine; each appears once all of it is there."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        there = names_in(self.place)
-        best = [self.folder / name for name in there if is_old_best_file(name, self.checkpoint)]
+        stored = names_in(self.place)
+        best = [self.folder / name for name in stored if is_old_best_file(name, self.checkpoint)]
         for file in (*self.own, *best, self.checkpoint):
-            if file.name not in there:
+            if file.name not in stored:
                 continue
             unfinished = file.with_name(f"{file.name}{_UNFINISHED}")
             with self.system.open_input_stream(f"{self.path}/{file.name}") as source:
@@ -101,7 +107,7 @@ class Mirror:
             self.known[file.name] = file.stat().st_mtime_ns
 
     def keep(self) -> None:
-        """Copy what has changed here; a file takes its place once all of it is there."""
+        """Copy changed files to the storage; each takes its place once all of it is there."""
         with self.lock:
             self.system.create_dir(self.path)
             files = [*self.own, *old_best_files(self.checkpoint), self.checkpoint]
@@ -118,10 +124,10 @@ class Mirror:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """While files change here, the copy follows; at the end it has all.
+        """Copy files as they change, and all of them at the end; for use in a ``with`` block.
 
         Raises:
-            OSError: if the end cannot be copied. What fails before is tried again.
+            OSError: if the last copy fails; earlier failures are tried again.
         """
         with repeat(self.every, self.keep):
             yield

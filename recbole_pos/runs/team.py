@@ -32,9 +32,9 @@ from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 
-# Not what a process of the team raised, but that it is gone.
+# Errors that mean that a process is gone, and not that it raised something.
 LOST = (LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
-# Seconds: their places are theirs, but a busy machine takes its time to start a process there.
+# Seconds for the others to join: their resources are reserved, but a busy machine starts slowly.
 PATIENCE = 600
 
 
@@ -42,12 +42,12 @@ PATIENCE = 600
 def team(
     resources: Any, options: dict[str, Any], packed: bytes, data: Any, start: RunFolder | None
 ) -> Iterator[None]:
-    """Let this process be the first of those that train one model.
+    """Train one model with several processes, of which this is the first; for a ``with`` block.
 
     Args:
-        resources: resources of a run, see ``worker.py``; nothing happens for a run of one process.
-        options: the configuration, plain.
-        packed: what others do not know of its model, see ``config/plugins.py``.
+        resources: resources of a run; nothing happens for a run of one process.
+        options: the configuration as plain values.
+        packed: custom model and schemes for the other processes, see ``config/plugins.py``.
         data: a list with the reference of the shared data.
         start: the run with the checkpoint to resume from, or None.
 
@@ -59,12 +59,12 @@ def team(
         yield
         return
     ip, port = ray.util.get_node_ip_address(), free_port()
-    place: Any = ray.util.get_current_placement_group()
-    once: dict[str, Any] = {"max_retries": 0, "max_calls": 1, **resources.for_ray}
+    group: Any = ray.util.get_current_placement_group()
+    task_options: dict[str, Any] = {"max_retries": 0, "max_calls": 1, **resources.for_ray}
     state = start.checkpoint.read_bytes() if start else None
     others = [
-        ray.remote(**once)(_member)
-        .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
+        ray.remote(**task_options)(_member)
+        .options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank))
         .remote(Rank(rank, nproc, 0, 1, ip, port), options, packed, data, state, on_gpu)
         for rank in range(1, nproc)
     ]
@@ -75,18 +75,19 @@ def team(
     except Exception:
         _raise_cause(others)
         raise
-    finally:  # also when the scheduler stops the run in the middle
+    finally:  # also if the scheduler stops the run
         for other in others:
             ray.cancel(other, force=True)
 
 
 def _together(member: Rank, on_gpu: bool) -> AbstractContextManager[None]:
+    """Return a context in which this process has joined the others, with its rank."""
     rendezvous = Rendezvous(member.ip, member.port, member.rank == 0, PATIENCE)
     return rendezvous.joined(member, on_gpu)
 
 
 def _raise_cause(others: list[Any]) -> None:
-    """Raise what another process raised, rather than that it is silent; a lost one before all."""
+    """Raise the error of another process, the cause of this one's; that of a lost one first."""
     ended, _ = ray.wait(others, num_returns=len(others), timeout=5)
     errors = []
     for other in ended:
@@ -106,13 +107,19 @@ def _member(
     state: bytes | None,
     on_gpu: bool,
 ) -> None:
-    """A process of the team other than the first: trains, and writes nothing that stays."""
+    """Train in a process other than the first, whose output files are temporary.
+
+    Args:
+        member: rank of this process.
+        options, packed, data, on_gpu: as of :func:`team`; whether processes have GPUs.
+        state: bytes of the checkpoint to resume from, or None.
+    """
     torch.set_num_threads(max(1, int(ray.get_runtime_context().get_assigned_resources()["CPU"])))
     logging.getLogger().setLevel(logging.WARNING)
     with _together(member, on_gpu), tempfile.TemporaryDirectory(prefix="recbole-pos-") as name:
         unpack(packed)
-        given = {**options, "gpu_id": gpu_of_ray(on_gpu)}
-        config = PosConfig(None, None, None, given, strict=False)
+        own_options = {**options, "gpu_id": gpu_of_ray(on_gpu)}
+        config = PosConfig(None, None, None, own_options, strict=False)
         run = RunFolder(name)
         if state is not None:
             run.checkpoint.write_bytes(state)

@@ -1,8 +1,8 @@
-"""One training in a process of Ray's, which resumes where a lost process stopped.
+"""One training run in a Ray process, which resumes where a lost process stopped.
 
-A run is trained in its own folder, so whoever takes it up again, a process of this call or of the
-next one, finds its last checkpoint there: in the folder itself where all machines reach it, else in
-the copy of it that a storage has.
+A run is trained in its own folder, so that a later process, of this call or the next, finds its
+last checkpoint there: in the folder itself where all machines reach it, else in its copy on a
+storage.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from recbole_pos.runs.storage import Mirror
 from recbole_pos.runs.team import LOST as LOST_PROCESS
 from recbole_pos.runs.team import gpu_of_ray, team
 
-# How often a run is taken up again whose process or machine was lost. What a run raises itself is
-# not repeated: it would raise again.
+# How often a run is resumed whose process or machine was lost. A run that raises an error itself is
+# not repeated: it would raise it again.
 MOST_LOSSES = 3
 DONE, FAILED, LOST = "done", "failed", "lost"  # lost: the infrastructure failed, not the run
-# What a run is not asked about, or cannot do where it runs.
+# Options without a meaning in a process of Ray.
 QUIET = {"show_progress": False, "tensorboard": False, "logger": None}
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -57,21 +57,21 @@ def train_run(
     begin: str | None = None,
     report: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
-    """Train and, where there are test events, test.
+    """Train a run and, where there are test events, test it.
 
     Args:
-        plain: the configuration.
-        path: folder of the run; with a checkpoint it resumes from that.
+        plain: options of the configuration.
+        path: folder of the run, which resumes from a checkpoint in it.
         data: a :class:`SharedData`, or a list with the reference of one.
         resources: resources of this process.
         packed: models and schemes that only the process of the command has made.
-        begin: folder of a run whose weights are tested: the trial that was chosen, which had no
-            test events, or a run of another row that is tested with other options.
-        report: is given the experiment after every validated epoch, once its checkpoint is kept,
-            and once where no epoch is left.
+        begin: folder of a trained run whose weights are only tested: a chosen trial, which had no
+            test events, or a run of another configuration; None to train.
+        report: called with the experiment after every validated epoch, once its checkpoint is
+            kept, and once where no epoch is left.
 
     Returns:
-        ``status``; of a run that is not done ``reason``, of others the content of ``result.json``.
+        ``status``, and the content of ``result.json`` of a finished run, or else the ``reason``.
 
     Raises:
         LOST_PROCESS: if another process of the run's team, or its machine, died.
@@ -85,12 +85,12 @@ def train_run(
             run = folder_at(path)
             if begin is not None and not run.checkpoint.is_file():
                 copy_run(folder_at(begin), run)
-            given = {**plain, "gpu_id": gpu_of_ray(resources.gpus > 0)}
+            options = {**plain, "gpu_id": gpu_of_ray(resources.gpus > 0)}
             if plain.get("init_from"):
-                given["init_from"] = str(folder_at(plain["init_from"]).path)
-            config = PosConfig(None, None, None, given, strict=False)
+                options["init_from"] = str(folder_at(plain["init_from"]).path)
+            config = PosConfig(None, None, None, options, strict=False)
             for key in ("gpu_id", "init_from"):
-                if key in plain:  # of the run, for its folder
+                if key in plain:  # its folder keeps the values of the run, not of this machine
                     config.plain[key] = plain[key]
             start = run if run.checkpoint.is_file() else None
             shared: Any = ray.get(data[0]) if isinstance(data, list) else data
@@ -99,13 +99,14 @@ def train_run(
             )
 
             def follow(experiment: Any) -> None:
+                """Copy the checkpoint to the storage before the epoch is reported."""
                 if mirror is not None:
                     mirror.keep()
                 report(experiment)  # type: ignore[misc]
 
             with (
                 mirror.kept() if mirror else nullcontext(),
-                team(resources, given, packed, data, start),
+                team(resources, options, packed, data, start),
             ):
                 dataset = shared.dataset(config)
                 result = train(
@@ -113,12 +114,14 @@ def train_run(
                 )
         assert result is not None  # this process is the first of the run
         return {"status": DONE, **asdict(result)}
-    except LOST_PROCESS:  # no fault of the run: Ray takes it up again
+    except LOST_PROCESS:  # not an error of the run: Ray starts it again
         raise
     except Exception as error:
-        why = reason(error)
-        blameless = isinstance(error, (OSError, RayError)) and not why.startswith(_OUT_OF_MEMORY[0])
-        return {"status": LOST if blameless else FAILED, "reason": why}
+        cause = reason(error)
+        blameless = isinstance(error, (OSError, RayError)) and not cause.startswith(
+            _OUT_OF_MEMORY[0]
+        )
+        return {"status": LOST if blameless else FAILED, "reason": cause}
     finally:
         gc.collect()  # the process goes on to the next run
         if resources.gpus:
@@ -127,10 +130,12 @@ def train_run(
 
 @contextmanager
 def _folders(storage: str | None) -> Iterator[Callable[[str], RunFolder]]:
-    """From the folder of a run to one that this machine has: itself, or its copy, new or fetched.
+    """Yield a function from the path of a run to a folder that this machine reaches.
+
+    Without a storage it is the folder itself, else a temporary folder with the files of the copy.
 
     Raises:
-        UsageError: within, for a folder that this machine does not reach, without a storage.
+        UsageError: by that function, for a path that this machine does not reach.
     """
 
     def own(path: str) -> RunFolder:
@@ -149,18 +154,19 @@ def _folders(storage: str | None) -> Iterator[Callable[[str], RunFolder]]:
         def fetched(path: str) -> RunFolder:
             here, folder = RunFolder(path), RunFolder(Path(near, Path(path).name))
             Mirror(folder, _mirror_path(storage, path)).fetch()
-            # what was trained before there was a storage, or has nothing to do with the study
+            # a run without a copy: trained before there was a storage, or outside of the study
             return folder if folder.checkpoint.is_file() or not here.checkpoint.is_file() else here
 
         yield fetched
 
 
 def _mirror_path(storage: str, path: str) -> str:
+    """Return the place of a run's copy on a storage."""
     return f"{storage}/{Path(path).name}"
 
 
 def reason(error: BaseException) -> str:
-    """Return why a run failed, in one line."""
+    """Return the reason of a failure in one line, from the error that a run raised."""
     text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, MemoryError) or any(s in text.lower() for s in _OUT_OF_MEMORY):
         return f"out of memory: {text}" if text else "out of memory"

@@ -17,7 +17,7 @@ from recbole_pos.values import shown
 
 
 class Refusal(UsageError):
-    """An error of a request, with its status of HTTP."""
+    """An error of a request, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -70,16 +70,20 @@ class RecommendBody(_Body):
         """Split by the model that answers each history or user.
 
         Args:
-            choose: the name of the model for an id; None for a history without one.
+            choose: returns the name of the model for an id; the id of a history without one is
+                None.
 
         Returns:
-            By name, a body with some of the histories or users, in their order. Histories have
-            their id: where they had none, their number.
+            Name of a model -> a body with its histories or users, in their order. Histories without
+            an id get their number as id.
         """
         if self.histories is None:
             ids: Sequence[Any] = self.users or ()
         else:
-            ids = [one.get("id") if isinstance(one, dict) else None for one in self.histories]
+            ids = [
+                history.get("id") if isinstance(history, dict) else None
+                for history in self.histories
+            ]
         names = [self.model or choose(key if isinstance(key, _KEYS) else None) for key in ids]
         parts: dict[str, RecommendBody] = {}
         for name in dict.fromkeys(names):
@@ -96,6 +100,7 @@ _KEYS = (str, int, float, bool)  # what an id may be, or is refused for later
 
 
 def _numbered(history: Any, key: Any, number: int) -> Any:
+    """Return a history with an id: its own ``key``, or its number."""
     if key is not None:
         return history
     if isinstance(history, dict):
@@ -124,10 +129,10 @@ Body = TypeVar("Body", bound=_Body)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """Read a body.
+    """Return the body of a request, checked.
 
     Raises:
-        Refusal: if it is no json (400), or has a wrong field (422).
+        Refusal: if it is not json (400), or a field is wrong (422).
     """
     try:
         return kind.model_validate_json(body)
@@ -141,11 +146,15 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments) -> list[dict]:
-    """Return a dict a history (or user), in the order asked.
+    """Return the recommendations of each history or user, in the order of the request.
+
+    Returns:
+        For each ``id``, ``items``, ``scores``, ``by`` and ``unknown``; with ``because`` the past
+        interactions that carried each item.
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.
-        Refusal: where a limit is passed.
+        Refusal: where a limit is exceeded.
     """
     if (asked.histories is None) == (asked.users is None):
         raise UsageError("give histories or users, one of the two")
@@ -193,7 +202,7 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
 
 
 def _reasons(trained: Recommender, past: np.ndarray, *columns: np.ndarray) -> list[dict]:
-    """Return the past interactions that carried an item; no change is null, as NaN is no json."""
+    """Return the past interactions that carried an item; json has null for NaN."""
     names = [trained.items[i - 1] for i in past if i > 0]
     keys = ("steps_back", "score_change", "rank_change")
     return [
@@ -203,16 +212,16 @@ def _reasons(trained: Recommender, past: np.ndarray, *columns: np.ndarray) -> li
 
 
 def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) -> list[dict]:
-    """Return a dict an item, in the order asked: its neighbours and their cosines.
+    """Return the neighbours of each item and their cosines, in the order of the request.
 
     Raises:
         UsageError: for unknown items, or a model without vectors.
-        Refusal: where a limit is passed.
+        Refusal: where a limit is exceeded.
     """
     names = [str(item) for item in asked.items]
     _limit("items", len(names), limits.max_histories)
     _limit("k", asked.k, limits.max_k, 422)
-    for name in names:  # here, since the search for names that are near takes seconds
+    for name in names:  # not by require_id, whose search for similar names takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
     choice = trained.choice(_to_texts(asked.allowed), _to_texts(asked.excluded))
@@ -227,7 +236,13 @@ def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArgument
 def _split(
     trained: Recommender, count: int, parts: Sequence[tuple[np.ndarray, ...]]
 ) -> list[tuple[list[str], list[float]]]:
-    """Return names and scores of each row, from arrays (row, rank, item, score, ...)."""
+    """Return names and scores of items for each of ``count`` rows.
+
+    Args:
+        trained: the model, for the names.
+        count: number of rows.
+        parts: tuples of arrays: row, rank, item id, score, and perhaps more.
+    """
     if not parts:
         return [([], [])] * count
     row, _, item, score = (np.concatenate(column) for column in list(zip(*parts))[:4])  # noqa: B905
@@ -237,10 +252,11 @@ def _split(
 
 
 def to_json(answer: dict[str, Any]) -> bytes:
-    """Return json, which knows neither NaN nor infinity."""
+    """Return an answer as json; raise a ValueError for NaN and infinity, which json lacks."""
     return json.dumps(answer, allow_nan=False).encode()
 
 
 def _limit(field: str, count: int, most: int, status: int = 413) -> None:
+    """Raise a Refusal with the HTTP status if a field of a request exceeds its limit."""
     if count > most:
         raise Refusal(status, f"{field}: at most {most:,} in a request, found {shown(count)}")

@@ -20,24 +20,24 @@ from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import is_whole, shown
 
 BATCH = 256  # histories that are scored at once
-MOST = 100  # reasons of an item
+MOST = 100  # reasons that may be asked for, for an item
 COLUMNS = ("because", "score_change", "rank_change")  # of each reason, numbered
-NOISE = 1e-6  # of a score: a smaller change is rounding
+NOISE = 1e-6  # relative to a score: a smaller change is rounding
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What leaving an interaction out does to the items of g histories, k items each at most.
+    """Effects of leaving out each interaction of g histories on at most k items of each.
 
-    Interactions are counted back, the newest first. Items that are missing are 0, their numbers
-    NaN; so are changes of a history of one interaction, without which nothing is known.
+    Interactions are counted back, the newest first. Missing items have the id 0 and NaN for their
+    numbers. Changes are NaN, too, for a history of one interaction, which leaves no history.
 
     Attributes:
         items: [g, k] ids.
         past: [g, r] ids of the items of past interactions.
-        score, rank: [g, k] of an item after the whole history; ranks from 1.
-        score_change, rank_change: [g, k, r] what is added to them without an interaction. A score
-            falls without an interaction that carried the item, and a rank rises.
+        score, rank: [g, k] score and rank of an item after the whole history; ranks from 1.
+        score_change, rank_change: [g, k, r] change of score and rank without an interaction. The
+            score falls without an interaction that carried the item, and the rank rises.
     """
 
     items: np.ndarray
@@ -48,30 +48,35 @@ class Effects:
     rank_change: np.ndarray
 
     def strongest(self, most: int) -> tuple[np.ndarray, ...]:
-        """Of each item the interactions that carried it, the strongest first.
+        """Return the interactions that carried each item, the strongest first.
 
         Returns:
-            [p, most] each, a row an item, history by history: ids of past items, 0 where there are
-            fewer; how many steps back they are; changes of score and rank.
+            Four arrays [p, most], a row for each item, history by history: ids of past items, 0
+            where fewer carried the item; how many steps back they are; changes of score; changes
+            of rank.
         """
         least = -NOISE * np.maximum(1, np.abs(self.score))[..., None]
         change = np.where(np.isnan(self.score_change), -np.inf, self.score_change)
         carries = (change < least) & (self.past > 0)[:, None]
         order = np.where(carries, change, np.inf).argsort(-1, kind="stable")[..., :most]
         steps = np.arange(1, carries.shape[-1] + 1)
-        wide, rows = ((0, 0), (0, max(0, most - len(steps)))), self.items > 0
+        padding, rows = ((0, 0), (0, max(0, most - len(steps)))), self.items > 0
         columns = (self.past[:, None], 0), (steps, 0), (self.score_change, np.nan)
         return tuple(
             np.pad(
                 np.take_along_axis(np.where(carries, x, none), order, -1)[rows],
-                wide,
+                padding,
                 constant_values=none,
             )
             for x, none in (*columns, (self.rank_change, np.nan))
         )
 
     def table(self, names: np.ndarray) -> pd.DataFrame:
-        """Every interaction of one history, as ``Recommender.explain`` returns them."""
+        """Return every interaction of the only history, as ``Recommender.explain`` has it.
+
+        Args:
+            names: [items] names of the catalogue.
+        """
         order = self.score_change[0].argsort(-1, kind="stable")  # NaN last
         which, back = np.repeat(np.arange(len(order)), order.shape[1]), order.ravel()
         return pd.DataFrame(
@@ -88,10 +93,15 @@ class Effects:
 
 
 def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
-    """Check that past interactions can be left out, if reasons are asked for.
+    """Check that past interactions can be left out, if reasons are requested.
+
+    Args:
+        scorer: scorer of the model.
+        because: number of reasons of each item; 0 for none.
+        asked: the histories.
 
     Raises:
-        UsageError: says why they cannot.
+        UsageError: if the number is out of range, or the model reads no history to leave out from.
     """
     name = scorer.config["model"]
     if not (is_whole(because) and 0 <= because <= MOST):
@@ -112,20 +122,26 @@ def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
 
 
 def reason_columns(because: int) -> list[str]:
-    """Return the names of columns with so many reasons."""
+    """Return the names of the columns of ``because`` reasons, numbered from 1."""
     return [f"{name}_{n}" for n in range(1, because + 1) for name in COLUMNS]
 
 
 def add_reasons(
     table: pd.DataFrame, found: tuple[np.ndarray, ...], names: np.ndarray
 ) -> pd.DataFrame:
-    """Return a table of recommendations with what :func:`reasons` returns of them as columns."""
+    """Return a table of recommendations with their reasons as further columns.
+
+    Args:
+        table: a row for each recommendation.
+        found: the arrays [p, most] of :func:`reasons`.
+        names: [items] names of the catalogue.
+    """
     past, _, score, rank = (column.T for column in found)
-    named = np.concatenate([[None], names])
+    names_by_id = np.concatenate([[None], names])
     parts = (
         part
         for n in range(len(past))
-        for part in (named[past[n]], score[n].astype(np.float32), pd.array(rank[n], "Int64"))
+        for part in (names_by_id[past[n]], score[n].astype(np.float32), pd.array(rank[n], "Int64"))
     )
     return table.assign(**dict(zip(reason_columns(len(past)), parts, strict=True)))
 
@@ -140,22 +156,24 @@ def reasons(
     choice: Choice,
     exclude_seen: bool,
 ) -> tuple[np.ndarray, ...]:
-    """Of each recommended item the past interactions that carried it.
+    """Return the past interactions that carried each recommended item.
 
     Args:
-        scorer, asked, row, item, choice, exclude_seen: as of :func:`leave_one_out`; histories of
-            which nothing is known have no reasons.
-        most: how many.
+        scorer, asked, row, item, choice, exclude_seen: as of :func:`leave_one_out`; histories
+            without a known item have no reasons.
+        most: number of reasons of each item.
 
     Returns:
-        [p, most] each, as of :meth:`Effects.strongest`.
+        Four arrays [p, most], as of :meth:`Effects.strongest`.
     """
     found = [np.full((len(row), most), none) for none in (0, 0, np.nan, np.nan)]
-    read = asked.lengths[row] > 0
-    effects = leave_one_out(scorer, asked, row[read], item[read], choice, exclude_seen)
-    parts = [some.strongest(most) for some in effects]
+    has_history = asked.lengths[row] > 0
+    effects = leave_one_out(
+        scorer, asked, row[has_history], item[has_history], choice, exclude_seen
+    )
+    parts = [effect.strongest(most) for effect in effects]
     for column, part in zip(found, zip(*parts, strict=True), strict=False):
-        column[read] = np.concatenate(part)
+        column[has_history] = np.concatenate(part)
     return tuple(found)
 
 
@@ -167,22 +185,22 @@ def leave_one_out(
     choice: Choice,
     exclude_seen: bool,
 ) -> Iterator[Effects]:
-    """Score histories as if each interaction in turn had not been, as many of them at once as fit.
+    """Score histories without each of their interactions in turn, in batches.
 
     Candidates stay those of the whole history: with ``exclude_seen`` the item of the interaction
     that is left out is still excluded, so that a rank changes by the model alone. Interactions that
     are older than the model reads have no effect and are not left out.
 
     Args:
-        scorer: of the model.
-        asked: histories.
-        row: [p] numbers of histories with known interactions, rising.
+        scorer: scorer of the model.
+        asked: the histories.
+        row: [p] numbers of histories with known interactions, ascending.
         item: [p] ids of the items to explain.
         choice: the items among which they are ranked.
         exclude_seen: whether items of a history are not ranked.
 
     Yields:
-        Some histories at a time, in the order of ``row``.
+        The effects for some histories at a time, in the order of ``row``.
     """
     reach = scorer.reach
     rows, count = np.unique(row, return_counts=True)
@@ -221,7 +239,7 @@ def leave_one_out(
 
 
 class ExplainingModel(FittedModel):
-    """What :class:`~recbole_pos.Recommender` has to explain what it recommends."""
+    """The part of :class:`~recbole_pos.Recommender` that explains recommendations."""
 
     @torch.inference_mode()
     def explain(
@@ -240,12 +258,12 @@ class ExplainingModel(FittedModel):
         :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
 
         Args:
-            history: one, as in :meth:`Recommender.recommend`.
-            items: names of those to explain; the k recommended ones if None.
-            k: how many are recommended.
-            user: a name of the data, instead of a history.
+            history: one history, as in :meth:`Recommender.recommend`.
+            items: names of the items to explain; the k recommended items if None.
+            k: number of recommended items to explain.
+            user: name of a user in the data, instead of a history.
             exclude_seen: as in :meth:`Recommender.recommend`.
-            at: likewise.
+            at: time of the request, as there.
 
         Returns:
             A row an item and a past interaction the model reads, items as given or the best first,
@@ -254,8 +272,8 @@ class ExplainingModel(FittedModel):
             ``rank_change``: what is added without it; missing if it is the only one.
 
         Raises:
-            UsageError: if nothing of the history is known, the model reads none, or an item cannot
-                be recommended.
+            UsageError: if no item of the history is known, the model reads no history, or an item
+                cannot be recommended.
         """
         if (history is None) == (user is None):
             raise UsageError("give a history or a user, one of the two")

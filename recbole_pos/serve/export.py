@@ -35,7 +35,7 @@ from recbole_pos.values import check_choice, is_whole, shown
 
 FORMATS = ("onnx", "torch_export")
 SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}
-TOLERANCE = 1e-4  # of the largest entry, in which a program may differ from the model
+TOLERANCE = 1e-4  # difference of a program from the model, relative to the largest entry
 
 Program = Callable[[dict[str, Tensor]], list[Tensor]]
 
@@ -57,17 +57,17 @@ def export(
         run_dir: the folder of a run, finished or not; its best weights are used.
         to: a folder that is new or empty.
         format: ``onnx`` or ``torch_export``.
-        k: items that are recommended, or all where there are fewer.
-        inference_relations: of AttrFormer, ``own`` or ``none`` in place of what it was trained
-            with.
+        k: number of items to recommend; all items if there are fewer.
+        inference_relations: for AttrFormer, ``own`` or ``none`` instead of the value it was
+            trained with.
         data_path: the folder that holds the folder of the dataset, which only some models need;
             where the run found it if None.
 
     Returns:
-        The folder, which is there when everything in it is.
+        The folder; it appears once all of its files are written.
 
     Raises:
-        UsageError: if the model cannot be exported, which says why; for a folder in use.
+        UsageError: if the model cannot be exported, or the folder is in use.
         StorageError: if something cannot be written.
     """
     check_choice("format", format, FORMATS)
@@ -79,18 +79,23 @@ def export(
     with writing(folder):
         if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"--to {folder} is in use; name a folder that is new or empty")
-    with whole_folder(folder) as made:
+    with whole_folder(folder) as unfinished:
         try:
             experiment = load_without_data(run_dir)
         except NeedsDataset:
             experiment = load(run_dir, data_path=data_path)
         encoder = make_encoder(experiment.model, inference_relations)
         with writing(folder):
-            _write(encoder, experiment.dataset, made, format, k)
+            _write(encoder, experiment.dataset, unfinished, format, k)
     return folder
 
 
 def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int) -> None:
+    """Write the programs, names and vectors of items, values of fields, and README of a model.
+
+    Raises:
+        UsageError: if a program cannot be made, or differs from the model.
+    """
     k = min(k, dataset.item_num - 1)
     parts: list[tuple[str, Encoder | Recommend, tuple[str, ...]]] = [
         ("vector", encoder, ("vector",)),
@@ -128,7 +133,7 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
 
 
 def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
-    """Return a row per item, padding left out."""
+    """Return ids, names and vectors of items as a table, without padding."""
     flat = pa.array(vectors[1:].reshape(-1))
     columns = {
         "id": pa.array(range(1, len(names)), pa.int64()),
@@ -139,7 +144,7 @@ def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
 
 
 def load_program(path: Path) -> Program:
-    """Return a written program: from inputs by name to outputs."""
+    """Return a function that runs a written program: from inputs by name to a list of outputs."""
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
         return lambda given: _list(module(*given.values()))
@@ -161,10 +166,10 @@ def _list(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
-    """A program must agree with the model, of histories whose size it was not made with.
+    """Check that a program agrees with the model on batches of sizes it was not traced with.
 
     Raises:
-        UsageError: if it does not.
+        UsageError: if an output differs by more than ``TOLERANCE``.
     """
     n = encoder.model.max_seq_length
     draw = torch.Generator().manual_seed(0)
@@ -180,13 +185,14 @@ def _require_same(encoder: Encoder, program: Program) -> None:
 
 
 def random_histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
-    """Random histories of the given lengths, as inputs of a program."""
+    """Return random histories of the given lengths [b], as inputs of a program by name."""
     model, size = encoder.model, (len(lengths), int(lengths.max()))
-    outside = torch.arange(size[1]) >= lengths[:, None]
-    items = torch.randint(1, model.n_items, size, generator=draw).masked_fill(outside, 0)
+    is_padding = torch.arange(size[1]) >= lengths[:, None]
+    items = torch.randint(1, model.n_items, size, generator=draw).masked_fill(is_padding, 0)
+    # log-uniform gaps from a second to two weeks, times near those of today in Unix seconds
     gaps = (14 * torch.rand(size, generator=draw, dtype=torch.float64)).exp()
     times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
-    given = {"items": items, "lengths": lengths, "times": times.masked_fill(outside, 0)}
+    given = {"items": items, "lengths": lengths, "times": times.masked_fill(is_padding, 0)}
     given["at"] = times[:, -1] + 3600 / model.time_unit
     given |= encoder.random_features(items.shape, draw)
     return {name: given[name] for name in input_names(encoder)}

@@ -91,7 +91,16 @@ print([names[1 + place] for place in places[0]])
 def write_readme(
     model: str, encoder: Encoder, format: str, k: int, names: list[Any], config: Options
 ) -> str:
-    """Return the text of the README."""
+    """Return the README of an exported model: how to run it, and what its files and inputs are.
+
+    Args:
+        model: name of the model.
+        encoder: the exported encoder, for its inputs.
+        format: ``onnx`` or ``torch_export``.
+        k: number of recommended items.
+        names: names of the items by id; the first is padding.
+        config: configuration of the run.
+    """
     unit, n = config["timestamp_unit"], encoder.model.max_seq_length
     same = f"{unit} as in the data"
     about = {
@@ -118,7 +127,7 @@ def write_readme(
 
 
 def _sizes(name: str, embed: Any, histories: str, events: str, tokens: str) -> list[str]:
-    """Sizes of an input of features, of interactions or users, lists or not."""
+    """Return the dimensions of a feature input: users, perhaps interactions, perhaps tokens."""
     is_list = not embed.numeric and embed.is_list
     return [histories, *[events] * name.startswith("events_"), *[tokens] * bool(is_list)]
 
@@ -131,9 +140,17 @@ def write_lines(
     unit: str = "seconds",
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """Return a program from three names of items to what is recommended after them; of ``fields``
-    by input, nothing is known."""
-    clock = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
+    """Return a Python program that recommends after a history of three items.
+
+    Args:
+        format: ``onnx`` or ``torch_export``.
+        inputs: names of the inputs beside items and lengths.
+        names: names of the items by id; the first is padding.
+        n: longest history that the model reads.
+        unit: unit of the time field.
+        fields: what embeds the feature inputs, by name; the program gives them missing values.
+    """
+    hourly_times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
     given = {"items": "np.array([history])", "lengths": "np.array([len(history)])"}
     if format == "torch_export":
         given["allowed"] = f"np.ones((1, {len(names)}), dtype=bool)"
@@ -147,6 +164,6 @@ def write_lines(
         **_WORDS[format],
         some=json.dumps(names[1:4], ensure_ascii=False),
         n=n,
-        times=f"times = {clock!r}[-{n}:]\n" if "times" in inputs else "",
+        times=f"times = {hourly_times!r}[-{n}:]\n" if "times" in inputs else "",
         given=", ".join(f'"{name}": {value}' for name, value in given.items()),
     )

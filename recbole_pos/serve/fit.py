@@ -23,6 +23,7 @@ class _Kept(Callback):
     experiment: Any = None
 
     def on_end(self, experiment: Any, result: Any) -> None:
+        """Keep the experiment when its training ends."""
         self.experiment = experiment
 
 
@@ -38,7 +39,7 @@ def fit(
     settings: RunArguments | None = None,
     **given: Any,
 ) -> Recommender:
-    """Train a model to early stopping, test its best epoch, and return it: :func:`run`, in memory.
+    """Train a model to early stopping, test its best epoch, and return it, as :func:`run` does.
 
     Examples:
         >>> trained = recbole_pos.fit("FPARec", "ml-100k", epochs=1, MAX_ITEM_LIST_LENGTH=20)
@@ -52,8 +53,9 @@ def fit(
         data: a dataset, its name or its folder.
         config_files: yaml files of options, later ones winning.
         valid: a frame of interactions to validate with, in place of the split; needs ``test``.
-        test: one to test with, with the columns of the frame that ``data`` was made of.
-        callbacks: follow the training.
+        test: a frame of interactions to test with; both have the columns of the frame that ``data``
+            was made of.
+        callbacks: objects whose hooks are called during the training.
         run_dir: folder of the run; if None, a temporary one, which is removed with the last object
             that needs it: :meth:`Recommender.save` copies it.
         settings: the other arguments of :func:`run` together.
@@ -75,13 +77,14 @@ def fit(
     kept, files = _Kept(), list(map(str, config_files))
     followed = [*callbacks, kept] if args.nproc == 1 and args.world_size <= 1 else callbacks
     run(model, data, files, options, where, callbacks=followed, settings=args)
-    source = [one for one in (data, home) if isinstance(one, (Dataset, TemporaryFolder))]
+    source = [owner for owner in (data, home) if isinstance(owner, (Dataset, TemporaryFolder))]
     if kept.experiment is None:  # other processes have trained it
         trained = Recommender.load(where)
         trained.source = source
         return trained
     experiment, trainer = kept.experiment, kept.experiment.trainer
-    trainer.load_weights(trainer.best_weights)  # without a test, those of the last epoch are there
+    # without a test, the model still has the weights of the last epoch
+    trainer.load_weights(trainer.best_weights)
     experiment.model.eval()
     return Recommender(experiment, Growth(), folder=RunFolder(where), source=source)
 
@@ -100,10 +103,11 @@ def load(
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
-        histories_only: whether the users of the data will not be asked for; see there.
+        histories_only: whether the users of the data will not be asked for; see
+            :meth:`Recommender.load`.
 
     Raises:
-        UsageError: if it is not one, or needs a dataset that is not there.
+        UsageError: if it is not the folder of a run, or needs a dataset that is not there.
         CheckpointError: if the data the model was trained on are not there any more.
     """
     return Recommender.load(run_dir, data_path, histories_only)

@@ -1,4 +1,4 @@
-"""A trained model as an object: what it is, how good it is, and its folder."""
+"""A trained model as an object: its facts, its metrics, and its folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from recbole_pos.files import TemporaryFolder
 
 
 class FittedModel:
-    """What :class:`~recbole_pos.Recommender` is beside its recommendations.
+    """The facts, metrics and folder of a trained :class:`~recbole_pos.Recommender`.
 
     Attributes:
         experiment: configuration, dataset, loaders, model, trainer together.
-        folder: of the run; None of a model that RecBole's own functions have trained.
+        folder: folder of the run; None for a model that RecBole's own functions have trained.
         source: what must stay as long as the model: its dataset, and folders that are temporary.
     """
 
@@ -48,12 +48,12 @@ class FittedModel:
 
     @property
     def trainer(self) -> Any:
-        """What trained it; None where the data are not there."""
+        """The trainer of the model; None where the data are not there."""
         return self.experiment.trainer
 
     @property
     def result(self) -> Result | None:
-        """What its run found; None of a run that is not finished."""
+        """The result of the run; None if it is not finished."""
         folder = self.folder
         return None if folder is None or not folder.result.is_file() else read_result(folder)
 
@@ -64,10 +64,10 @@ class FittedModel:
         part: str = "test",
         mask_history: bool | None = None,
     ) -> pd.DataFrame:
-        """Metrics, see :func:`recbole_pos.evaluate`.
+        """Compute metrics of the model; arguments as of :func:`recbole_pos.evaluate`.
 
         Returns:
-            A row a metric, in one column that is named like the part. ``attrs`` says what was
+            A row for each metric, in one column named like the part. ``attrs`` says what was
             measured: model, dataset, targets, split, candidates, seed, ...
 
         Raises:
@@ -75,14 +75,14 @@ class FittedModel:
         """
         folder = self._folder("evaluate")
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
-        found = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
-        table = pd.DataFrame({part: pd.Series(found, dtype=float)})
+        scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
+        table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
         table.index.name = "metric"
         table.attrs = {**self.about(), "part": part}
         return table
 
     def about(self) -> dict[str, Any]:
-        """What the model is and under which protocol it was tested: plain values by name."""
+        """Return facts of the model and the protocol of its test: plain values by name."""
         config, dataset, result = self.config, self.dataset, self.result
         log = None if isinstance(dataset, Catalogue) else dataset.log
         facts = {
@@ -110,8 +110,8 @@ class FittedModel:
 
         Args:
             path: the folder, which is made.
-            data: whether to copy the dataset, too, which users are looked up in and histories do
-                without; None for only one that would vanish with this object.
+            data: whether to copy the dataset, too, which recommendations to its users need and
+                those to histories do not; if None, only a temporary dataset is copied.
 
         Raises:
             UsageError: if the folder holds a run already, or there is nothing to copy.
@@ -119,20 +119,21 @@ class FittedModel:
         target = RunFolder(path)
         target.require_unused()
         copy_run(self._folder("save"), target, tested=True)
-        found = Path(self.config["data_path"])
+        data_path = Path(self.config["data_path"])
         if data is None:
-            data = any(isinstance(one, Dataset) and one.is_temporary for one in self.source)
+            data = any(isinstance(owner, Dataset) and owner.is_temporary for owner in self.source)
         if data:
-            shutil.copytree(found, target.data / self.config["dataset"])
+            shutil.copytree(data_path, target.data / self.config["dataset"])
         return target.path
 
     def pack(self) -> dict[str, bytes]:
-        """The files of the run, by name."""
+        """Return the contents of the files of the run by name, for pickle."""
         home = TemporaryFolder()
         copy_run(self._folder("pickle"), RunFolder(home.path), tested=True)
         return {file.name: file.read_bytes() for file in home.path.iterdir()}
 
     def _folder(self, what: str) -> RunFolder:
+        """Return the folder of the run; raise a UsageError, which names ``what``, without one."""
         if self.folder is None or not self.folder.checkpoint.is_file():
             raise UsageError(f"{what}: this model has no run folder; train it by recbole_pos.fit")
         return self.folder
@@ -143,15 +144,15 @@ class FittedModel:
     def _repr_html_(self) -> str:
         result, (head, *lines) = self.result, self._lines()
         columns = {} if result is None else {"valid": result.best_valid, "test": result.test}
-        found = {name: column for name, column in columns.items() if column}
-        names = dict.fromkeys(metric for column in found.values() for metric in column)
-        rows = [(m, *(f"{column[m]:.4f}" for column in found.values())) for m in names]
-        body = html_table(("metric", *found), rows) if rows else ""
+        by_part = {name: column for name, column in columns.items() if column}
+        names = dict.fromkeys(metric for column in by_part.values() for metric in column)
+        rows = [(m, *(f"{column[m]:.4f}" for column in by_part.values())) for m in names]
+        body = html_table(("metric", *by_part), rows) if rows else ""
         text = [f"<div>{html.escape(': '.join(line))}</div>" for line in lines if line[0] != "test"]
         return f"<div><b>{html.escape(': '.join(head))}</b>{''.join(text)}{body}</div>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        """The facts to show, by name."""
+        """Return names and texts of the facts that the model shows of itself."""
         facts, result = self.about(), self.result
         counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
         lines = [(f"{facts['model']} on {facts['dataset']}", counts)]
@@ -170,6 +171,6 @@ class FittedModel:
 
 
 def folder_of(path: str | Path) -> RunFolder | None:
-    """The folder of a run; None of a checkpoint elsewhere."""
+    """Return the folder of a run; None for a checkpoint outside of one."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None

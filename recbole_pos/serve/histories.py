@@ -32,8 +32,9 @@ from recbole_pos.values import listed, nearest, shown
 
 KEYS = ("id", "items", "times", "at", "events", "user")
 ROWS = 1 << 14  # histories of parquet that are read at once
-UNIT = 1 << 16  # of a part: it is found by reading those of its row group before it
-# What a field of a model is: ids by name, whether a value is a list of names; None for numbers.
+UNIT = 1 << 16  # most histories of a part: to reach it, its row group is read from the start
+# How values of a field are read: ids by name, and whether a value is a list of names; None for a
+# field of numbers.
 Field = tuple[Mapping[str, int], bool] | None
 NO_FIELDS: dict[str, dict[str, Field]] = {"events": {}, "user": {}}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -44,14 +45,14 @@ class Histories:
     """Packed histories of b users.
 
     Attributes:
-        ids: [b] names, as given; by default numbers from 0.
-        items: [m] int64 item ids, oldest first; unknown ones are left out.
-        lengths: [b] int64; 0 where nothing known is left.
+        ids: [b] names of the histories; by default numbers from 0.
+        items: [m] int64 item ids, history by history, oldest first; unknown items are left out.
+        lengths: [b] int64 number of items of each history; 0 where none of them is known.
         times: [m] float64 in the unit of the time field, or None.
-        unknown: [b] int64 how many items of each were not known.
+        unknown: [b] int64 number of unknown items of each history.
         users: [b] int64 user ids, where the histories are those of users in the data.
         at: [b] float64 times of the requests, NaN where one is not given; None for none.
-        features: of the interactions and users.
+        features: features of the interactions and users.
     """
 
     ids: list[Any]
@@ -77,17 +78,17 @@ class Histories:
         at: np.ndarray | None = None,
         features: Features | None = None,
     ) -> Histories:
-        """Sort events by time and leave unknown items out.
+        """Return histories with events sorted by time and unknown items left out.
 
         Args:
-            ids: [b] names.
-            items: [m] item ids, 0 for unknown ones.
-            lengths: [b] how many items each history has.
-            times: [m] their times; of equal times, the order stays.
-            timed: [b] whether a history has times; all if None. ``times`` are kept if all that
-                have a known item do.
-            at: [b] times of the requests, or NaN.
-            features: of the [m] interactions and [b] users.
+            ids: [b] names of the histories.
+            items: [m] item ids, 0 for unknown items.
+            lengths: [b] number of items of each history.
+            times: [m] times of the items; the order of equal times is kept.
+            timed: [b] whether a history has times; all if None. ``times`` are kept if all
+                histories with a known item have times.
+            at: [b] times of the requests, NaN where a request has none.
+            features: features of the [m] interactions and [b] users.
         """
         row, order = np.repeat(np.arange(len(ids)), lengths), np.arange(len(items))
         if times is not None:
@@ -105,15 +106,15 @@ class Histories:
 
     @classmethod
     def joined(cls, parts: Sequence[Histories]) -> Histories:
-        """Concatenate; times only if all parts with an event have them."""
+        """Return the histories of all parts; with times if all parts with an event have times."""
 
         def column(name: str, kind: type = np.int64) -> np.ndarray:
             return np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
 
-        some = [part for part in parts if len(part.items)]
+        with_events = [part for part in parts if len(part.items)]
         times = at = None
-        if some and all(part.times is not None for part in some):
-            times = np.concatenate([part.times for part in some])
+        if with_events and all(part.times is not None for part in with_events):
+            times = np.concatenate([part.times for part in with_events])
         if any(part.at is not None for part in parts):
             at = np.concatenate([np.full(len(p), np.nan) if p.at is None else p.at for p in parts])
         ids = [name for part in parts for name in part.ids]
@@ -122,27 +123,30 @@ class Histories:
         return cls(ids, column("items"), column("lengths"), times, unknown, None, at, features)
 
     def asked_at(self, default: float) -> Histories:
-        """Return them with ``default`` as the time of each request that gives none.
+        """Return the histories with ``default`` as the time of each request without a time.
+
+        Args:
+            default: time in the unit of the time field.
 
         Raises:
-            UsageError: naming one that is asked before its newest event.
+            UsageError: naming the first history that is requested before its newest event.
         """
         at = np.full(len(self), default) if self.at is None else self.at
         at = np.where(np.isnan(at), default, at)
-        have = np.flatnonzero(self.lengths)
-        if self.times is not None and len(have):
-            newest = self.times[np.cumsum(self.lengths)[have] - 1]
-            if (early := at[have] < newest).any():
+        not_empty = np.flatnonzero(self.lengths)
+        if self.times is not None and len(not_empty):
+            newest = self.times[np.cumsum(self.lengths)[not_empty] - 1]
+            if (early := at[not_empty] < newest).any():
                 first = int(early.argmax())
                 raise UsageError(
-                    f"at: the history {shown(self.ids[have[first]])} asks at "
-                    f"{at[have[first]]:.15g}, before its newest interaction at "
+                    f"at: the history {shown(self.ids[not_empty[first]])} asks at "
+                    f"{at[not_empty[first]]:.15g}, before its newest interaction at "
                     f"{newest[first]:.15g}; give a later time"
                 )
         return replace(self, at=at)
 
     def some(self, rows: np.ndarray) -> Histories:
-        """Return those of the given rows, in that order."""
+        """Return the histories of the given rows [r], in the order of ``rows``."""
         begin, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
         index = gather_index(begin, lengths)
         return Histories(
@@ -161,16 +165,17 @@ class Histories:
         return self.features.map(*(lambda x, index=index: x[index] for index in both))
 
     def having(self, row: np.ndarray, item: np.ndarray) -> int:
-        """Return how many of some pairs of a history, by its number, and an item are in it."""
+        """Return for how many pairs [p] of a history (``row``, its number) and an item the history
+        has the item."""
         rows, size = np.unique(row), int(max(item.max(initial=0), self.items.max(initial=0))) + 1
-        some = self.some(rows)
+        asked = self.some(rows)
         pairs = np.sort(row * size + item)  # they are few, and np.isin would sort the events
-        events = np.repeat(rows, some.lengths) * size + some.items
+        events = np.repeat(rows, asked.lengths) * size + asked.items
         place = np.minimum(np.searchsorted(pairs, events), len(pairs) - 1)
         return len(np.unique(place[pairs[place] == events]))
 
     def newest(self, most: int) -> Histories:
-        """With at most the newest events of each."""
+        """Return the histories cut to their ``most`` newest events."""
         age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
         keep = age <= most
         times = None if self.times is None else self.times[keep]
@@ -181,9 +186,10 @@ class Histories:
         )
 
     def without(self, steps_back: np.ndarray) -> Histories:
-        """Leave out one interaction of each, counted back from 1, the newest; 0 leaves none out.
+        """Return the histories without one interaction each; the others keep their times.
 
-        Its time goes with it; the others keep their times.
+        Args:
+            steps_back: [b] interaction to leave out, 1 for the newest; 0 leaves none out.
         """
         age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
         keep = age != np.repeat(steps_back, self.lengths)
@@ -196,7 +202,7 @@ class Histories:
 
 
 def _join(parts: Sequence[Features]) -> Features:
-    """Concatenate columns, of lists padded to the longest."""
+    """Concatenate the features of parts, columns of lists padded to the longest list."""
 
     def stacked(columns: list[Tensor]) -> Tensor:
         width = max(column.shape[-1] for column in columns)
@@ -216,14 +222,14 @@ def read_histories(
     unit: float | None = 1.0,
     fields: Mapping[str, Mapping[str, Field]] = NO_FIELDS,
 ) -> Histories:
-    """Check histories and look their items up.
+    """Check histories, look up the ids of their items, and pack them.
 
     Args:
         given: of each user a list of items, oldest first, or a mapping with ``items`` and perhaps
             ``id``, ``times``, ``at``, the time of the request, ``events``, by field a value for
             each item, and ``user``, a value by field; a Series of lists, by id; a DataFrame or a
             table of Arrow with such columns. Where times are given, events are sorted by them.
-        ids: ids of the known items by name, from 1 in rising order.
+        ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
         fields: what the model reads under ``events`` and ``user``, by name.
@@ -253,8 +259,8 @@ def read_histories(
     moments: list[float] = []
     timed: list[bool] = []
     values: dict[tuple[str, str], list[Any]] = {(of, n): [] for of in fields for n in fields[of]}
-    for number, one in enumerate(given):
-        name, items, times, at = _fields(one, f"histories[{number}]", number, unit)
+    for number, history in enumerate(given):
+        name, items, times, at = _fields(history, f"histories[{number}]", number, unit)
         if times is None and needs_time and items:
             raise UsageError(
                 f"histories[{number}]: the model reads times, so each history needs them: "
@@ -266,8 +272,8 @@ def read_histories(
         events += [ids.get(item, 0) for item in items]
         timed.append(times is not None)
         moments += [0.0] * len(items) if times is None else times
-        more = one if isinstance(one, Mapping) else {}
-        _take_fields(more, fields, len(items), f"histories[{number}]", values)
+        features = history if isinstance(history, Mapping) else {}
+        _take_fields(features, fields, len(items), f"histories[{number}]", values)
     columns = {of: {n: _column(values[of, n], fields[of][n]) for n in fields[of]} for of in fields}
     return Histories.packed(
         names,
@@ -281,35 +287,39 @@ def read_histories(
 
 
 def _take_fields(
-    one: Mapping[str, Any],
+    history: Mapping[str, Any],
     fields: Mapping[str, Mapping[str, Field]],
     items: int,
     where: str,
     values: dict[tuple[str, str], list[Any]],
 ) -> None:
-    """Append the values of a history's ``events`` (one an item) and ``user`` to those by field."""
-    for of, known in fields.items():
-        given = one.get(of) or {}
+    """Append the values of a history to ``values``, by table (``events``, ``user``) and field.
+
+    Raises:
+        UsageError: for a field that the model does not read, or values of the wrong kind or number.
+    """
+    for table, readable in fields.items():
+        given = history.get(table) or {}
         if not isinstance(given, Mapping):
-            raise UsageError(f"{where}.{of}: expected values by field, found {shown(given)}")
+            raise UsageError(f"{where}.{table}: expected values by field, found {shown(given)}")
         for name in given:
-            if name not in known:
+            if name not in readable:
                 raise UsageError(
-                    f"{where}.{of}: {shown(name)} is not read by the model"
-                    f"{nearest(str(name), known) if known else ''}; leave it out"
+                    f"{where}.{table}: {shown(name)} is not read by the model"
+                    f"{nearest(str(name), readable) if readable else ''}; leave it out"
                 )
-        for name, kind in known.items():
-            found, place = given.get(name), f"{where}.{of}.{name}"
-            if of == "user":
-                found = [found]
-            elif found is None:
-                found = [None] * items
-            elif not _is_list(found) or len(found) != items:
+        for name, kind in readable.items():
+            entries, place = given.get(name), f"{where}.{table}.{name}"
+            if table == "user":
+                entries = [entries]
+            elif entries is None:
+                entries = [None] * items
+            elif not _is_list(entries) or len(entries) != items:
                 raise UsageError(
                     f"{place}: expected a list with a value for each of {items} items (null where "
-                    f"there is none), found {shown(found)}"
+                    f"there is none), found {shown(entries)}"
                 )
-            values[of, name] += [_value(value, kind, place) for value in found]
+            values[table, name] += [_value(value, kind, place) for value in entries]
 
 
 def _value(value: Any, kind: Field, where: str) -> Any:
@@ -317,8 +327,8 @@ def _value(value: Any, kind: Field, where: str) -> Any:
     if value is None:
         return math.nan if kind is None else [] if kind[1] else 0
     if kind is None:
-        number = isinstance(value, (int, float, np.integer, np.floating))
-        if number and not isinstance(value, bool) and not abs(value) > LARGEST:  # NaN is missing
+        is_number = isinstance(value, (int, float, np.integer, np.floating))
+        if is_number and not isinstance(value, bool) and not abs(value) > LARGEST:  # NaN is missing
             return float(value)
         raise UsageError(f"{where}: expected numbers, found {shown(value)}")
     ids, is_list = kind
@@ -328,11 +338,12 @@ def _value(value: Any, kind: Field, where: str) -> Any:
             f"{where}: expected {'lists of names' if is_list else 'names'}, found {shown(value)}"
         )
     found = [ids.get(str(name), 0) for name in names]
-    return [place for place in found if place] if is_list else found[0]
+    return [id_ for id_ in found if id_] if is_list else found[0]
 
 
 def _column(values: list[Any], kind: Field) -> Tensor:
-    """Return values of one field as a model reads them."""
+    """Return the values of one field as a tensor: numbers or ids [n], or lists of ids [n, s] that
+    are padded with 0."""
     if kind is None:
         return torch.tensor(values, dtype=torch.float32)
     if not kind[1]:
@@ -343,18 +354,22 @@ def _column(values: list[Any], kind: Field) -> Tensor:
 
 
 def _fields(
-    one: Any, where: str, number: int, unit: float | None
+    history: Any, where: str, number: int, unit: float | None
 ) -> tuple[Any, list[str], list[float] | None, float]:
-    """Return id, items, times and time of the request (NaN if none) of a history."""
-    name, items, times, at = number, one, None, math.nan
-    if isinstance(one, Mapping):
-        if more := sorted(map(str, set(one) - set(KEYS))):
-            raise UsageError(f"{where}: {', '.join(more)[:80]} is not one of {', '.join(KEYS)}")
-        if "items" not in one:
-            raise UsageError(f'{where}: expected {{"items": [...]}}, found {shown(dict(one))}')
-        name, items, times = one.get("id", number), one["items"], one.get("times")
-        if one.get("at") is not None:
-            at = read_moment(one["at"], f"{where}.at", unit)
+    """Return id, items, times and request time (NaN if none) of a history, once they are checked.
+
+    Raises:
+        UsageError: naming the key that is wrong.
+    """
+    name, items, times, at = number, history, None, math.nan
+    if isinstance(history, Mapping):
+        if unknown := sorted(map(str, set(history) - set(KEYS))):
+            raise UsageError(f"{where}: {', '.join(unknown)[:80]} is not one of {', '.join(KEYS)}")
+        if "items" not in history:
+            raise UsageError(f'{where}: expected {{"items": [...]}}, found {shown(dict(history))}')
+        name, items, times = history.get("id", number), history["items"], history.get("times")
+        if history.get("at") is not None:
+            at = read_moment(history["at"], f"{where}.at", unit)
         # json may name half a letter, a lone surrogate, which cannot be written
         if not _is_name(name) or re.search("[\ud800-\udfff]", str(name)):
             raise UsageError(f"{where}.id: expected a name, found {shown(name)}")
@@ -379,35 +394,35 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_name(value: Any) -> bool:
-    """Return whether it is a string, or a whole number of 64 bits."""
+    """Return whether a value can be a name: a string, or a whole number of 64 bits."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return isinstance(value, str) or (whole and abs(value) < 2**63)
 
 
 def read_moment(time: Any, where: str, unit: float | None) -> float:
-    """Return a time in the unit of the time field.
+    """Return a time in the unit of the time field, counted from 1970-01-01 UTC.
 
     Args:
-        time: a number in that unit, a date, or text as in ISO 8601.
-        where: it stands, for messages.
-        unit: seconds in the unit; None if the field only orders.
+        time: a number in that unit, a datetime, or text in ISO 8601; UTC if it names no zone.
+        where: what to call the place of the time in error messages.
+        unit: seconds in the unit; None if the field only orders interactions.
 
     Raises:
-        UsageError: if it is not one of these.
+        UsageError: if it is not a finite number or a time, or a date where the field only orders.
     """
     if not isinstance(time, (str, datetime)):
-        number = isinstance(time, (int, float, np.integer, np.floating))
-        if number and not isinstance(time, bool) and abs(time) < 2**63:  # NaN is not
+        is_number = isinstance(time, (int, float, np.integer, np.floating))
+        if is_number and not isinstance(time, bool) and abs(time) < 2**63:  # false for NaN
             return float(time)
         raise UsageError(f"{where}: expected finite numbers, found {shown(time)}")
     try:
         if isinstance(time, str):  # Python 3.10 does not read the Z that stands for UTC
             time_text = f"{time[:-1]}+00:00" if time[-1:] in ("Z", "z") else time
-            read = datetime.fromisoformat(time_text)
+            parsed = datetime.fromisoformat(time_text)
         else:
-            read = time
-        read = read if read.tzinfo else read.replace(tzinfo=timezone.utc)
-        moment = (read - _EPOCH) / timedelta(microseconds=1)
+            parsed = time
+        parsed = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+        since_epoch = (parsed - _EPOCH) / timedelta(microseconds=1)
     except (ValueError, TypeError, OverflowError):
         raise UsageError(
             f"{where}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
@@ -418,14 +433,14 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
             f"{where}: expected numbers, as the time field of the data has, which counts no time; "
             f"found {shown(time)}"
         )
-    return moment / (unit * 1e6)
+    return since_epoch / (unit * 1e6)
 
 
 def read_lines(file: str | Path) -> Iterator[Any]:
     """Yield the histories of a file of json lines.
 
     Raises:
-        UsageError: if it cannot be read, or a line is no json.
+        UsageError: if it cannot be read, or a line is not json.
     """
     with _reading(file), open(file, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
@@ -438,6 +453,7 @@ def read_lines(file: str | Path) -> Iterator[Any]:
 
 @contextmanager
 def _reading(file: str | Path) -> Iterator[None]:
+    """Turn errors of reading a file into a UsageError; for use in a ``with`` block."""
     try:
         yield
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -445,7 +461,7 @@ def _reading(file: str | Path) -> Iterator[None]:
 
 
 def is_parquet(file: str | Path) -> bool:
-    """Return whether histories in it are columns: a folder, or a name that says so."""
+    """Return whether histories are read as parquet: from a folder, or a file named ``.parquet``."""
     return Path(file).suffix == ".parquet" or os.path.isdir(file)
 
 
@@ -453,10 +469,10 @@ def list_units(file: str | Path, size: int) -> list[dict[str, Any]]:
     """Split a file or folder into parts of at most ``size`` histories.
 
     Returns:
-        Arguments of :func:`read_tables`, a part each.
+        The arguments of :func:`read_tables` for each part.
 
     Raises:
-        UsageError: if it cannot be read, or has no histories' columns.
+        UsageError: if the file cannot be read, or lacks the columns of histories.
     """
     units = []
     with _reading(file):
@@ -471,25 +487,26 @@ def list_units(file: str | Path, size: int) -> list[dict[str, Any]]:
 
 
 def read_tables(file: str | Path, group: int, begin: int, end: int) -> Iterator[pa.Table]:
-    """Yield histories ``begin`` to ``end`` of a row group of a file, some at a time.
+    """Yield histories ``begin`` to ``end`` of a row group of a file, at most ``ROWS`` at a time.
 
     Raises:
-        UsageError: if it cannot be read.
+        UsageError: if the file cannot be read.
     """
-    seen = 0
+    rows_read = 0
     with _reading(file), pq.ParquetFile(file) as opened:
         names = [name for name in KEYS if name in opened.schema_arrow.names]
         for batch in opened.iter_batches(ROWS, [group], names):
-            part = batch.slice(max(begin - seen, 0), max(end - max(seen, begin), 0))
-            seen += len(batch)
+            part = batch.slice(max(begin - rows_read, 0), max(end - max(rows_read, begin), 0))
+            rows_read += len(batch)
             if len(part):
                 part.validate(full=True)  # a damaged file may hold text that is not one
                 yield pa.Table.from_batches([part])
-            if seen >= end:
+            if rows_read >= end:
                 return
 
 
 def _require_columns(names: list[str], where: Any) -> None:
+    """Raise a UsageError unless a table has the columns of histories, each once."""
     if missing := {"id", "items"} - set(names):
         raise UsageError(
             f"{where}: no column {' and '.join(sorted(missing))}; expected id, items (lists of "
@@ -502,7 +519,8 @@ def _require_columns(names: list[str], where: Any) -> None:
 def _read_table(
     table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
 ) -> Histories:
-    """:func:`read_histories` of columns ``id``, ``items`` (lists), perhaps ``times`` and ``at``."""
+    """Read histories from columns ``id``, ``items`` (lists), and perhaps ``times`` and ``at``, as
+    :func:`read_histories` does, without a Python object for each item."""
     _require_columns(table.column_names, "histories")
     ids = table["id"].to_pylist()
     if table["id"].null_count:
@@ -514,7 +532,7 @@ def _read_table(
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (is_text or pa.types.is_integer(kind) or pa.types.is_null(kind)):
         raise UsageError(f"histories: items: expected lists of names, found {table['items'].type}")
-    # an encoded column would be looked up by its codes
+    # cast first: a dictionary-encoded column would be looked up by its codes
     place = pc.index_in(items.cast(pa.string()), value_set=pa.array(item_ids, pa.string()))
     events = place.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
     times = at = None
@@ -535,7 +553,11 @@ def _read_table(
 
 
 def _flatten(column: pa.ChunkedArray, name: str, ids: list[Any]) -> tuple[np.ndarray, pa.Array]:
-    """Return lengths of lists and what is in them, neither of which may be missing."""
+    """Return the lengths [b] of a column of lists and the values [m] in them.
+
+    Raises:
+        UsageError: for a column of another type, a missing list or a missing value.
+    """
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise UsageError(f"histories: {name}: expected lists, found {column.type}")
     lengths, values = pc.list_value_length(column), pc.list_flatten(column).combine_chunks()
@@ -548,10 +570,14 @@ def _flatten(column: pa.ChunkedArray, name: str, ids: list[Any]) -> tuple[np.nda
 def _moments(
     values: pa.Array, name: str, unit: float | None, row: np.ndarray, ids: list[Any]
 ) -> np.ndarray:
-    """Return numbers, or timestamps in the unit of the time field; NaN where one is missing.
+    """Return times [m] in the unit of the time field, from numbers or timestamps.
 
     Args:
-        row: [m] the history of each value, for messages.
+        values: [m] times; those of requests (``at``) may be missing, which gives NaN.
+        row, ids: [m] number of the history of each value, and names of histories, for messages.
+
+    Raises:
+        UsageError: for a column of another type, or a number that is not finite.
     """
     kind = values.type
     if pa.types.is_timestamp(kind) and unit is not None:
@@ -561,7 +587,7 @@ def _moments(
         raise UsageError(f"histories: {name}: expected numbers, found {kind}")
     moments = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     is_wrong = ~(np.abs(moments) < 2**63)
-    if name == "at":  # which may be missing
+    if name == "at":  # NaN stands for a request without a time
         is_wrong &= ~np.isnan(moments)
     if is_wrong.any():
         first = int(is_wrong.argmax())

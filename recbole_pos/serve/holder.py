@@ -1,4 +1,4 @@
-"""The model that answers, and its replacement while it does."""
+"""The models that answer requests, and how one is replaced without a pause."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class ModelHolder:
         self._loading = threading.Lock()
 
     def load(self, run_dir: str | None = None) -> LoadedModel:
-        """Read a model, ask it something, and put it in place; the one before answers until then.
+        """Load a model, test it with one request, and swap it in; the previous answers until then.
 
         Args:
-            run_dir: its folder; as before if None.
+            run_dir: folder of its run; the folder of the previous model if None.
 
         Raises:
-            Refusal: while another is being loaded.
-            PosError: where none exists that works; the one before stays.
+            Refusal: while another model is being loaded.
+            PosError: if the folder has no model that works; the previous model stays.
         """
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")
@@ -71,7 +71,7 @@ class ModelHolder:
             folder = self.run_dir if run_dir is None else run_dir
             self.now = _load(folder, self.data_path, self.item_vectors)
             self.run_dir = self.now.run_dir
-            gc.collect()  # a model and its trainer know each other, so nothing else frees them
+            gc.collect()  # nothing else frees a model and its trainer, which refer to each other
             give_back()
             return self.now
         finally:
@@ -82,12 +82,13 @@ class ModelHolders:
     """The models of a server by name, and which of them answers whom.
 
     Args:
-        folders: of the runs, by name; one without a name is ``ALONE``.
-        shares: of the ids that a model answers, by name; all are the first model's if empty.
+        folders: folders of the runs by name of the model; ``ALONE`` names a single model.
+        shares: share of the ids that each model answers, by name; the first model answers all if
+            empty.
         data_path, item_vectors: see :class:`ModelHolder`.
 
     Raises:
-        UsageError: for shares that are not of these models, or not 1 together.
+        UsageError: for shares of unknown models, or shares that do not add up to 1.
     """
 
     def __init__(
@@ -101,21 +102,21 @@ class ModelHolders:
             name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
         }
         self.first = next(iter(self.by_name))
-        given = shares or {self.first: 1.0}
-        for name in given:
+        by_model = shares or {self.first: 1.0}
+        for name in by_model:
             self.require(name, "--shares")
-        total = sum(given.values())
-        if not np.isclose(total, 1) or min(given.values()) < 0:
-            found = ", ".join(f"{name}={share:g}" for name, share in given.items())
+        total = sum(by_model.values())
+        if not np.isclose(total, 1) or min(by_model.values()) < 0:
+            found = ", ".join(f"{name}={share:g}" for name, share in by_model.items())
             raise UsageError(f"--shares: expected parts that are 1 together, found {found}")
-        self._names = list(given)
-        self._bounds = np.cumsum(list(given.values())) / total
+        self._names = list(by_model)
+        self._bounds = np.cumsum(list(by_model.values())) / total
 
     def require(self, name: str, field: str = "model") -> ModelHolder:
-        """Return the model of a name.
+        """Return the holder of the model with a name.
 
         Raises:
-            UsageError: if nothing is there.
+            UsageError: if no model has the name.
         """
         if name not in self.by_name:
             known = ", ".join(self.by_name)
@@ -126,7 +127,7 @@ class ModelHolders:
         """Return the name of the model for an id: the same at all times and on all servers.
 
         An id is placed in [0, 1) by its hash, so that shares can change and only those between the
-        old bound and the new one get another model. What has no id (None) is the first model's.
+        old bound and the new one get another model. The first model answers for no id (None).
         """
         if key is None:
             return self.first
@@ -137,10 +138,10 @@ class ModelHolders:
 
 
 def parse_models(given: Sequence[str]) -> dict[str, str]:
-    """Return the folders of ``RUN_DIR`` or ``NAME=RUN_DIR ...`` by name.
+    """Return folders of runs by name, from ``RUN_DIR`` or ``NAME=RUN_DIR ...``.
 
     Raises:
-        UsageError: for several of which one has no name, or two the same.
+        UsageError: if one of several has no name, or two have the same.
     """
     pairs = [_NAMED.fullmatch(text) for text in given]
     if len(given) == 1 and not pairs[0]:
@@ -155,10 +156,10 @@ def parse_models(given: Sequence[str]) -> dict[str, str]:
 
 
 def parse_shares(given: Iterable[str]) -> dict[str, float]:
-    """Return ``NAME=PART ...`` as a dict.
+    """Return the share of each model by name, from ``NAME=PART ...``.
 
     Raises:
-        UsageError: for anything else.
+        UsageError: for a part that is not a number.
     """
     shares: dict[str, float] = {}
     for text in given:
@@ -171,15 +172,21 @@ def parse_shares(given: Iterable[str]) -> dict[str, float]:
 
 
 def _load(run_dir: str, data_path: str | None, item_vectors: str | None) -> LoadedModel:
+    """Load a model and recommend with it once, so that a broken run is found before it answers.
+
+    Raises:
+        UsageError: if the folder cannot be read.
+        CheckpointError: if the model cannot recommend.
+    """
     try:
         folder = RunFolder(run_dir).require()
-        written = folder.checkpoint.stat().st_mtime
+        saved_at = folder.checkpoint.stat().st_mtime
         trained = Recommender.load(run_dir, data_path, item_vectors=item_vectors)
     except (OSError, ValueError) as error:  # such as a name too long, or no permission to read
         if isinstance(error, PosError):
             raise
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {why}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {reason}") from error
     try:
         _try(trained)
     except Exception as error:
@@ -191,7 +198,7 @@ def _load(run_dir: str, data_path: str | None, item_vectors: str | None) -> Load
     about = {
         "model": trained.config["model"],
         "run_dir": run_dir,
-        "trained": _utc(written),
+        "trained": _utc(saved_at),
         "loaded": _utc(time.time()),
         "items": len(trained.items),
         "users": trained.dataset.user_num - 1,
@@ -204,7 +211,7 @@ def _load(run_dir: str, data_path: str | None, item_vectors: str | None) -> Load
 
 
 def _try(trained: Recommender) -> None:
-    """Recommend once, which also makes what is made at first use."""
+    """Recommend once, which also computes what is cached at first use."""
     if trained.by_user:
         users = np.flatnonzero(trained.dataset.log.lengths)[:1]
         names = trained.dataset.field2id_token[trained.dataset.uid_field][users]

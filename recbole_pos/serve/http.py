@@ -46,7 +46,7 @@ from recbole_pos.serve.holder import ALONE, LoadedModel, ModelHolders, parse_sha
 from recbole_pos.version import __version__
 
 PATIENCE = 30  # seconds for a body to arrive, and for requests under way to end
-# what a request has that came through a proxy or from a browser: its sender is not this machine
+# headers of requests through a proxy or from a browser, whose sender may be another machine
 INDIRECT = ("forwarded", "x-forwarded-for", "x-real-ip", "via", "origin")
 PATHS = ("/recommend", "/similar", "/reload", "/health", "/metrics")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds
@@ -58,15 +58,15 @@ class Metrics:
     """Metrics of one server for Prometheus, in a registry of its own.
 
     Args:
-        models: their names.
+        models: names of the models.
     """
 
     def __init__(self, models: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
-        def metric(kind: Any, name: str, text: str, labels: tuple = (), **more: Any) -> Any:
-            return kind(f"recbole_pos_{name}", text, labels, registry=self.registry, **more)
+        def metric(kind: Any, name: str, text: str, labels: tuple = (), **options: Any) -> Any:
+            return kind(f"recbole_pos_{name}", text, labels, registry=self.registry, **options)
 
         self.requests = metric(Counter, "requests", "Requests answered", ("path", "status"))
         text = "From a request to its answer"
@@ -90,7 +90,7 @@ class Measured:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
+        """Pass a request to the application; count it and time it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -110,12 +110,12 @@ class Measured:
 
 
 class Service:
-    """What the routes do.
+    """The work behind the routes of the server.
 
     Args:
-        folders: of the runs whose models are loaded first, by name.
-        settings: limits.
-        reporter: where loading is reported.
+        folders: folders of the runs to load at the start, by name of the model.
+        settings: address and limits.
+        reporter: prints which models are ready.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Service:
         self.waiting = 0
 
     async def recommend(self, request: Request) -> Response:
-        """POST /recommend."""
+        """Answer POST /recommend; with several models, by the model that each id belongs to."""
 
         def recommend(model: LoadedModel, name: str, asked: bodies.RecommendBody) -> list[dict]:
             with self.metrics.scoring.labels(name).time():
@@ -160,7 +160,7 @@ class Service:
         return await self._compute(request, compute)
 
     async def similar(self, request: Request) -> Response:
-        """POST /similar."""
+        """Answer POST /similar."""
 
         def compute(loaded: dict[str, LoadedModel], body: bytes) -> bytes:
             asked = parse(bodies.SimilarBody, body)
@@ -174,7 +174,16 @@ class Service:
     async def _compute(
         self, request: Request, compute: Callable[[dict[str, LoadedModel], bytes], bytes]
     ) -> Response:
-        body = await _body(request, self.settings.max_body)
+        """Answer a request by a computation in the scoring thread.
+
+        Args:
+            request: the request.
+            compute: makes the body of the answer from the loaded models and the request's body.
+
+        Raises:
+            Refusal: 503 while a model is being loaded, or too many requests are waiting.
+        """
+        body = await _read_body(request, self.settings.max_body)
         now = {name: holder.now for name, holder in self.holders.by_name.items()}
         loaded = {name: model for name, model in now.items() if model is not None}
         if len(loaded) < len(now):
@@ -191,7 +200,7 @@ class Service:
             self.metrics.waiting.set(self.waiting)
 
     async def health(self) -> Response:
-        """GET /health."""
+        """Answer GET /health: facts of the models; 503 until all of them are loaded."""
         about: dict[str, Any] = {
             name: {"run_dir": holder.run_dir} if holder.now is None else holder.now.about
             for name, holder in self.holders.by_name.items()
@@ -202,17 +211,17 @@ class Service:
         return _json(200 if ready else 503, to_json({**found, "version": __version__}))
 
     async def measured(self) -> Response:
-        """GET /metrics."""
+        """Answer GET /metrics."""
         text = generate_latest(self.metrics.registry)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def reload(self, request: Request) -> Response:
-        """POST /reload."""
+        """Answer POST /reload: load one model again, or all of them."""
         if not (self.settings.allow_reload or _is_local(request)):
             raise Refusal(
                 403, "/reload is answered to this machine alone; --allow_reload lets others, too"
             )
-        asked = parse(bodies.ReloadBody, await _body(request, self.settings.max_body) or b"{}")
+        asked = parse(bodies.ReloadBody, await _read_body(request, self.settings.max_body) or b"{}")
         if asked.model is not None:
             self.holders.require(asked.model)
         names = list(self.holders.by_name) if asked.model is None else [asked.model]
@@ -223,10 +232,10 @@ class Service:
         return await self.health()
 
     async def renew(self, name: str, run_dir: str | None = None) -> None:
-        """Load a model beside the one in use, and swap.
+        """Load a model beside the one in use, and swap them.
 
         Raises:
-            Refusal: if it cannot be; the one in use stays.
+            Refusal: if it cannot be loaded; the one in use stays.
         """
         try:
             loaded = await asyncio.to_thread(self.holders.by_name[name].load, run_dir)
@@ -247,7 +256,7 @@ class Service:
             self._report(await asyncio.to_thread(holder.load))
 
     async def renew_on_signal(self) -> None:
-        """Reload; where that fails, a line on the screen says so."""
+        """Reload all models; print the reason where that fails."""
         for name in self.holders.by_name:
             with suppress(Exception):  # the screen may be gone
                 try:
@@ -261,28 +270,31 @@ class Service:
 
 
 def make_app(service: Service, on_failure: Callable[[BaseException], None]) -> FastAPI:
-    """Make the application; it loads the model when it starts.
+    """Return the application, which loads its models when it starts.
 
     Args:
-        service: what the routes do.
+        service: does the work of the routes.
         on_failure: called if the first model cannot be loaded.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        """Load the first models in the background, and reload all at SIGHUP."""
         loop, tasks = asyncio.get_running_loop(), set()
 
         def start(work: Any, on_end: Callable[[asyncio.Task], Any] | None = None) -> None:
-            tasks.add(task := loop.create_task(work))  # else nothing would hold it
+            tasks.add(
+                task := loop.create_task(work)
+            )  # the loop keeps only weak references to tasks
             task.add_done_callback(tasks.discard)
             if on_end is not None:
                 task.add_done_callback(on_end)
 
-        def check(task: asyncio.Task) -> None:
+        def report_failure(task: asyncio.Task) -> None:
             if not task.cancelled() and (error := task.exception()):
                 on_failure(error)
 
-        start(service.load_first(), check)
+        start(service.load_first(), report_failure)
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, lambda: start(service.renew_on_signal()))
         yield
@@ -297,9 +309,15 @@ def make_app(service: Service, on_failure: Callable[[BaseException], None]) -> F
         redoc_url=None,
     )
     app.add_middleware(Measured, metrics=service.metrics)
-    does = (service.recommend, service.similar, service.reload, service.health, service.measured)
-    kinds = (bodies.RecommendBody, bodies.SimilarBody, bodies.ReloadBody, None, None)
-    for path, answer, body in zip(PATHS, does, kinds, strict=True):
+    handlers = (
+        service.recommend,
+        service.similar,
+        service.reload,
+        service.health,
+        service.measured,
+    )
+    layouts = (bodies.RecommendBody, bodies.SimilarBody, bodies.ReloadBody, None, None)
+    for path, answer, body in zip(PATHS, handlers, layouts, strict=True):
         about: dict[str, Any] = {"methods": ["POST" if body else "GET"], "response_model": None}
         if body is not None:
             content = {"application/json": {"schema": body.model_json_schema()}}
@@ -326,13 +344,13 @@ def serve(
         CheckpointError: if its model cannot be loaded.
     """
     settings = settings or ServeArguments()
-    _check(settings)
+    _require_limits(settings)
     folders = run_dir if isinstance(run_dir, Mapping) else {ALONE: run_dir}
     for folder in folders.values():
         RunFolder(folder).require()
     reporter, errors = Reporter(), []
     service = Service(folders, settings, reporter)
-    with _listening(settings.host, settings.port) as listening:
+    with _open_socket(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
         at = f"[{host}]" if listening.family == socket.AF_INET6 else host
         reporter.line(f"http://{at}:{port} (loading {', '.join(map(str, folders.values()))})")
@@ -361,7 +379,8 @@ def serve(
         raise errors[0]
 
 
-def _check(settings: ServeArguments) -> None:
+def _require_limits(settings: ServeArguments) -> None:
+    """Raise a UsageError if a limit is below 1, or the port out of range."""
     names = "threads max_body max_histories max_items max_k max_left_out max_waiting"
     for name in names.split():
         if getattr(settings, name) < 1:
@@ -370,7 +389,8 @@ def _check(settings: ServeArguments) -> None:
         raise UsageError(f"--port must be from 0 to 65535, found {settings.port}")
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; raise a UsageError if it cannot."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # asyncio sends at once (TCP_NODELAY) where the protocol is named; else the second part of
@@ -389,8 +409,16 @@ def _listening(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host}, port {port}: {error}") from error
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """Return the body, which must be json and not too long."""
+async def _read_body(request: Request, most: int) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        request: the request.
+        most: largest size of the body, in bytes.
+
+    Raises:
+        Refusal: if it is not json (415), too large (413), or does not arrive in time (408).
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(
@@ -412,7 +440,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 def _is_local(request: Request) -> bool:
-    """Return whether a process of this machine asks, and for itself."""
+    """Return whether a process of this machine sent a request, and not on behalf of another."""
     if request.client is None or any(name in request.headers for name in INDIRECT):
         return False
     return ipaddress.ip_address(request.client.host).is_loopback

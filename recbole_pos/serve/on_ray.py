@@ -27,9 +27,9 @@ from recbole_pos.serve.histories import UNIT, Histories, is_parquet, list_units,
 from recbole_pos.serve.recommend import BulkRequest, Counts, read_at, rename_fields, report_unknown
 from recbole_pos.serve.recommender import Recommender
 
-_FEWEST = 256  # histories of a part: fewer would not pay for being sent
-_PARTS = 4  # of a process, so that the last one does not take long
-_RETRIES = 5  # of a part whose process or machine is lost
+_FEWEST = 256  # least histories of a part: fewer would not pay for being sent
+_PARTS = 4  # parts for each process, so that the last part does not take long
+_RETRIES = 5  # times that a part is computed again whose process or machine is lost
 
 
 def recommend_on_ray(
@@ -38,7 +38,8 @@ def recommend_on_ray(
     address: str | None = None,
     processes: int | None = None,
 ) -> Path:
-    """As :func:`~recbole_pos.serve.recommend.write_recommendations`, by many machines.
+    """Write recommendations by many machines, as
+    :func:`~recbole_pos.serve.recommend.write_recommendations` does by one.
 
     Every process loads the run once and takes a CPU. What a lost machine had not delivered is
     computed again by others. Run, data, histories and ``out`` must be reached by all machines by
@@ -46,9 +47,9 @@ def recommend_on_ray(
 
     Args:
         request: what to recommend; histories in parquet.
-        out: a folder that takes its place once all of it is there; parquet files, in no order.
+        out: a folder for parquet files, in no order; it appears once all of them are written.
         address: address of the cluster, or auto; ``local`` or None starts Ray on this machine.
-        processes: how many at most; as many as there are CPUs if None.
+        processes: largest number of processes; the number of CPUs if None.
 
     Raises:
         UsageError: for what is wrong with arguments or histories, or if a machine does not find
@@ -103,7 +104,13 @@ def recommend_on_ray(
 def _compute(
     units: list[dict[str, Any]], asked: dict[str, Any], processes: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield what :func:`write_part` returns of each unit, as soon as it is there."""
+    """Yield the results of :func:`write_part` for all units, as soon as each is done.
+
+    Args:
+        units: the parts.
+        asked: what to recommend, as of :func:`write_part`.
+        processes: largest number of processes; no limit if None.
+    """
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(write_part)
     shared, waiting = ray.put(asked), list(units)
     running: list[Any] = []
@@ -117,7 +124,7 @@ def _compute(
 def write_part(unit: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Write the recommendations of a part into a file of its own, in a process of Ray.
 
-    An error is returned, not raised, since Ray would make a page of it.
+    An error is returned, not raised, since Ray would wrap it in a long traceback.
 
     Args:
         unit: ``users``, or arguments of ``read_tables``.
@@ -125,7 +132,7 @@ def write_part(unit: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
             and the ``place`` of the files.
 
     Returns:
-        ``file``, ``error``, and ``counts``.
+        ``file``, the name of the file; ``error``, empty if there is none; and ``counts``.
     """
     file, counts, request = f"{uuid.uuid4().hex}.tmp", Counts(), asked["request"]
     try:
@@ -136,11 +143,11 @@ def write_part(unit: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
         )
         with writing(place), ExitStack() as stack:
             writer = None
-            for some in parts:
-                counts.unknown += int(some.unknown.sum())
-                some = trained.requested(some, asked["at"])
-                given = request.k, request.exclude_seen, choice, request.because
-                for part, seen in trained.parts(some, *given):
+            for histories in parts:
+                counts.unknown += int(histories.unknown.sum())
+                histories = trained.requested(histories, asked["at"])
+                options = request.k, request.exclude_seen, choice, request.because
+                for part, seen in trained.parts(histories, *options):
                     counts.add(part, seen)
                     part = rename_fields(part, trained) if by_user else part
                     table = pa.Table.from_pandas(part, preserve_index=False)
@@ -152,11 +159,16 @@ def write_part(unit: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     return {"file": file, "error": "", "counts": counts}
 
 
-_loaded: dict[str, tuple[Recommender, Choice]] = {}  # of the call that this process works for
+# id of the call that this process works for -> its model and items
+_loaded: dict[str, tuple[Recommender, Choice]] = {}
 
 
 def _load(asked: dict[str, Any]) -> tuple[Recommender, Choice]:
-    """Return the model and the items to choose from; read once a process."""
+    """Return the model and the items to choose from, loaded once in each process.
+
+    Raises:
+        UsageError: naming the machine, if it cannot read the run or the folder.
+    """
     if (call := asked["call"]) not in _loaded:
         torch.set_num_threads(1)
         try:
@@ -178,17 +190,17 @@ def _load(asked: dict[str, Any]) -> tuple[Recommender, Choice]:
 def collect(
     results: Iterable[dict[str, Any]], place: Path, total: int, reporter: Reporter
 ) -> Counts:
-    """Keep the files that were delivered, each once, whatever was begun on machines that are lost.
+    """Keep the files of finished parts, and delete files that lost machines left behind.
 
     Args:
-        results: of :func:`write_part`.
+        results: results of :func:`write_part`.
         place: the folder of the files.
         total: how many users or histories there are.
         reporter: where progress is shown.
 
     Raises:
-        UsageError: the first of the results.
-        StorageError: if a file is not as it was written.
+        UsageError: with the first error in the results.
+        StorageError: if a file does not have as many rows as were written.
     """
     counts, files = Counts(), []
     with reporter.task("recommending", total) as task:
@@ -201,12 +213,12 @@ def collect(
             task.advance(result["counts"].people)
     for number, (file, rows) in enumerate(files):
         try:
-            written = pq.read_metadata(file).num_rows
+            rows_read = pq.read_metadata(file).num_rows
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"cannot read what a machine wrote: {error}") from error
-        if written != rows:
-            raise StorageError(f"{file} has {written:,} rows, {rows:,} were written")
+        if rows_read != rows:
+            raise StorageError(f"{file} has {rows_read:,} rows, {rows:,} were written")
         file.rename(place / f"part-{number:05}.parquet")
-    for left in place.glob("*.tmp"):
-        left.unlink()
+    for leftover in place.glob("*.tmp"):
+        leftover.unlink()
     return counts

@@ -1,6 +1,6 @@
-"""What is exported of a trained model: two programs without RecBole, by torch.export or as ONNX.
+"""The exported programs of a trained model, which run without RecBole: torch.export or ONNX.
 
-Sizes of batches and histories are symbols in both.
+Sizes of batches and lengths of histories are symbolic in both.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import registered_name
 from recbole_pos.relations.history import HistoryRelations
 
-READS = ("own", "none")  # what an exported AttrFormer may read
+READS = ("own", "none")  # inference_relations of an exported AttrFormer
 
 
 class Encoder(nn.Module):
-    """A history to the vector that is compared with those of items.
+    """Encodes a history as the vector whose product with an item's vector is the score.
 
     Args:
-        model: trained, on a CPU.
-        relations: relations of an AttrFormer that reads any.
+        model: the trained model, on a CPU.
+        relations: relations that an AttrFormer reads; None if it reads none.
     """
 
     def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
@@ -42,20 +42,25 @@ class Encoder(nn.Module):
         self.model, self.relations = model.eval().requires_grad_(False), relations
         self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
         self.inputs = ["times"] * self.needs_time + ["at"] * model.reads_request
-        of = {} if model.event_features is None else model.event_features.by_table()
+        tables = {} if model.event_features is None else model.event_features.by_table()
         # inputs such as events_rating and user_country, and what embeds them
-        self.fields = {f"{at}_{name}": embed for at in of for name, embed in of[at].items()}
+        self.fields = {f"{t}_{name}": embed for t in tables for name, embed in tables[t].items()}
         self.inputs += self.fields
 
     def forward(self, items: Tensor, lengths: Tensor, *inputs: Tensor) -> Tensor:
-        """Return [B, d] of items [B, L] padded on the right, lengths [B], and ``inputs``: times
-        [B, L] float64, those of the requests [B] float64, features of interactions [B, L] or
-        [B, L, s] and of users [B] or [B, s]."""
+        """Return the vectors [B, d] of histories.
+
+        Args:
+            items: [B, L] ids, padded with 0 on the right.
+            lengths: [B] lengths of the histories.
+            inputs: those that ``self.inputs`` names: times [B, L] float64, times of the requests
+                [B] float64, features of interactions [B, L] or [B, L, s], of users [B] or [B, s].
+        """
         model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
         times, at = (model._seconds(given.pop(name, None)) for name in ("times", "at"))
         events, users = (
-            {name.removeprefix(of): x for name, x in given.items() if name.startswith(of)}
-            for of in ("events_", "user_")
+            {name.removeprefix(prefix): x for name, x in given.items() if name.startswith(prefix)}
+            for prefix in ("events_", "user_")
         )
         ctx = PaddedContext.from_rows(
             items, lengths, model.max_seq_length, times, at, Features(events, users)
@@ -66,24 +71,24 @@ class Encoder(nn.Module):
         return model.query_states(ctx.items, ctx, ctx.last)
 
     def random_features(self, size: torch.Size, draw: torch.Generator) -> dict[str, Tensor]:
-        """Random values of the inputs in ``fields``, for histories of a size [B, L]."""
-        found = {}
+        """Return random values of the inputs in ``fields``, for histories of a size [B, L]."""
+        values = {}
         for name, embed in self.fields.items():
             shape = tuple(size if name.startswith("events_") else size[:1])
             if embed.numeric:
-                found[name] = torch.randn(shape, generator=draw)
+                values[name] = torch.randn(shape, generator=draw)
             else:
                 shape = (*shape, 2) if embed.is_list else shape
-                found[name] = torch.randint(len(embed.table), shape, generator=draw)
-        return found
+                values[name] = torch.randint(len(embed.table), shape, generator=draw)
+        return values
 
 
 class Recommend(nn.Module):
-    """A history to the k best of the items allowed, the best first.
+    """Recommends the k best of the allowed items after a history, best first.
 
     Args:
         encoder: encoder of the model.
-        k: items a history.
+        k: number of items for each history.
     """
 
     padding: Tensor
@@ -97,7 +102,7 @@ class Recommend(nn.Module):
     def forward(
         self, items: Tensor, lengths: Tensor, allowed: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return [B, k] items and their scores; 0 and -inf where no more are allowed.
+        """Return items [B, k] and their scores [B, k]; 0 and -inf where fewer are allowed.
 
         Args:
             items, lengths, inputs: as of :class:`Encoder`.
@@ -112,15 +117,15 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any, reads: str | None = None) -> Encoder:
-    """Return what is exported of a model.
+    """Return the encoder of a model, for export.
 
     Args:
-        model: trained.
-        reads: of an AttrFormer, ``own`` or ``none``: what takes the place of the
-            ``inference_relations`` that it was trained with; these when None.
+        model: the trained model.
+        reads: for an AttrFormer, ``own`` or ``none`` instead of the ``inference_relations`` it was
+            trained with; None keeps them.
 
     Raises:
-        UsageError: if it cannot be exported; says why.
+        UsageError: if the model cannot be exported.
     """
     name = registered_name(type(model))
     if not isinstance(model, PosRecommender):
@@ -158,22 +163,22 @@ def _differs(model: Any, base: type, name: str) -> bool:
 
 
 def input_names(module: Encoder | Recommend) -> tuple[str, ...]:
-    """Return the inputs of a program, in their order."""
+    """Return the names of the inputs of a program, in their order."""
     top = isinstance(module, Recommend)
     encoder = module.encoder if isinstance(module, Recommend) else module
     return ("items", "lengths", *["allowed"] * top, *encoder.inputs)
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """Return a program for batches of any size and histories of any length up to the model's.
+    """Trace a module into a program for any batch size and any length up to the model's.
 
     Raises:
-        UsageError: if a custom model or scheme does what cannot be traced.
+        UsageError: if torch.export cannot trace a custom model or scheme.
     """
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")
     block: dict[int, Any] = {0: batch}
-    if n > 2:  # torch takes sizes of 0 and 1 for special ones
+    if n > 2:  # torch.export specializes sizes 0 and 1
         block[1] = Dim("length", min=1, max=n)
     items = torch.ones(3, max(n - 1, min(n, 2)), dtype=torch.int64)
     given: dict[str, tuple[Tensor, dict[int, Any]]] = {
@@ -189,13 +194,13 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
             shape[values.dim() - 1] = Dim(f"longest_{name}", min=1)
         given[name] = values, shape
     arguments, shapes = zip(*(given[name] for name in input_names(module)), strict=True)
-    first = len(arguments) - len(encoder.inputs)  # of those that are ``inputs``
+    first = len(arguments) - len(encoder.inputs)  # place of the first of ``encoder.inputs``
     try:
         return torch.export.export(
             module,
             arguments,
             dynamic_shapes=(*shapes[:first], shapes[first:]) if encoder.inputs else shapes,
-            prefer_deferred_runtime_asserts_over_guards=True,  # some hold always, but unproved
+            prefer_deferred_runtime_asserts_over_guards=True,  # some guards hold, unproved
         )
     except Exception as error:  # torch's own are of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -206,7 +211,7 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
 
 
 def require_onnx() -> None:
-    """Raise a UsageError if what writes and runs ONNX is not installed."""
+    """Raise a UsageError if a package that writes or runs ONNX is not installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -221,10 +226,15 @@ def require_onnx() -> None:
 def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    """Write a program; ``allowed``, if among its inputs, may then be left out: all items are.
+    """Write a program as ONNX, in which the input ``allowed`` is optional: all items by default.
+
+    Args:
+        program: the traced program.
+        path: file to write.
+        inputs, outputs: names of its inputs and outputs.
 
     Raises:
-        UsageError: if ONNX lacks what the program does.
+        UsageError: if ONNX lacks an operation of the program.
     """
     import onnx_ir
 
@@ -247,14 +257,14 @@ def write_onnx(
     for value in written.model.graph.inputs:
         if value.name == "allowed":
             assert value.shape is not None
-            all_ = np.ones((1, int(str(value.shape[1]))), dtype=bool)
-            value.const_value = onnx_ir.tensor(all_, name="allowed")
+            all_items = np.ones((1, int(str(value.shape[1]))), dtype=bool)
+            value.const_value = onnx_ir.tensor(all_items, name="allowed")
             written.model.graph.initializers["allowed"] = value
     written.save(str(path))
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return ``cummin`` of floats, which ONNX lacks; the places, which are not read, are zeros."""
+    """Return the cumulative minimum of floats, which ONNX lacks; zeros for its unused indices."""
     place = torch.arange(x.size(dim), device=x.device)
     later = place[:, None] < place
     lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(later, torch.inf).amin(-1)
@@ -268,8 +278,11 @@ def _scalar(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Any:
-    """Return a number in the type asked for; torch's own goes by way of float32, in which angles
-    of seconds since 1970 lose all digits that matter."""
+    """Return an ONNX constant of the requested type.
+
+    The exporter's own translation goes through float32, in which seconds since 1970 lose the digits
+    that angles depend on.
+    """
     import onnx
     from onnxscript import opset18
 
@@ -280,7 +293,7 @@ def _scalar(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what the exporter says about itself and of packages that are not asked for."""
+    """Silence logs and warnings of the ONNX exporter; for use in a ``with`` block."""
     levels = {
         log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))
     }

@@ -31,8 +31,9 @@ from recbole_pos.serve.histories import (
 from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
 from recbole_pos.values import no_formula, shown
 
-_FEW = 30  # recommendations that are shown, too
-_KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # of the columns
+_FEW = 30  # so many recommendations or fewer are printed, too
+# types of the columns id, rank, item, score, by; and of each reason
+_KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())
 _REASON_KINDS = (pa.string(), pa.float32(), pa.int64())
 
 
@@ -77,18 +78,18 @@ def recommend(
 
 @dataclass(frozen=True)
 class BulkRequest:
-    """Recommendations for many, into a file or a folder.
+    """A request for the recommendations of many users or histories.
 
     Attributes:
         run_dir, users, k: as of :func:`recommend`.
         exclude_seen: whether items of a user's past are left out; None for what the run was
             evaluated with.
-        items: a file of names, one a line, of the items to choose from.
-        exclude: such a file of items to leave out.
+        items: a file with the names of the items to choose from, one on each line.
+        exclude: such a file with the items to leave out.
         histories: a file of json lines, ``{"id": ..., "items": [...], "times": [...]}``, or a file
             or folder of parquet with such columns, instead of the users of the data.
         data_path: the folder that holds the folder of the dataset.
-        at: times of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
+        at: time of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
         because: how many past interactions that carried an item are named.
     """
@@ -106,12 +107,14 @@ class BulkRequest:
     because: int = 0
 
     def names(self) -> dict[str, list[str] | None]:
-        """Read the files of names."""
+        """Return the names in the files ``items`` and ``exclude``; None where no file is given."""
         files = {"items": self.items, "exclude": self.exclude}
-        return {what: None if file is None else read_names(file) for what, file in files.items()}
+        return {
+            option: None if file is None else read_names(file) for option, file in files.items()
+        }
 
     def load(self, reporter: Reporter) -> Recommender:
-        """Read the model, and report how its data have grown.
+        """Load the model, and report how its data have grown since training.
 
         Raises:
             UsageError: if both users and histories are given, or the run cannot be read.
@@ -138,7 +141,8 @@ class BulkRequest:
 
 
 def read_at(text: str | None) -> float | str | datetime | None:
-    """Read a time of a request: a number in the unit of the time field, a date, or ``now``."""
+    """Return the time of a request from text: a number in the unit of the time field, a date, or
+    ``now``."""
     if text is None:
         return None
     if text == "now":
@@ -150,7 +154,7 @@ def read_at(text: str | None) -> float | str | datetime | None:
 
 
 def write_recommendations(request: BulkRequest, out: str | Path | None = None) -> Path:
-    """Write recommendations part by part, so that memory does not grow with users.
+    """Write recommendations to a file part by part, so that memory does not grow with users.
 
     Args:
         request: what to recommend.
@@ -158,14 +162,16 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
             None. A pipe or ``/dev/stdout`` is written to as it is.
 
     Raises:
-        StorageError: if the file cannot be written; one that was there is as it was.
+        StorageError: if the file cannot be written; an earlier file stays as it was.
     """
     keep_freed_memory()
     run = RunFolder(request.run_dir).require()
     file = run.path / "recommendations.csv" if out is None else Path(out)
     # /dev/stdout gets the table alone
     reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
-    with _writer(file) as write:  # before the work: it may be that nothing can be written
+    with _writer(
+        file
+    ) as write:  # opened before the work: a path that cannot be written fails at once
         names = request.names()
         trained = request.load(reporter)
         choice = trained.choice(names["items"], names["exclude"])
@@ -174,10 +180,10 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
         asked = trained.of_users(request.users) if by_user else _read(trained, request.histories)
         asked = trained.requested(asked, read_at(request.at))
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
-        formulas = file.suffix != ".parquet" and any(
+        has_formulas = file.suffix != ".parquet" and any(
             no_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
         )
-        if formulas:
+        if has_formulas:
             reporter.line(
                 "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
                 "would take them for formulas; parquet has them as they are"
@@ -185,10 +191,10 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
         if not len(asked):
             write(pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(request.because)]))
         with reporter.task("recommending", len(asked)) as task:
-            given = request.k, request.exclude_seen, choice, request.because
-            for part, seen in trained.parts(asked, *given):
+            options = request.k, request.exclude_seen, choice, request.because
+            for part, seen in trained.parts(asked, *options):
                 table = rename_fields(part, trained) if by_user else part.astype({"id": str})
-                write(table.apply(lambda x: x.map(no_formula)) if formulas else table)
+                write(table.apply(lambda x: x.map(no_formula)) if has_formulas else table)
                 task.advance(counts.add(part, seen))
     if 0 < counts.rows <= _FEW and not (by_user and request.users is None):
         reporter.line(table.to_string(index=False))
@@ -202,10 +208,10 @@ class Counts:
     """Numbers of recommendations.
 
     Attributes:
-        people: users or histories that got some.
-        popular: of them, those that got the most popular items.
+        people: users or histories with recommendations.
+        popular: users or histories that got the most popular items.
         rows: recommendations.
-        seen: of them, those of items in the history already.
+        seen: recommendations of items that are in the history already.
         unknown: items of histories that the model does not know.
     """
 
@@ -216,7 +222,12 @@ class Counts:
     unknown: int = 0
 
     def add(self, part: pd.DataFrame, seen: int) -> int:
-        """Count a table of recommendations; return for how many users it is."""
+        """Add a table of recommendations; return the number of its users or histories.
+
+        Args:
+            part: table of recommendations.
+            seen: how many of its items are in the history already.
+        """
         first = part["rank"] == 1
         people = int(first.sum())
         popular = int((first & (part["by"] != MODEL)).sum())
@@ -224,12 +235,12 @@ class Counts:
         return people
 
     def sum(self, other: Counts) -> None:
-        """Add those of another part."""
+        """Add the counts of another part."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
     def report(self, reporter: Reporter, model: str, exclude_seen: bool | None) -> None:
-        """Print them."""
+        """Print the counts."""
         reporter.line(f"{self.rows:,} recommendations of {model}")
         if self.unknown:
             reporter.line(
@@ -248,6 +259,7 @@ class Counts:
 
 
 def _read(trained: Recommender, file: Any) -> Histories:
+    """Return the histories in parquet or in a file of json lines."""
     if is_parquet(file):
         tables = (table for unit in list_units(file, UNIT) for table in read_tables(**unit))
         return Histories.joined([trained.read(table) for table in tables])
@@ -255,23 +267,23 @@ def _read(trained: Recommender, file: Any) -> Histories:
 
 
 def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
-    """Call columns as the fields of the data."""
+    """Rename the columns ``id`` and ``item`` to the user and item fields of the data."""
     dataset = trained.dataset
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
 def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
-    """Print how many names of ``--items`` and ``--exclude`` are of no item."""
-    for option, given in names.items():
-        if unknown := [name for name in given or () if name not in trained.ids]:
+    """Print how many names in the files ``--items`` and ``--exclude`` the model does not know."""
+    for option, listed in names.items():
+        if unknown := [name for name in listed or () if name not in trained.ids]:
             reporter.line(
-                f"--{option}: {len(unknown):,} of {len(given or ()):,} names are of no item that "
+                f"--{option}: {len(unknown):,} of {len(listed or ()):,} names are of no item that "
                 f"the model knows, {shown(unknown[0])} first; they count for nothing"
             )
 
 
 def read_names(file: str | Path) -> list[str]:
-    """Return names of a file, one a line, letter by letter: names may begin or end with a space."""
+    """Return the names in a file, one on each line; spaces belong to names and are kept."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")  # newlines of any system are \n here
     except (OSError, UnicodeDecodeError) as error:
@@ -281,17 +293,21 @@ def read_names(file: str | Path) -> list[str]:
 
 @contextmanager
 def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """Yield what appends a table to a csv or parquet file, which is there whole at the end."""
-    parquet = file.suffix == ".parquet"
-    with whole(file, text=not parquet) as unfinished, ExitStack() as opened:
+    """Yield a function that appends a table to a csv or parquet file; for use in a ``with`` block.
+
+    The file appears once all of it is written.
+    """
+    is_parquet_file = file.suffix == ".parquet"
+    with whole(file, text=not is_parquet_file) as unfinished, ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
-        begun = False
+        has_header = False
 
         def write(table: pd.DataFrame) -> None:
-            nonlocal writer, begun
-            if not parquet:
-                table.to_csv(unfinished, header=not begun, index=False)
-                begun = True
+            """Append a table; the header of a csv file goes with the first."""
+            nonlocal writer, has_header
+            if not is_parquet_file:
+                table.to_csv(unfinished, header=not has_header, index=False)
+                has_header = True
                 return
             reasons = len(table.columns) - len(_KINDS)
             kinds = _KINDS + _REASON_KINDS * (reasons // len(_REASON_KINDS))

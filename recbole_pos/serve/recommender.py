@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
-from recbole_pos.data.item_vectors import read_new, to_files
+from recbole_pos.data.item_vectors import read_new_vectors, to_files
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
@@ -94,7 +94,7 @@ class Recommender(ExplainingModel):
         histories_only: bool | None = None,
         item_vectors: Any = None,
     ) -> Recommender:
-        """From the folder of a run; its data may have grown since.
+        """Load a trained model from the folder of a run, whose data may have grown since.
 
         Without the dataset it recommends to given histories; users need it, and so do models that
         read more of it than names.
@@ -111,7 +111,7 @@ class Recommender(ExplainingModel):
             RunWarning: if the run is unfinished, or the dataset is not where it was.
 
         Raises:
-            UsageError: if it is not one, or the model needs the dataset and that is not there.
+            UsageError: if it is not the folder of a run, or lacks a dataset that the model needs.
             CheckpointError: if the data the model was trained on are not there any more.
         """
         trained = cls._loaded(run_dir, data_path, histories_only)
@@ -123,15 +123,16 @@ class Recommender(ExplainingModel):
     def _loaded(
         cls, run_dir: str | Path, data_path: str | Path | None, histories_only: bool | None
     ) -> Recommender:
+        """Load the model, without its dataset where that is possible; see :meth:`load`."""
         if data_path is not None or histories_only is False:
             return cls._with_data(run_dir, data_path)
-        there = finds_dataset(run_dir)
-        if there and not histories_only:
+        has_dataset = finds_dataset(run_dir)
+        if has_dataset and not histories_only:
             return cls._with_data(run_dir, None)
         try:
             trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
         except NeedsDataset:
-            if not there:
+            if not has_dataset:
                 raise
             return cls._with_data(run_dir, None)
         if not histories_only:
@@ -140,6 +141,7 @@ class Recommender(ExplainingModel):
 
     @classmethod
     def _with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
+        """Load the model and its dataset, with what the data have beyond the training."""
         growth, strangers = Growth(), []
 
         def with_later(dataset: Any) -> Any:
@@ -148,9 +150,9 @@ class Recommender(ExplainingModel):
             if later is None:
                 return dataset
             growth = later.growth
-            new = not reads_users(dataset.config["model"], dataset.config.model_class)
-            strangers = [*([] if new else later.users), *later.lonely]
-            return dataset.with_later(new_users=new)
+            has_new_users = not reads_users(dataset.config["model"], dataset.config.model_class)
+            strangers = [*([] if has_new_users else later.users), *later.lonely]
+            return dataset.with_later(new_users=has_new_users)
 
         experiment = load(run_dir, with_later, grown=True, data_path=data_path)
         return cls(experiment, growth, strangers, folder_of(run_dir))
@@ -160,17 +162,17 @@ class Recommender(ExplainingModel):
         return _unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
 
     def add_items(self, item_vectors: Any) -> str:
-        """Let items be recommended that were not there in training, by their content.
+        """Add items that were not in the training data to the catalogue, by their content vectors.
 
         Args:
             item_vectors: as the option of that name, made in the way of those of the run; items
                 that the model knows stay as they are.
 
         Returns:
-            A sentence that counts them.
+            A sentence with the number of new items.
 
         Raises:
-            UsageError: if the model reads no content, or the vectors do not fit.
+            UsageError: if the model reads no content or other attributes, or vectors do not fit.
         """
         model, dataset = self.experiment.model, self.dataset
         if getattr(model, "content_source", None) is None:
@@ -178,7 +180,7 @@ class Recommender(ExplainingModel):
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
                 "train it with item_vectors and item_vectors_use: add, replace or late"
             )
-        names, vectors = read_new(to_files(item_vectors), self.ids, dataset.iid_field)
+        names, vectors = read_new_vectors(to_files(item_vectors), self.ids, dataset.iid_field)
         model.add_items(vectors)
         self.items = np.append(self.items, names)
         self.ids |= {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
@@ -190,12 +192,12 @@ class Recommender(ExplainingModel):
         return f"new items by their content: {len(names):,}"
 
     @torch.inference_mode()
-    def _require_readable(self, names: np.ndarray) -> None:
-        """Require that the model reads new items in a history, too."""
-        if not len(names):
+    def _require_readable(self, item_names: np.ndarray) -> None:
+        """Raise a UsageError if the model cannot encode a history of new items, tried with one."""
+        if not len(item_names):
             return
         try:
-            self.scorer.states(self.read([{"items": [names[0]], "times": [0.0], "at": 0.0}]))
+            self.scorer.states(self.read([{"items": [item_names[0]], "times": [0.0], "at": 0.0}]))
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
@@ -261,10 +263,10 @@ class Recommender(ExplainingModel):
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Return histories as people give them, or a table of them, with ids of items.
+        """Check histories and look up the ids of their items; see :func:`read_histories`.
 
         Raises:
-            UsageError: if the model does not score by histories, or one is not one.
+            UsageError: if the model does not read histories, or one is malformed.
         """
         if self.by_user:
             raise UsageError(
@@ -276,7 +278,7 @@ class Recommender(ExplainingModel):
 
     @cached_property
     def _fields(self) -> dict[str, dict[str, Field]]:
-        """The fields that histories may give of interactions and users, beside items and times."""
+        """Fields of interactions and users that histories may have, beside items and times."""
         names = self.dataset.field2id_token
 
         def describe(name: str, embed: Any) -> Field:
@@ -286,22 +288,22 @@ class Recommender(ExplainingModel):
             return None if embed.numeric else (ids, bool(embed.is_list))
 
         return {
-            of: {name: describe(name, embed) for name, embed in fields.items()}
-            for of, fields in self.scorer.fields.items()
+            table: {name: describe(name, embed) for name, embed in fields.items()}
+            for table, fields in self.scorer.fields.items()
         }
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
-        """Return histories with the times at which they are asked for, where the model reads these.
+        """Return histories with a time of the request each, if the model reads it.
 
         Args:
             asked: the histories.
-            at: for those without a time; now if None.
+            at: time of the requests that have none; now if None.
 
         Warns:
-            RunWarning: once, where now is taken.
+            RunWarning: once, if the present time is taken.
 
         Raises:
-            UsageError: if the model does not read it, or one is requested before its newest event.
+            UsageError: for a time that the model does not read, or before the newest event.
         """
         if not self.scorer.reads_request:
             if at is not None or asked.at is not None:
@@ -337,10 +339,10 @@ class Recommender(ExplainingModel):
         return seconds if 1 < first and last < 2100 - 1970 else None
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
-        """Return histories of users in the data, each once; of all with an event if None.
+        """Return the histories of users in the data, each user once; of all with an event if None.
 
         Raises:
-            UsageError: if some have none.
+            UsageError: if a user has no event.
         """
         dataset, log = self.dataset, self.dataset.log
         names = dataset.field2id_token[dataset.uid_field]
@@ -374,24 +376,24 @@ class Recommender(ExplainingModel):
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> Choice:
-        """Return which items may be recommended; see :meth:`recommend`. Unknown names are left out.
+        """Return the items that may be recommended and their boosts; unknown names are left out.
 
         Raises:
-            UsageError: if none is left, or a boost is no finite number.
+            UsageError: if no item is left, or a boost is not a finite number.
         """
         if allowed is None and excluded is None and not boosts:
             return self._every
         allows = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
         allows[1:] = allowed is None
-        for what, names, value in (("allowed", allowed, True), ("excluded", excluded, False)):
+        for key, names, is_allowed in (("allowed", allowed, True), ("excluded", excluded, False)):
             if names is None:
                 continue
             if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
-                raise UsageError(f"{what}: expected names of items, found {shown(names)}")
-            allows[[self.ids[name] for name in map(str, names) if name in self.ids]] = value
+                raise UsageError(f"{key}: expected names of items, found {shown(names)}")
+            allows[[self.ids[name] for name in map(str, names) if name in self.ids]] = is_allowed
             if not allows.any():
-                why = "none of them is known" if value else "all items are excluded"
-                raise UsageError(f"{what}: no item is left to recommend: {why}")
+                why = "none of them is known" if is_allowed else "all items are excluded"
+                raise UsageError(f"{key}: no item is left to recommend: {why}")
         items = allows.nonzero()[:, 0]
         if boosts is not None and not isinstance(boosts, Mapping):
             raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
@@ -414,8 +416,8 @@ class Recommender(ExplainingModel):
         choice: Choice,
         because: int = 0,
     ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Yield recommendations as :meth:`recommend` gives them, pool by pool in the order asked;
-        and how many of them are in the history already."""
+        """Yield tables as :meth:`recommend` returns them, pool by pool in the order of ``asked``,
+        each with how many of its items are in the history already."""
         names = np.array(asked.ids, dtype=object)
         require_reasons(self.scorer, because, asked)
         for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
@@ -444,8 +446,8 @@ class Recommender(ExplainingModel):
     def ranked(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield what :meth:`parts` has, as arrays: of each recommendation the number of its
-        history, the rank, the id of the item, the score, and whether it is the model's."""
+        """Yield the recommendations of :meth:`parts` as arrays [p]: number of the history, rank
+        from 1, id of the item, score, and whether the score is the model's."""
         self.require_k(k)
         hide = self.hides_seen(exclude_seen)
         for begin in range(0, len(asked), BATCH * POOL):
@@ -460,43 +462,43 @@ class Recommender(ExplainingModel):
             yield row[order], rank[order], item[order], score[order], by[order]
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
-        """Whether items of a history are left out, as asked for or else as in evaluation."""
+        """Return whether seen items are excluded: as requested, or else as in evaluation."""
         return masks_history(self.config) if exclude_seen is None else exclude_seen
 
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Return rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
+        """Return the recommendations of a batch; the most popular items for empty histories."""
         found = []
         for by_model in (True, False):
-            which = np.flatnonzero((asked.lengths > 0) == by_model)
-            if not len(which):
+            members = np.flatnonzero((asked.lengths > 0) == by_model)
+            if not len(members):
                 continue
-            some = asked.some(which)
+            group = asked.some(members)
             barred = None
             if exclude_seen:
-                of_row = torch.repeat_interleave(torch.from_numpy(some.lengths))
-                barred = of_row, torch.from_numpy(some.items)
+                of_row = torch.repeat_interleave(torch.from_numpy(group.lengths))
+                barred = of_row, torch.from_numpy(group.items)
             if by_model:
-                score, item = top_items(self.scorer.scores(some), choice, k, barred)
+                score, item = top_items(self.scorer.scores(group), choice, k, barred)
             else:  # the same for all of them
                 score, item = top_items(
                     lambda ids: self.popularity[ids][None], Choice(choice.items), k
                 )
-                score, item = (np.repeat(x, len(some), 0) for x in (score, item))
+                score, item = (np.repeat(x, len(group), 0) for x in (score, item))
             row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
             by = np.full(len(row), by_model)
-            found.append((rows[which][row], rank + 1, item[row, rank], score[row, rank], by))
+            found.append((rows[members][row], rank + 1, item[row, rank], score[row, rank], by))
         return tuple(map(np.concatenate, zip(*found)))  # noqa: B905
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
-        """Return [b, d] a vector a history: an item's score is its product with that of the item.
+        """Return the vector of each history [b, d]: its product with an item's vector is the score.
 
-        A history of which nothing is known has the vector 0.
+        A history without a known item has the vector 0.
 
         Raises:
-            UsageError: if the model has no such vectors, or one is no history.
+            UsageError: if the model has no such vectors, or a history is malformed.
         """
         vectors, asked = self.scorer.require_vectors(), self.requested(self.read(histories))
         states = np.zeros((len(asked), vectors.size(1)), dtype=np.float32)
@@ -510,7 +512,7 @@ class Recommender(ExplainingModel):
         """Return names [items] and vectors [items, d] of the catalogue.
 
         Raises:
-            UsageError: if the model has none.
+            UsageError: if the model has no vectors of items.
         """
         return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
 
@@ -521,11 +523,11 @@ class Recommender(ExplainingModel):
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the items whose vectors point most nearly the same way.
+        """Return the items whose vectors have the highest cosine with those of given items.
 
         Args:
-            items: names, or one.
-            k: how many for each; fewer where fewer are left.
+            items: names of items, or one name.
+            k: neighbours of each item; fewer where fewer are left.
             allowed: names of the items to choose from; all if None.
             excluded: names of items to leave out.
 
@@ -535,8 +537,8 @@ class Recommender(ExplainingModel):
         Raises:
             UsageError: for unknown items, or a model without vectors.
         """
-        one = isinstance(items, str) or not isinstance(items, Iterable)
-        names = [str(item) for item in ([items] if one else items)]
+        is_single = isinstance(items, str) or not isinstance(items, Iterable)
+        names = [str(item) for item in ([items] if is_single else items)]
         for name in names:
             self.require_id(name)
         row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
@@ -550,8 +552,8 @@ class Recommender(ExplainingModel):
         )
 
     def nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """Return what :meth:`similar` has, as arrays: of each neighbour the number of its item, the
-        rank, the id, and the cosine."""
+        """Return the neighbours of :meth:`similar` as arrays: for each the number of the item in
+        ``names``, the rank from 1, the id of the neighbour, and the cosine."""
         self.require_k(k)
         vectors = self._directions
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
@@ -566,11 +568,11 @@ class Recommender(ExplainingModel):
 
     @cached_property
     def _directions(self) -> Tensor:
-        """[items + 1, d] vectors of length 1."""
+        """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
     def require_k(self, k: int) -> int:
-        """k; a UsageError if there are not so many items."""
+        """Return k; raise a UsageError unless it is from 1 to the number of items."""
         if not (is_whole(k) and 1 <= k <= len(self.items)):
             raise UsageError(
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
@@ -585,7 +587,7 @@ def _unpack(
     growth: Growth,
     strangers: list[str],
 ) -> Recommender:
-    """The other end of pickle: the run, in a folder that goes with the model."""
+    """Restore a pickled model: write its run into a temporary folder and load it from there."""
     home = TemporaryFolder()
     for name, content in files.items():
         (home.path / name).write_bytes(content)

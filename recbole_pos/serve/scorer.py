@@ -11,7 +11,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
-from recbole_pos.data.batch import each_tensor
+from recbole_pos.data.batch import map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
@@ -20,10 +20,11 @@ from recbole_pos.values import Options
 
 
 class Scorer:
-    """A trained model, asked for what comes after histories.
+    """Scores of a trained model for the item after each history.
 
     Attributes:
-        vectors: [items + 1, d] what states are compared with; None for models that score otherwise.
+        vectors: [items + 1, d] of items, whose products with states are the scores; None for models
+            that score otherwise.
         needs_time: whether histories must have times.
         reads_request: whether the time of the request is read.
         reach: how many of the newest interactions are read; None for all.
@@ -38,14 +39,14 @@ class Scorer:
         self.reach: int | None = None if linked else config["MAX_ITEM_LIST_LENGTH"]
         embeds = getattr(model, "event_features", None)
         self.fields = {"events": {}, "user": {}} if embeds is None else embeds.by_table()
-        plain = isinstance(model, PosRecommender) and model.scores_by_products
-        self.vectors: Tensor | None = model.item_vectors().detach() if plain else None
+        has_vectors = isinstance(model, PosRecommender) and model.scores_by_products
+        self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
 
     def require_vectors(self) -> Tensor:
-        """``vectors``.
+        """Return ``vectors``.
 
         Raises:
-            UsageError: if there are none.
+            UsageError: if the model has none.
         """
         if self.vectors is None:
             raise UsageError(
@@ -55,7 +56,7 @@ class Scorer:
         return self.vectors
 
     def scores(self, asked: Histories) -> Callable[[Tensor], Tensor]:
-        """Return [b, c] scores of c item ids after histories, none of them empty."""
+        """Return a function from item ids [c] to scores [b, c] after b histories, none empty."""
         if self.vectors is not None:
             states, vectors = self.states(asked), self.vectors
             return lambda items: products(states, vectors, items).cpu()
@@ -63,39 +64,39 @@ class Scorer:
         return lambda items: every[:, items]
 
     def states(self, asked: Histories) -> Tensor:
-        """[b, d] what predicts the event after each of some histories, none of them empty."""
+        """Return the states [b, d] that predict the event after each history, none empty."""
         if self.model.needs_events and asked.users is not None:
             return self.model.after_users(asked.users)
         asked = asked if self.reach is None else asked.newest(self.reach)
         parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
         if self.reads_request:
             parts.append(asked.at)
-        more = {}
+        options = {}
         if any(self.fields.values()):
-            more["features"] = each_tensor(asked.features, self._send)
+            options["features"] = map_tensors(asked.features, self._send)
         return self.model.after(
-            *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **more
+            *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **options
         )
 
     def _send(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
     def rows(self, asked: Histories) -> Interaction:
-        """RecBole's rows of histories, padded on the right to L."""
+        """Return histories as examples of RecBole: lists padded on the right to [b, L]."""
         config, length = self.config, self.config["MAX_ITEM_LIST_LENGTH"]
         users = np.zeros(len(asked), np.int64) if asked.users is None else asked.users
         columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             asked = asked.newest(length)
             lengths = torch.from_numpy(asked.lengths)
-            real = torch.arange(length) < lengths[:, None]
+            is_event = torch.arange(length) < lengths[:, None]
             items, features = torch.from_numpy(asked.items), asked.features
             lists = {config["ITEM_ID_FIELD"]: items, **features.events}
             if asked.times is not None:
                 lists[config["TIME_FIELD"]] = torch.from_numpy(asked.times)
             for field, values in lists.items():
-                block = values.new_zeros(*real.shape, *values.shape[1:])
-                block[real] = values
+                block = values.new_zeros(*is_event.shape, *values.shape[1:])
+                block[is_event] = values
                 columns[field + config["LIST_SUFFIX"]] = block
             columns |= features.users
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
@@ -108,10 +109,10 @@ def top_items(
     """Return the k best items of every row, best first.
 
     Args:
-        scores: of ids [c] the scores [rows, c].
-        choice: which items may be taken.
-        k: how many.
-        barred: [p] rows and [p] ids of pairs that are left out.
+        scores: returns the scores [rows, c] of item ids [c].
+        choice: items to choose from.
+        k: number of items.
+        barred: [p] rows and [p] ids of pairs that are excluded.
 
     Returns:
         scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where

@@ -11,26 +11,27 @@ import pandas as pd
 
 from recbole_pos.errors import UsageError
 
-# What targets can be binned by: column -> what its values are called.
+# Columns of targets with bins by edges -> name of their values.
 KINDS = {"history": "history", "age": "age", "popularity": "popularity"}
 COLD = "cold"
 _SPANS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def masks(targets: pd.DataFrame, kind: str, edges: Sequence[float] = ()) -> dict[str, np.ndarray]:
-    """Return the bins of one kind.
+    """Assign targets to the bins of one kind.
 
     Args:
         targets: targets of a :class:`~recbole_pos.study.ranks.RankTable`.
         kind: history (length), age (seconds from the newest event of the history to the target),
             popularity (training events of the item), or cold (whether it has none).
-        edges: ascending; a bin holds what is above one edge and not above the next. Cold has none.
+        edges: ascending; a value is in a bin if it is above one edge and not above the next. The
+            kind cold has no edges.
 
     Returns:
-        Name of the bin -> [targets] which of them are in it.
+        Name of the bin -> [targets] whether a target is in it.
 
     Raises:
-        UsageError: if the runs did not write down what the bins are of.
+        UsageError: if the runs have not recorded the column of the bins.
     """
     column = "popularity" if kind == COLD else kind
     if column not in targets.columns:
@@ -71,7 +72,12 @@ def labels(kind: str, edges: Sequence[float]) -> list[str]:
 
 
 def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Return kind -> its bins, for every kind that a study asks for."""
+    """Return kind -> its bins, as :func:`masks` returns them, for every kind of a study.
+
+    Args:
+        targets: targets of a :class:`~recbole_pos.study.ranks.RankTable`.
+        bins: kind -> edges, or cold -> True.
+    """
     return {
         kind: masks(targets, kind, () if kind == COLD else edges)
         for kind, edges in bins.items()
@@ -80,6 +86,7 @@ def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[
 
 
 def _span(seconds: float) -> str:
+    """Return a duration in the largest unit that divides it, such as ``2 days``."""
     for name, length in _SPANS:
         if seconds >= length and seconds % length == 0:
             count = seconds / length

@@ -1,4 +1,4 @@
-"""The plan of a study: rows of models and options, seeds, one search for all, what is compared."""
+"""The plan of a study: rows of models and options, seeds, searches, and tables of comparisons."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FIRST_SEED = 2020  # RecBole's default
 
 @dataclass(frozen=True)
 class Attach:
-    """A row whose runs are made from those of another.
+    """How the runs of a row are made from the trained models of another row.
 
     Attributes:
-        to: that row.
-        schemes: position schemes that its trained models are given; none of a row that only tests
-            them again, with options of its own.
+        to: name of the other row.
+        schemes: position schemes to add to its models and train; empty for a row that only tests
+            the models again, with options of its own.
     """
 
     to: str
@@ -26,18 +26,19 @@ class Attach:
 
     @property
     def retest(self) -> bool:
-        """Whether nothing is trained."""
+        """Whether the models are only tested again."""
         return not self.schemes
 
 
 @dataclass(frozen=True)
 class Search:
-    """How a row's configuration is found, by validation alone.
+    """How the configuration of a row is searched, by validation only.
 
     Attributes:
-        trials: configurations that are tried.
+        trials: number of configurations to try.
         grid: option -> values, of which every combination is tried; None for a space.
-        space: option -> how it is drawn, as in a space file; or the name of one; None for a grid.
+        space: option -> how it is sampled, as in a space file; or the name of a space file; None
+            for a grid.
         lines: option -> file and line.
     """
 
@@ -60,12 +61,12 @@ class Row:
     """One line of the comparison.
 
     Attributes:
-        name: as tables have it.
-        options: model and options, over those of the base.
-        config_files: after those of the base.
-        attach: whose runs it is made from; None for a row that is trained from nothing.
-        search: its own or the study's; None where nothing is searched.
-        unread: options of the base that its model does not read, and that others do.
+        name: name in tables.
+        options: model and options, which win over those of the base.
+        config_files: config files, which are read after those of the base.
+        attach: the row whose models it starts from; None for a row that is trained from scratch.
+        search: search of the row or of the study; None where nothing is searched.
+        unread: options of the base that only models of other rows read.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ties:
-    """In which order events of one user at one time stand.
+    """The order of interactions of one user at one time.
 
     Attributes:
         order: ``file``, ``random`` or ``drop`` (users whose test item depends on it are left out).
@@ -97,11 +98,11 @@ class TablePlan:
     """One table of the report.
 
     Attributes:
-        title: above it.
-        rows: names.
-        metrics: its columns; the first is the one that differences are taken in.
+        title: title above the table.
+        rows: names of its rows.
+        metrics: metrics in its columns; differences are of the first.
         reference: row that the others are compared to.
-        validation: whether it has a column of the first metric in validation, to choose rows by.
+        validation: whether the table has a column of the validation metric, to choose rows by.
     """
 
     title: str
@@ -113,21 +114,21 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study, checked but for what only models and data can tell.
+    """A study, checked as far as possible without its models and data.
 
     Attributes:
-        dataset: its name.
-        title, question, protocol: in words.
+        dataset: name of the dataset.
+        title, question, protocol: texts of the report.
         base: options of every row.
         config_files: config files of every row.
         rows: by name, in the order of the tables.
         seeds: seeds of every row.
-        search_seeds: of how many of them, the first ones, a search takes the mean of validation.
-        reference: row that differences are taken to.
-        metrics: in lower case; the first is the main one.
+        search_seeds: number of first seeds over which a search takes the mean of validation.
+        reference: row that the others are compared to.
+        metrics: metrics in lower case; the first is the main one.
         bins: kind -> edges, or cold -> True.
-        paper: row -> metric -> figure.
-        tables: what is shown.
+        paper: row -> metric -> value in the paper.
+        tables: tables of the report.
         ties: order of events at one time.
         unit: column of the ranks whose values are independent of each other.
         source: what the plan was read from, for messages.
@@ -157,23 +158,23 @@ class Plan:
         return self.seeds[: self.search_seeds]
 
     def options(self, row: str) -> dict[str, Any]:
-        """Model, dataset, config files and options of a row, before a search has chosen any.
+        """Return model, dataset, config files and options of a row, without those of a search.
 
-        Those of a row that is attached are its own only, with ``attach``: the schemes.
+        An attached row has its own options only, and the schemes to attach under ``attach``.
         """
-        found = self.rows[row]
-        if found.attach:
-            return {**found.options, "attach": list(found.attach.schemes)}
-        files = [*self.config_files, *found.config_files]
+        planned = self.rows[row]
+        if planned.attach:
+            return {**planned.options, "attach": list(planned.attach.schemes)}
+        files = [*self.config_files, *planned.config_files]
         listed = {"config_files": files} if files else {}
-        base = {key: value for key, value in self.base.items() if key not in found.unread}
-        options = {**base, **found.options, "dataset": self.dataset, **listed}
+        base = {key: value for key, value in self.base.items() if key not in planned.unread}
+        options = {**base, **planned.options, "dataset": self.dataset, **listed}
         if self.ties.order != "file":
             options["eval_args"] = {**(options.get("eval_args") or {}), "ties": str(self.ties)}
         return options
 
     def order(self) -> list[str]:
-        """Return rows, each after the one that it is attached to.
+        """Return the names of rows, each after the row that it is attached to.
 
         Raises:
             UsageError: if configurations are attached to each other in a circle.
@@ -189,7 +190,7 @@ class Plan:
             ) from error
 
     def root(self, row: str) -> str:
-        """Return the row that a chain of attachments begins at."""
+        """Return the row at the start of a chain of attachments, perhaps the row itself."""
         while attach := self.rows[row].attach:
             row = attach.to
         return row
@@ -200,17 +201,17 @@ class Plan:
 
 
 def require_equal_trials(plan: Plan) -> None:
-    """No row may be searched harder than another.
+    """Require the same number of trials for all searched rows, for a fair comparison.
 
     Raises:
         UsageError: naming two rows, their numbers of trials and the line.
     """
     searched = [(row.name, row.search.trials) for row in plan.rows.values() if row.search]
-    for row, mine in searched[1:]:
+    for row, trials in searched[1:]:
         first, budget = searched[0]
-        if mine != budget:
+        if trials != budget:
             raise plan.source.error(
                 ("rows", row, "search"),
-                f"{row} is searched with {mine} trials and {first} with "
+                f"{row} is searched with {trials} trials and {first} with "
                 f"{budget}; give all as many, or those that need none `search: false`",
             )

@@ -12,7 +12,7 @@ import pandas as pd
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown, suggest
 
-# Of a rank below the cutoff; a target is the only relevant item of its list.
+# Gain of a rank below the cutoff; a target is the only relevant item of its list.
 _GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "hit": lambda rank, k: np.ones_like(rank),
     "recall": lambda rank, k: np.ones_like(rank),
@@ -22,18 +22,18 @@ _GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "map": lambda rank, k: 1 / (rank + 1),
 }
 _METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
-# What tells targets apart, where runs have it, beside the unit.
+# Columns that identify targets, where runs have them, beside the unit.
 _FACTS = ("item", "history", "age", "popularity")
 
 
 def is_from_ranks(metric: str) -> bool:
     """Return whether a metric's name (``ndcg@10``) is one that :func:`gains` knows."""
-    found = _METRIC.fullmatch(metric.lower())
-    return found is not None and found[1] in _GAINS
+    match = _METRIC.fullmatch(metric.lower())
+    return match is not None and match[1] in _GAINS
 
 
 def gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """Return what each target adds to a metric.
+    """Return the gain of each target, whose mean is the metric.
 
     Args:
         rank: rank of the target among all items, 0 for the first; a half rank is allowed for
@@ -46,27 +46,27 @@ def gains(rank: np.ndarray, metric: str) -> np.ndarray:
     Raises:
         UsageError: for another metric.
     """
-    found = _METRIC.fullmatch(metric.lower())
-    if not found or found[1] not in _GAINS:
+    match = _METRIC.fullmatch(metric.lower())
+    if not match or match[1] not in _GAINS:
         hint = suggest(metric.partition("@")[0], _GAINS)
         raise UsageError(
             f"metric {shown(metric)} does not follow from ranks; known are "
             f"{', '.join(f'{name}@K' for name in _GAINS)}{hint}"
         )
-    rank, cutoff = np.asarray(rank, dtype=float), int(found[2])
+    rank, cutoff = np.asarray(rank, dtype=float), int(match[2])
     with np.errstate(invalid="ignore"):
-        return np.where(rank < cutoff, _GAINS[found[1]](rank, cutoff), 0.0)
+        return np.where(rank < cutoff, _GAINS[match[1]](rank, cutoff), 0.0)
 
 
 def require_metrics(
     metrics: Mapping[str, float], rank: np.ndarray, decimals: int, name: str
 ) -> None:
-    """Require that metrics are those of their ranks, as far as they follow from ranks.
+    """Require that the metrics of a test agree with the ranks of its targets.
 
     Args:
-        metrics: metrics of a test.
-        rank: rank of its targets.
-        decimals: that metrics are rounded to.
+        metrics: metrics of a test; those that do not follow from ranks are not checked.
+        rank: [targets] ranks.
+        decimals: number of decimals that metrics are rounded to.
         name: name of the file, for messages.
 
     Raises:
@@ -74,10 +74,11 @@ def require_metrics(
     """
     for metric, value in metrics.items():
         if len(rank) and is_from_ranks(metric):
-            found = float(gains(rank, metric).mean())
-            if abs(found - value) > 0.5001 * 10.0**-decimals + 1e-9:
+            score = float(gains(rank, metric).mean())
+            half_unit = 0.5001 * 10.0**-decimals + 1e-9  # of the last decimal, and float noise
+            if abs(score - value) > half_unit:
                 raise UsageError(
-                    f"{name}: {metric} of these ranks is {found:.6f}, expected the {value:g} that "
+                    f"{name}: {metric} of these ranks is {score:.6f}, expected the {value:g} that "
                     "the run says about its test"
                 )
 
@@ -87,10 +88,10 @@ class RankTable:
     """Ranks of the same targets in several runs.
 
     Attributes:
-        runs: a line a run: row (str) and seed (int).
-        targets: a line a target: unit (what is independent of the others: a user, a session), and
-            where known item, history (length), age (of the newest event of the history, in seconds)
-            and popularity (training events of the item; 0 is a cold one).
+        runs: a line for each run: row (str) and seed (int).
+        targets: a line for each target: unit (user or session; units are independent), and where
+            known item, history (length), age (of the newest event of the history, in seconds) and
+            popularity (training events of the item; 0 for a cold item).
         rank: [runs, targets] rank of a target among all items in a run, 0 for the first.
         unit: [targets] number of the unit of a target, 0 to units - 1.
     """
@@ -104,12 +105,12 @@ class RankTable:
     def from_runs(
         cls, frames: Mapping[tuple[str, int], pd.DataFrame], unit: str = "user"
     ) -> RankTable:
-        """Put the ranks of runs beside each other.
+        """Align the ranks of runs by target.
 
         Args:
-            frames: (row, seed) -> a line a test target, with the columns rank and ``unit``, and
-                perhaps item, history, age, popularity. Order of lines does not matter.
-            unit: the column of what is independent of the others.
+            frames: (row, seed) -> a line for each test target, with the columns rank and ``unit``,
+                and perhaps item, history, age, popularity. The order of lines does not matter.
+            unit: column of the independent units, such as users.
 
         Raises:
             UsageError: if a column is missing, a rank is wrong, or two runs were not tested on the
@@ -118,12 +119,12 @@ class RankTable:
         first: pd.DataFrame | None = None
         ranks, name = [], ""
         for (row, seed), frame in frames.items():
-            here = f"{row}, seed {seed}"
-            targets, rank = _sorted(frame, unit, here)
+            run = f"{row}, seed {seed}"
+            targets, rank = _sorted(frame, unit, run)
             if first is None:
-                first, name = targets, here
+                first, name = targets, run
             elif not first.equals(targets):
-                raise UsageError(f"{here} and {name} cannot be compared: {_unlike(targets, first)}")
+                raise UsageError(f"{run} and {name} cannot be compared: {_unlike(targets, first)}")
             ranks.append(rank)
         if first is None:
             raise UsageError("found no run to compare")
@@ -137,21 +138,21 @@ class RankTable:
         return list(dict.fromkeys(self.runs["row"]))
 
     def seeds(self, row: str) -> list[int]:
-        """Seeds of a row's runs, ascending."""
+        """Return the seeds of a row's runs, ascending."""
         return sorted(self.runs.loc[self.runs["row"] == row, "seed"])
 
     def totals(
         self, metric: str, where: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return what the targets of each unit add up to.
+        """Return the gains of each unit's targets, summed.
 
         Args:
             metric: as in :func:`gains`.
-            where: [targets] which of them count; all when None.
+            where: [targets] whether a target counts; all if None.
 
         Returns:
             Row -> [seeds, units] sums over targets, seeds ascending; and [units] the number of
-            targets of each unit. Units without any are left out.
+            targets of each unit. Units without targets are left out.
         """
         keep = np.ones(len(self.unit), dtype=bool) if where is None else where
         _, unit = np.unique(self.unit[keep], return_inverse=True)
@@ -164,7 +165,11 @@ class RankTable:
 
 
 def _sorted(frame: pd.DataFrame, unit: str, run: str) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return targets of a run in an order that all runs share, and their ranks."""
+    """Return the targets of a run in an order that all runs share, and their ranks.
+
+    Raises:
+        UsageError: for a missing column, no target, or a wrong rank; names the run.
+    """
     if missing := [name for name in ("rank", unit) if name not in frame.columns]:
         raise UsageError(
             f"ranks of {run}: no column {', '.join(missing)}; found {', '.join(frame.columns)}"
@@ -174,13 +179,14 @@ def _sorted(frame: pd.DataFrame, unit: str, run: str) -> tuple[pd.DataFrame, np.
     rank = frame["rank"].to_numpy(dtype=float)
     if not len(rank):
         raise UsageError(f"ranks of {run}: there is no test target")
-    if wrong := int((~(rank >= 0)).sum()):  # not a number is not above 0, too
+    if wrong := int((~(rank >= 0)).sum()):  # true for NaN, too
         raise UsageError(f"ranks of {run}: {wrong:,} of {len(rank):,} are negative or no numbers")
     order = np.lexsort([targets[name].to_numpy() for name in reversed(targets.columns)])
     return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
 def _unlike(targets: pd.DataFrame, others: pd.DataFrame) -> str:
+    """Return how the targets of two runs differ, in words."""
     if list(targets.columns) != list(others.columns):
         columns = [", ".join(frame.columns) for frame in (targets, others)]
         return f"one has the columns {columns[0]}, the other {columns[1]}"

@@ -1,4 +1,4 @@
-"""What is left to train of a study, and in which order: each fit after what it needs."""
+"""The fits of a study that are left to train, each after the fits it depends on."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 
-_UNTRAINED = "not trained"  # why a fit has no run that no one has tried to make
+_UNTRAINED = "not trained"  # reason of a fit that no call has tried to train
 _FROM_OTHERS = ("attach", "retest")  # stages that start from the runs of another row
-CONTINUED, NEW, OPEN = "continued", "new", "open"  # what is left of a fit, beside done
+CONTINUED, NEW, OPEN = "continued", "new", "open"  # states of a fit, beside done
 
 
 @dataclass(frozen=True)
 class Job:
-    """A fit that can be trained now.
+    """A fit that can be trained now, and its run.
 
     Attributes:
         fit: fit of the plan.
-        config: configuration of its run.
-        digest: digest of its run.
-        begin: digest of the run that is only tested; None for one that is trained.
+        config: configuration of the run.
+        digest: digest of the run.
+        begin: digest of a trained run whose weights are only tested; None to train.
     """
 
     fit: Fit
@@ -40,13 +40,13 @@ class Job:
 
 
 class Scheduler:
-    """Fits of a plan: waiting, ended or failed.
+    """Decides which fit of a plan is trained next, and records how fits ended.
 
     Args:
         plan: plan of the study.
         folder: folder of the study.
-        rows: names of rows to train; all if empty.
-        packed: runs that need no training.
+        rows: names of rows to train, with those they are attached to; all if empty.
+        packed: packed studies, whose runs need no training.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Scheduler:
             plan.source.require_choice(("rows",), row, plan.rows)
         wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
         self.rows = [row for row in plan.rows if row in wanted]
-        self.fits = [one for one in fits(plan) if one.row in wanted]
+        self.fits = [fit for fit in fits(plan) if fit.row in wanted]
         self.waiting = list(self.fits)
-        self.trials = {(one.row, one.trial, one.seed): one.name for one in self.fits}
+        self.trials = {(fit.row, fit.trial, fit.seed): fit.name for fit in self.fits}
         self.status: dict[str, str] = {}  # name of a fit -> done or failed
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
         self.configs: dict[str, PosConfig] = {}  # by digest
-        self.tried = True  # until no more than what is finished is taken
+        self.tried = True  # whether this call trains, and does not only report
         self.datasets = Datasets()
         self.searches = {
             name: RowSearch(plan, plan.rows[name], folder)
@@ -79,107 +79,110 @@ class Scheduler:
     def ready(self, draw: bool = True) -> Job | None:
         """Return the next fit that can be trained; None if none can until others have ended.
 
-        What was trained by an earlier call is marked on the way, and so is what cannot be trained.
+        Fits that an earlier call has trained, or that cannot be trained, are recorded as ended.
 
         Args:
-            draw: whether searches may draw what no one has drawn before.
+            draw: whether searches may sample new trials.
         """
-        for one in list(self.waiting):
-            if any(name not in self.status for name in one.after):
+        for fit in list(self.waiting):
+            if any(name not in self.status for name in fit.after):
                 continue
-            self.waiting.remove(one)
-            if not draw and not self._is_drawn(one):
-                self.end(one, FAILED, _UNTRAINED)
+            self.waiting.remove(fit)
+            if not draw and not self._is_drawn(fit):
+                self.end(fit, FAILED, _UNTRAINED)
                 continue
             try:
-                job = self._job(one)
-                if job is None:  # failed with what it needs
+                job = self._job(fit)
+                if job is None:  # a fit that it depends on failed
                     continue
-                known = self._find_finished(job, take=True)
+                facts = self._find_finished(job, take=True)
             except UsageError as error:
-                self.end(one, FAILED, str(error))
+                self.end(fit, FAILED, str(error))
                 continue
             self._note(job)
-            if known.get("status") == DONE:  # what failed may have been mended meanwhile
-                self.end(one, DONE, known=known)
+            if facts.get("status") == DONE:  # a run that failed is tried again
+                self.end(fit, DONE, facts=facts)
                 continue
-            if reason := self._weightless(one):
-                del self.digests[one.name]  # no run of it could show it in the tables
-                self.end(one, FAILED, reason)
+            if reason := self._explain_no_weights(fit):
+                del self.digests[fit.name]  # it has no run for the tables to show
+                self.end(fit, FAILED, reason)
                 continue
             return job
         return None
 
     def take(self) -> None:
-        """Mark what is finished, and what the packed runs have; all else counts as failed."""
+        """Record finished runs, also of packed studies, for a report; others count as failed."""
         while job := self.ready(draw=False):
             self.end(job.fit, FAILED, _UNTRAINED)
         self.tried = False
 
     def unmade(self) -> list[tuple[str, str]]:
-        """Runs that failed before they had a folder, with their reasons."""
+        """Return names and reasons of fits that failed before their run had a folder."""
         if not self.tried:
             return []
         return [(name, why) for name, why in self.reasons.items() if name not in self.digests]
 
     def left(self) -> dict[str, str]:
-        """Return what is left of every fit, if nothing else happens; nothing is written.
+        """Return the state of every fit for a preview; nothing is written.
 
         Returns:
-            Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``:
-            which run it is depends on a search that has not ended.
+            Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``
+            (its run depends on a search that has not ended).
         """
-        found: dict[str, str] = {}
-        for one in self.fits:
-            found[one.name] = self._left(one, found)
-        return found
+        states: dict[str, str] = {}
+        for fit in self.fits:
+            states[fit.name] = self._left(fit, states)
+        return states
 
     def require_packed(self) -> None:
-        """Validate what packed runs would give this study, before anything of them is taken.
+        """Validate the runs of packed studies that this study would take, before it takes any.
 
         Raises:
-            UsageError: naming file and field of what cannot be right.
+            UsageError: naming file and field of what is wrong.
         """
-        trial = Scheduler(self.plan, self.folder, tuple(self.rows), self.packed)
-        trial.datasets = self.datasets
-        trial.left()
+        rehearsal = Scheduler(self.plan, self.folder, tuple(self.rows), self.packed)
+        rehearsal.datasets = self.datasets
+        rehearsal.left()
 
-    def _left(self, one: Fit, others: Mapping[str, str]) -> str:
-        if any(others[name] != DONE for name in one.after):
-            return NEW if one.stage in _FROM_OTHERS else OPEN
-        if not self._is_drawn(one):
+    def _left(self, fit: Fit, others: Mapping[str, str]) -> str:
+        """Return the state of a fit, as of :meth:`left`, from the states of the fits before it."""
+        if any(others[name] != DONE for name in fit.after):
+            return NEW if fit.stage in _FROM_OTHERS else OPEN
+        if not self._is_drawn(fit):
             return NEW
         try:
-            job = self._job(one)
-        except UsageError:  # as it will be reported when its turn comes
+            job = self._job(fit)
+        except UsageError:  # reported when it is its turn
             return NEW
         if job is None:
             return OPEN
         self._note(job)
-        known = self._find_finished(job, take=False)
-        if known.get("status") == DONE:
-            self.end(one, DONE, known=known)
+        facts = self._find_finished(job, take=False)
+        if facts.get("status") == DONE:
+            self.end(fit, DONE, facts=facts)
             return DONE
         if self.folder.is_begun(job.digest):
             return CONTINUED
-        return DONE if one.repeats and job.begin else NEW
+        return DONE if fit.repeats and job.begin else NEW
 
     def _note(self, job: Job) -> None:
+        """Remember the run of a fit."""
         self.digests[job.fit.name] = job.digest
         self.configs[job.digest] = job.config
 
     def _find_finished(self, job: Job, take: bool) -> dict[str, Any]:
-        """Return the facts of a run in the study's folder, or in a packed study.
+        """Return the facts of a run in the study's folder or a packed study; empty if none has it.
 
         Args:
-            take: whether it is brought from there into the folder.
+            job: job of the run.
+            take: whether a run of a packed study is copied into the folder, or only validated.
         """
-        known = self.folder.fit(job.digest) or {}
+        facts = self.folder.fit(job.digest) or {}
         holders = [packed for packed in self.packed if job.digest in packed]
         for packed in holders:
             packed.used.add(job.digest)
-        if known.get("status") == DONE or not holders:
-            return known
+        if facts.get("status") == DONE or not holders:
+            return facts
         if not take:
             holders[0].ranks(job.digest, job.config, self.datasets.of(job.config))
         else:
@@ -189,134 +192,152 @@ class Scheduler:
             holders[0].restore(job.digest, self.folder, job.config, dataset)
         return holders[0].fit(job.digest)
 
-    def _weightless(self, one: Fit) -> str:
-        """Why a fit cannot start from the weights of another one; empty if it can, or need not."""
-        if one.stage not in _FROM_OTHERS:
+    def _explain_no_weights(self, fit: Fit) -> str:
+        """Return why a fit cannot start from weights of another; empty if it can or need not."""
+        if fit.stage not in _FROM_OTHERS:
             return ""
-        source = self.digests[one.after[0]]
+        source = self.digests[fit.after[0]]
         taken_from = (self.folder.fit(source) or {}).get(KNOWN_FROM)
         if not taken_from:
             return ""
         return (
-            f"it starts from the weights of {one.after[0]}, and {taken_from} has none; to train "
+            f"it starts from the weights of {fit.after[0]}, and {taken_from} has none; to train "
             f"that again, delete {self.folder.run(source).path} and leave --known out"
         )
 
-    def _is_drawn(self, one: Fit) -> bool:
-        """Return whether the options of a fit are known without drawing any."""
+    def _is_drawn(self, fit: Fit) -> bool:
+        """Return whether the options of a fit are known without sampling any."""
         return (
-            one.trial is None
-            or self.searches[one.row].known(one.trial)
-            or self._drawn_elsewhere(one) is not None
+            fit.trial is None
+            or self.searches[fit.row].known(fit.trial)
+            or self._drawn_elsewhere(fit) is not None
         )
 
-    def _drawn_elsewhere(self, one: Fit) -> dict[str, Any] | None:
-        """Return what the same search has drawn for a trial in a packed study that has its run,
-        too."""
-        search = self.searches[one.row]
-        if one.trial is None or not search.space or search.known(one.trial):
+    def _drawn_elsewhere(self, fit: Fit) -> dict[str, Any] | None:
+        """Return the options of a trial in a packed study with the same search and the trial's run;
+        None if no packed study has both."""
+        search = self.searches[fit.row]
+        if fit.trial is None or not search.space or search.known(fit.trial):
             return None
         for packed in self.packed:
-            drawn = packed.drawn(one.row, search.space, one.trial)
+            drawn = packed.drawn(fit.row, search.space, fit.trial)
             if drawn is not None:
                 search.require_drawable(drawn, f"{packed.path} is damaged: searches.json")
-                config = row_config(one.options, search.options(drawn))
+                config = row_config(fit.options, search.options(drawn))
                 if run_digest(config, self.datasets.of(config).identity, True) in packed:
                     return drawn
         return None
 
-    def end(self, one: Fit, status: str, reason: str = "", known: Any = None) -> None:
-        """Note how a fit ended."""
-        self.status[one.name] = status
+    def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
+        """Record how a fit ended, and tell its search the score (None if it failed).
+
+        Args:
+            fit: the fit.
+            status: ``done`` or ``failed``.
+            reason: why it failed.
+            known: facts of its run, with the validation of its best epoch.
+        """
+        self.status[fit.name] = status
         if reason:
-            self.reasons[one.name] = reason
-        if one.trial is not None:
-            score = _score(known, self.searches[one.row].metric) if status == DONE else None
-            self.searches[one.row].tell(one.trial, score)
+            self.reasons[fit.name] = reason
+        if fit.trial is not None:
+            score = _score(facts, self.searches[fit.row].metric) if status == DONE else None
+            self.searches[fit.row].tell(fit.trial, score)
 
     def chosen(self) -> dict[str, int | None]:
-        """Row -> the trial that its search chose; None while some are left, which may be better."""
-        left = {
-            one.row
-            for one in self.fits
-            if one.trial is not None
-            if one.name not in self.status or self.reasons.get(one.name) == _UNTRAINED
+        """Return the chosen trial of each searched row; None while trials are left."""
+        unfinished = {
+            fit.row
+            for fit in self.fits
+            if fit.trial is not None
+            if fit.name not in self.status or self.reasons.get(fit.name) == _UNTRAINED
         }
         return {
-            row: None if row in left else search.best() for row, search in self.searches.items()
+            row: None if row in unfinished else search.best()
+            for row, search in self.searches.items()
         }
 
-    def _job(self, one: Fit) -> Job | None:
-        failed = [name for name in one.after if self.status[name] == FAILED]
-        if one.stage in _FROM_OTHERS:
-            return self._attached(one, failed)
-        row = self.plan.rows[one.row]
-        more: dict[str, Any] = {}
+    def _job(self, fit: Fit) -> Job | None:
+        """Return a fit with its run, after the fits it depends on have ended.
+
+        Returns:
+            The job; None, with the fit recorded as failed, if those fits leave nothing to train.
+
+        Raises:
+            UsageError: for a wrong configuration.
+        """
+        failed = [name for name in fit.after if self.status[name] == FAILED]
+        if fit.stage in _FROM_OTHERS:
+            return self._attached(fit, failed)
+        row = self.plan.rows[fit.row]
+        searched: dict[str, Any] = {}
         begin = None
         if row.search:
-            search = self.searches[one.row]
-            if one.trial is not None:
-                more = search.ask(one.trial, self._drawn_elsewhere(one))
+            search = self.searches[fit.row]
+            if fit.trial is not None:
+                searched = search.ask(fit.trial, self._drawn_elsewhere(fit))
             else:
-                if any(self.reasons.get(name) == _UNTRAINED for name in one.after):
-                    self.end(one, FAILED, _UNTRAINED)  # others may be better
+                if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
+                    self.end(fit, FAILED, _UNTRAINED)  # others may be better
                     return None
                 best = search.best()
                 if best is None:
-                    first = self.reasons.get(one.after[0], "no trial has a validation value")
-                    self.end(one, FAILED, f"all trials failed; the first one: {first}")
+                    first = self.reasons.get(fit.after[0], "no trial has a validation value")
+                    self.end(fit, FAILED, f"all trials failed; the first one: {first}")
                     return None
-                more = search.asked[best]
-                tried = self.trials.get((one.row, best, one.seed))
-                trained = tried is not None and self.folder.has_weights(self.digests[tried])
-                begin = tried if trained else None
-        config = row_config(one.options, more)
+                searched = search.asked[best]
+                chosen_trial = self.trials.get((fit.row, best, fit.seed))
+                has_weights = chosen_trial is not None and self.folder.has_weights(
+                    self.digests[chosen_trial]
+                )
+                begin = chosen_trial if has_weights else None
+        config = row_config(fit.options, searched)
         identity = self.datasets.of(config).identity
-        digest = run_digest(config, identity, one.stage == "trial")
-        return Job(one, config, digest, self.digests[begin] if begin else None)
+        digest = run_digest(config, identity, fit.stage == "trial")
+        return Job(fit, config, digest, self.digests[begin] if begin else None)
 
-    def _attached(self, one: Fit, failed: list[str]) -> Job | None:
-        """Return a fit that starts from the weights of another one."""
+    def _attached(self, fit: Fit, failed: list[str]) -> Job | None:
+        """Return the job of a fit that starts from weights of another; None if that failed."""
         if failed:
-            self.end(one, FAILED, f"{failed[0]} failed: {self.reasons.get(failed[0], '')}")
+            self.end(fit, FAILED, f"{failed[0]} failed: {self.reasons.get(failed[0], '')}")
             return None
-        source = self.digests[one.after[0]]
+        source = self.digests[fit.after[0]]
         options = self.configs[source].plain
-        schemes = one.options["attach"]
-        more = {key: value for key, value in one.options.items() if key != "attach"}
+        schemes = fit.options["attach"]
+        changes = {key: value for key, value in fit.options.items() if key != "attach"}
         if schemes:
             before = row_config(options)
-            more |= {
+            changes |= {
                 "position": attached(before.plain["position"], schemes),
                 "init_from": str(self.folder.run(source).path.resolve()),
                 "train_only": list(schemes),
             }
-        config = row_config(options, more)
+        config = row_config(options, changes)
         digest = run_digest(config, self.datasets.of(config).identity, source)
-        return Job(one, config, digest, None if schemes else source)
+        return Job(fit, config, digest, None if schemes else source)
 
-    def searched(self, one: Fit) -> dict[str, Any]:
-        """Return the options that a search chose for a fit, which are not its plan's."""
-        if one.row not in self.searches:
+    def searched(self, fit: Fit) -> dict[str, Any]:
+        """Return the options of a fit that its search chose; empty without a search."""
+        if fit.row not in self.searches:
             return {}
-        search = self.searches[one.row]
-        trial = one.trial if one.stage == "trial" else search.best()
+        search = self.searches[fit.row]
+        trial = fit.trial if fit.stage == "trial" else search.best()
         return {} if trial is None else search.asked.get(trial, {})
 
     def pending(self) -> int:
-        """Return how many fits have not ended."""
-        return sum(one.name not in self.status for one in self.fits)
+        """Return the number of fits that have not ended."""
+        return sum(fit.name not in self.status for fit in self.fits)
 
 
 def _needed(plan: Plan, row: str) -> list[str]:
-    """Return a row, and those it is attached to."""
-    found = [row]
-    while attach := plan.rows[found[-1]].attach:
-        found.append(attach.to)
-    return found
+    """Return the names of a row and of the rows it is attached to, directly or not."""
+    names = [row]
+    while attach := plan.rows[names[-1]].attach:
+        names.append(attach.to)
+    return names
 
 
-def _score(known: Mapping[str, Any] | None, metric: str) -> float | None:
-    """Return the best validation value of a run."""
-    value = ((known or {}).get("best_valid") or {}).get(metric)
+def _score(facts: Mapping[str, Any] | None, metric: str) -> float | None:
+    """Return the best validation value of a run from its facts; None if it has no finite one."""
+    value = ((facts or {}).get("best_valid") or {}).get(metric)
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The search of one row: which configurations are tried, and which is best in validation."""
+"""The search of one row: the configurations it tries, and the best of them in validation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from recbole_pos.values import short, shown
 
 
 def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
-    """Return what a trial is chosen by; None unless it has a value with each of its seeds."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / seeds if len(known) == seeds else None
+    """Return the mean validation value of a trial over its seeds; None unless each has a value."""
+    scores = [value for value in values if value is not None]
+    return math.fsum(scores) / seeds if len(scores) == seeds else None
 
 
 def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
-    """An option is given or tried, not both: one of them would count for nothing."""
+    """Raise a UsageError for an option that is given and searched: one would have no effect."""
     places: dict[str, tuple[str, ...]] = {key: ("base", key) for key in plan.base}
     places |= {key: ("rows", row.name, key) for key in row.options}
     for name in names:
@@ -43,10 +43,10 @@ def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
 
 
 class RowSearch:
-    """Trials of a row, by validation alone: none of them has test events.
+    """The trials of a row, chosen by validation only: none of them has test events.
 
-    A grid is tried point by point; of a space Optuna draws (TPE), and what was drawn is kept in the
-    study's folder, so that a search goes on as it began.
+    A grid is tried point by point. A space is sampled by Optuna (TPE), and the samples are kept in
+    the study's folder, so that a search resumes with the same trials.
 
     Args:
         plan: plan of the study.
@@ -54,19 +54,20 @@ class RowSearch:
         folder: folder of the study.
 
     Raises:
-        UsageError: for what the row's model cannot have, or what is given and tried.
+        UsageError: for options that the row's model does not take, or that are given and searched.
 
     Attributes:
-        metric: that chooses: the one that early stopping of the row goes by.
+        metric: validation metric that chooses, which is that of early stopping.
         asked: trial -> options that the search gives it.
-        scores: trial -> its mean in validation, where all of its seeds are through.
-        by_seed: trial -> validation with each seed so far.
-        times: seeds of a trial.
-        kept: trial -> what was drawn for it, of a space.
-        space: digest of what is drawn from, and how; empty for a grid.
+        scores: trial -> its mean validation value, once all of its seeds have ended.
+        by_seed: trial -> validation value with each seed so far.
+        times: number of seeds of a trial.
+        kept: trial -> options that were sampled from a space.
+        space: digest of the space and the sampler; empty for a grid.
     """
 
     def __init__(self, plan: Plan, row: Row, folder: StudyFolder) -> None:
+        """Read the grid, or the space with its earlier samples, and check them."""
         self.row, self.folder = row, folder
         config = row_config({**first_options(plan, row), "seed": plan.seeds[0]})
         self.metric = str(config["valid_metric"]).lower()
@@ -87,7 +88,10 @@ class RowSearch:
         space = self._space(plan, search, config)
         _require_not_given(plan, row, space.names)
         self.searcher = OptunaSearcher(space, self.mode, plan.seeds[0])
-        drawn_from = [[one.name, one.kind, one.values, one.when] for one in space.parameters]
+        drawn_from = [
+            [parameter.name, parameter.kind, parameter.values, parameter.when]
+            for parameter in space.parameters
+        ]
         about = {"space": drawn_from, "seed": plan.seeds[0], "mode": self.mode}
         self.space = digest({**about, **({"given": space.context} if space.context else {})})
         self.kept = folder.drawn(row.name, self.space)
@@ -95,25 +99,31 @@ class RowSearch:
             self.require_drawable(drawn, f"{folder.searches} is damaged")
 
     def require_drawable(self, drawn: dict[str, Any], name: str) -> None:
-        """Require that options could have been drawn from the space.
+        """Require that options could have been sampled from the space.
 
         Args:
             drawn: the options.
-            name: name of the file that they were read from, for messages.
+            name: file of the options, for messages.
 
         Raises:
-            UsageError: naming the row and what was found.
+            UsageError: naming the row and the options.
         """
         assert self.searcher is not None
         space = self.searcher.space
-        there = {one.name: one for one in space.parameters if space.exists(one, drawn)}
-        if drawn.keys() != there.keys() or not all(there[key].has(drawn[key]) for key in drawn):
+        existing = {
+            parameter.name: parameter
+            for parameter in space.parameters
+            if space.exists(parameter, drawn)
+        }
+        if drawn.keys() != existing.keys() or not all(
+            existing[key].has(drawn[key]) for key in drawn
+        ):
             raise UsageError(
                 f"{name}: {short(self.row.name)}: {shown(drawn)} cannot be sampled from its space"
             )
 
     def _space(self, plan: Plan, search: Search, config: PosConfig) -> Space:
-        """Return what is drawn from, checked; its fixed options give way to those of the row."""
+        """Return the space of a search, checked; options of the row win over its fixed options."""
         space = (
             read_space(space_file(search.space, ""))
             if isinstance(search.space, str)
@@ -133,32 +143,32 @@ class RowSearch:
         """Return the options of a trial.
 
         Args:
-            trial: its number.
-            drawn: what the same search has drawn for it elsewhere.
+            trial: number of the trial.
+            drawn: options that the same search has sampled for it elsewhere, if any.
         """
-        if trial in self.asked:  # with a further seed
+        if trial in self.asked:  # the trial has another seed already
             return self.asked[trial]
         if self.searcher is None:
             self.asked[trial] = self.points[trial]
             return self.asked[trial]
-        known = self.kept.get(trial, drawn)
-        if known is None:
-            known = self.searcher.ask(trial)
-            self.kept[trial] = known
+        sampled = self.kept.get(trial, drawn)
+        if sampled is None:
+            sampled = self.searcher.ask(trial)
+            self.kept[trial] = sampled
             self.keep()
         else:
-            self.searcher.recall(trial, known)
-            self.kept[trial] = known
-        self.asked[trial] = self.options(known)
+            self.searcher.recall(trial, sampled)
+            self.kept[trial] = sampled
+        self.asked[trial] = self.options(sampled)
         return self.asked[trial]
 
     def keep(self) -> None:
-        """Write down what was drawn, of a space."""
+        """Write the samples from a space to the study's folder."""
         if self.searcher is not None:
             self.folder.write_drawn(self.row.name, self.space, self.kept)
 
     def options(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """Return what was drawn, with what the space fixes."""
+        """Return sampled options with the fixed options of the space."""
         return {**self.fixed, **drawn}
 
     def known(self, trial: int) -> bool:
@@ -166,9 +176,9 @@ class RowSearch:
         return self.searcher is None or trial in self.kept
 
     def tell(self, trial: int, score: float | None) -> None:
-        """The best validation value of a trial with one of its seeds; None if that failed.
+        """Record the best validation value of a trial with one of its seeds; None if it failed.
 
-        A trial has the mean over its seeds, none where one failed.
+        The score of a trial is the mean over its seeds; it has none if one of them failed.
         """
         by_seed = self.by_seed.setdefault(trial, [])
         by_seed.append(score)
@@ -181,7 +191,7 @@ class RowSearch:
             self.searcher.tell(trial, score)
 
     def best(self) -> int | None:
-        """The trial with the best validation value, the first of equal ones; None without any."""
+        """Return the trial with the best validation value, the first of equals, or None."""
         if not self.scores:
             return None
         sign = 1 if self.mode == "max" else -1

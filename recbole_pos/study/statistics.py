@@ -10,6 +10,7 @@ estimates of variance components, 1946).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,21 +26,21 @@ from recbole_pos.values import nearest, shown
 LEVEL = 0.95
 POWER = 0.8
 ALL = "all targets"  # the bin that has every target
-_FEW = 13  # units whose 2^13 flips are all tried
-_ROUNDS = 9_999
-_CELLS = 20_000_000  # signs in memory at a time
+_FEW = 13  # most units of which all 2^13 flips are tried
+_ROUNDS = 9_999  # random flips for more units
+_CELLS = 20_000_000  # most signs in memory at a time
 
 
 def pseudo_values(totals: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The jackknife's values of the units, for a mean over targets of which units have several.
+    """Return the jackknife values of units, for a mean over targets of which units have several.
 
     Args:
-        totals: [..., units] sums over the targets of a unit.
-        size: [units] number of targets of each.
+        totals: [..., units] sums over the targets of each unit.
+        size: [units] number of targets of each unit.
 
     Returns:
-        [..., units] values whose mean and variance are taken as if units had one target each; they
-        are the totals themselves where units have (Quenouille; Tukey).
+        [..., units] values whose mean and variance are computed as if each unit had one target;
+        the totals themselves if each has one (Quenouille; Tukey).
     """
     if (size == 1).all() or len(size) == 1:
         return totals / size
@@ -50,13 +51,14 @@ def pseudo_values(totals: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """What seeds do to the mean of one run.
+    """The noise of seeds: how the mean of a run varies with its seed.
 
     Attributes:
-        between: variance of the means of runs, that of a seed and of the units under it.
-        within: the part of it that comes from the units: it is in the noise between units already.
+        between: variance of the means of runs with different seeds.
+        within: part of ``between`` that comes from the units, and that the variance between units
+            has already.
         df: degrees of freedom of ``between``.
-        level: the mean itself.
+        level: mean of the metric over seeds and units.
     """
 
     between: float
@@ -65,24 +67,29 @@ class SeedNoise:
     level: float
 
     @classmethod
-    def of(cls, values: np.ndarray) -> SeedNoise | None:
-        """From [seeds, units] values; None of a single seed."""
+    def from_values(cls, values: np.ndarray) -> SeedNoise | None:
+        """Estimate the noise from values [seeds, units] of one row; None for a single seed."""
         seeds, units = values.shape
         if seeds < 2:
             return None
-        of_seed, of_unit = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
-        left = values - of_seed - of_unit + values.mean()
-        within = (left**2).sum() / ((seeds - 1) * max(units - 1, 1)) / units
-        return cls(float(of_seed.var(ddof=1)), float(within), seeds - 1, float(values.mean()))
+        seed_means, unit_means = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
+        residuals = values - seed_means - unit_means + values.mean()
+        within = (residuals**2).sum() / ((seeds - 1) * max(units - 1, 1)) / units
+        return cls(float(seed_means.var(ddof=1)), float(within), seeds - 1, float(values.mean()))
 
     @classmethod
-    def pooled(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
-        """Return that of several rows together; None where no row has two seeds that differ.
+    def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
+        """Average the noise of several rows, weighted by degrees of freedom.
 
-        Rows whose runs are all the same (Pop) have no seeds to speak of, and are left out.
+        Args:
+            rows: values [seeds, units] of each row. A row whose runs are all equal (Pop does not
+                depend on the seed) is left out.
+
+        Returns:
+            The pooled noise; None where no row has two seeds with different means.
         """
-        found = [cls.of(values) for values in rows]
-        noises = [noise for noise in found if noise is not None and noise.between > 0]
+        estimates = [cls.from_values(values) for values in rows]
+        noises = [noise for noise in estimates if noise is not None and noise.between > 0]
         df = sum(noise.df for noise in noises)
         if not df:
             return None
@@ -93,22 +100,22 @@ class SeedNoise:
         return cls(between, within, df, level)
 
     def at(self, level: float) -> float:
-        """By how much the variances grow for a row of this level.
+        """Return the factor of the variances for a row whose mean is ``level``.
 
-        Noise grows with what it is in; for a row below the others it is left as it is, to be safe.
+        The noise grows with the metric; for a row below the others it is not reduced, to be safe.
         """
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference of two means, its standard error and the degrees of freedom of that.
+    """A difference of two means, its standard error, and the degrees of freedom of the error.
 
     Attributes:
-        error: nan where one unit, or none that differs, tells nothing of it.
-        seed_noise: where the noise between seeds was taken from: ``own`` (both sides have several
-            seeds), ``pooled`` (over the study's rows, since a side has one) or ``unknown`` (no row
-            has several: the error is that between units alone, and too small).
+        error: nan where it cannot be estimated: for one unit, or if no unit differs.
+        seed_noise: source of the noise between seeds: ``own`` (both sides have several seeds),
+            ``pooled`` (over the study's rows, since a side has one seed) or ``unknown`` (no row has
+            several: the error covers the units only, and is too small).
     """
 
     difference: float
@@ -117,17 +124,18 @@ class Estimate:
     seed_noise: str
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Return the interval that covers the true difference in ``level`` of all studies."""
+        """Return the confidence interval of the difference, low and high, at a confidence level."""
         half = self.error * float(stats.t.ppf((1 + level) / 2, self.df))
         return self.difference - half, self.difference + half
 
     @property
     def p(self) -> float:
-        """Of a t-test that the difference is zero, two-sided; nan where there is no error."""
+        """Two-sided p-value of a t-test that the difference is zero; nan without an error."""
         return float(2 * stats.t.sf(abs(self.difference) / self.error, self.df))
 
     def detectable(self, power: float = 0.8, level: float = 0.95) -> float:
-        """Return the smallest true difference of which the interval leaves out zero so often."""
+        """Return the minimum detectable difference: the interval of a true difference of this size
+        excludes zero in ``power`` of all studies."""
         quantiles = stats.t.ppf([(1 + level) / 2, power], self.df)
         return self.error * float(quantiles.sum())
 
@@ -138,27 +146,31 @@ def estimate(
     pooled: SeedNoise | None = None,
     coupled: bool = False,
 ) -> Estimate:
-    """Return the difference of two rows.
+    """Estimate the difference of two rows and its error.
 
     Args:
         row, reference: [seeds, units] values of the same units.
         pooled: noise between seeds over the study, for a side that has one seed.
-        coupled: whether seed s of the one was made from seed s of the other, so that they share
-            its noise: then the differences of each seed are looked at, not the two sides.
+        coupled: whether seed s of a side was made from seed s of the other, so that they share its
+            noise: then it is estimated from the differences of each seed, not from the two sides.
+
+    Returns:
+        The difference of the means, row less reference, with its standard error.
     """
     difference = float(row.mean() - reference.mean())
-    # of one coupled seed the noise is not known; that of two sides without a bond is more
-    bonded = coupled and row.shape == reference.shape and len(row) > 1
-    sides = [row - reference] if bonded else [row, reference]
+    # the noise of one coupled seed is unknown; that of two independent sides is an upper bound
+    is_coupled = coupled and row.shape == reference.shape and len(row) > 1
+    sides = [row - reference] if is_coupled else [row, reference]
     units = row.shape[1]
     if units < 2:
         return Estimate(difference, float("nan"), float("nan"), "unknown")
     between_units = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / units
+    # extra variance of seeds, and the denominator of Satterthwaite's degrees of freedom
     extra, weight = 0.0, between_units**2 / (units - 1)
     fewest = units - 1  # degrees of freedom of a sum are never below those of its parts
-    shared = 0.0  # times that the noise of a run is taken from the pool
+    shared = 0.0  # sum of the factors by which the pooled variances are taken
     for side in sides:
-        noise = SeedNoise.of(side)
+        noise = SeedNoise.from_values(side)
         if noise is None:
             shared += pooled.at(float(side.mean())) if pooled is not None else 1.0
             continue
@@ -172,55 +184,55 @@ def estimate(
     variance = between_units + max(extra, 0.0)
     source = "own" if not shared else "unknown" if pooled is None else "pooled"
     if not variance or not (row.any() or reference.any()):
-        # nothing differs, as where no one's cold item is found: that is no precision
+        # equal values, such as zeros where no cold item is found, do not mean a precise estimate
         return Estimate(difference, float("nan"), float("nan"), source)
     df = max(variance**2 / weight, fewest)
     return Estimate(difference, float(np.sqrt(variance)), float(df), source)
 
 
 def sign_flips(differences: np.ndarray, rounds: int = _ROUNDS, seed: int = 0) -> np.ndarray:
-    """Tests that differences of units are as often so much below zero as above it.
+    """Test by random sign flips of units whether differences are symmetric about zero.
 
-    Signs of whole units are flipped at random, as they might have come out if the names of the two
-    rows meant nothing: exactly where few units differ at all, by ``rounds`` random flips otherwise
-    (Fisher's randomisation test). It takes the trained models as they are: what another
-    seed would have made of them it does not know.
+    If the two rows were exchangeable, each unit could have the opposite sign (Fisher's
+    randomisation test). All flips are tried where few units differ, otherwise ``rounds`` random
+    ones. The test is of these trained models: it does not cover the noise of seeds.
 
     Args:
-        differences: [units, comparisons], sums over the targets of a unit; all comparisons get the
-            same flips.
-        rounds: random flips.
-        seed: of these.
+        differences: [units, comparisons] sums over the targets of a unit; all comparisons get the
+            same random flips.
+        rounds: number of random flips.
+        seed: seed of the random flips.
 
     Returns:
         [comparisons] two-sided p-values.
     """
     differences = np.asarray(differences, dtype=float)
-    found = np.ones(differences.shape[1])
+    p_values = np.ones(differences.shape[1])
     many = []
     for column, values in enumerate(differences.T):
         values = values[values != 0]
         if len(values) > _FEW:
             many.append(column)
         elif len(values):
-            bits = np.arange(2 ** len(values))[:, None] >> np.arange(len(values))
-            sums = np.abs((1 - 2 * (bits & 1)) @ values)
-            found[column] = (sums >= _just_below(abs(values.sum()))).mean()
+            flips = np.arange(2 ** len(values))[:, None] >> np.arange(len(values))
+            sums = np.abs((1 - 2 * (flips & 1)) @ values)
+            p_values[column] = (sums >= _just_below(abs(values.sum()))).mean()
     if many:
         chosen = differences[:, many]
         chosen = chosen[(chosen != 0).any(1)]
-        found[many] = _random_flips(chosen, rounds, np.random.default_rng(seed))
-    return found
+        p_values[many] = _random_flips(chosen, rounds, np.random.default_rng(seed))
+    return p_values
 
 
 def _random_flips(values: np.ndarray, rounds: int, rng: np.random.Generator) -> np.ndarray:
+    """Return p-values [comparisons] of random sign flips of values [units, comparisons]."""
     units = len(values)
     observed = _just_below(np.abs(values.sum(0)))
     reached = np.zeros(values.shape[1])
-    step = max(_CELLS // units, 1)
+    step = max(_CELLS // units, 1)  # flips at a time
     for start in range(0, rounds, step):
         count = min(step, rounds - start)
-        bits = np.frombuffer(rng.bytes(-(-count * units // 8)), dtype=np.uint8)
+        bits = np.frombuffer(rng.bytes(math.ceil(count * units / 8)), dtype=np.uint8)
         up = np.unpackbits(bits, count=count * units).reshape(count, units).astype(np.float32)
         # sum of +-v is twice the sum of those that stay up, less the sum of all
         sums = 2 * (up @ values.astype(np.float32)) - values.sum(0)
@@ -229,37 +241,38 @@ def _random_flips(values: np.ndarray, rounds: int, rng: np.random.Generator) -> 
 
 
 def _just_below(value: np.ndarray) -> np.ndarray:
-    """Return sums that are equal but for rounding count as reached."""
+    """Return a threshold that sums reach which are equal to ``value`` but for rounding."""
     return value * (1 - 1e-6) - 1e-12
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """p-values corrected for being many (Holm, A simple sequentially rejective procedure, 1979).
+    """Correct p-values for multiple tests (Holm, A simple sequentially rejective procedure, 1979).
 
     Args:
-        p: [tests]; nan where there was none, and those do not count.
+        p: [tests] p-values; nan where there is no test, which does not count.
 
     Returns:
-        [tests] the smallest level, over all tests together, at which each is still significant.
+        [tests] the smallest familywise level at which each test is significant; nan where there is
+        no test.
     """
     p = np.asarray(p, dtype=float)
-    found = np.full(p.shape, np.nan)
-    made = np.flatnonzero(~np.isnan(p))
-    order = made[np.argsort(p[made], kind="stable")]
+    adjusted = np.full(p.shape, np.nan)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
     corrected = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
-    found[order] = np.minimum(corrected, 1.0)
-    return found
+    adjusted[order] = np.minimum(corrected, 1.0)
+    return adjusted
 
 
 def means(
     table: RankTable, metrics: Sequence[str], bins: Mapping[str, np.ndarray | None] | None = None
 ) -> pd.DataFrame:
-    """Return every row's metrics.
+    """Return the mean of each metric of each row.
 
     Args:
         table: ranks of the study's runs.
-        metrics: such as ``ndcg@10``.
-        bins: name -> [targets] which of them it has; all of them in one when None.
+        metrics: names such as ``ndcg@10``.
+        bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
 
     Returns:
         A line for each row, metric and bin: row, metric, bin, mean (over seeds and targets),
@@ -270,15 +283,17 @@ def means(
         for metric in metrics:
             totals, size = table.totals(metric, where)
             for row, values in totals.items():
-                of_seed = values.sum(1) / size.sum() if len(size) else np.full(len(values), np.nan)
+                seed_means = (
+                    values.sum(1) / size.sum() if len(size) else np.full(len(values), np.nan)
+                )
                 lines.append(
                     {
                         "row": row,
                         "metric": metric,
                         "bin": name,
-                        "mean": of_seed.mean(),
-                        "deviation": of_seed.std(ddof=1) if len(of_seed) > 1 else np.nan,
-                        "seeds": len(of_seed),
+                        "mean": seed_means.mean(),
+                        "deviation": seed_means.std(ddof=1) if len(seed_means) > 1 else np.nan,
+                        "seeds": len(seed_means),
                         "targets": int(size.sum()),
                         "units": len(size),
                     }
@@ -294,28 +309,28 @@ def differences(
     bins: Mapping[str, np.ndarray | None] | None = None,
     coupled: Callable[[str, str], bool] | None = None,
 ) -> pd.DataFrame:
-    """Return every row less the reference, paired by target.
+    """Return the difference of each row from the reference, paired by target.
 
-    The interval knows the noise between units and between seeds (:mod:`.components`). Where a row
-    has one seed, the noise between seeds is that of the study's rows with several; where no row has
-    several it is unknown, and the interval, of these very models only, too narrow. A star needs two
-    seeds on both sides and a p-value below 0.05 after Holm's correction over all lines, and that
-    p-value is the larger of two: of the t-test that belongs to the interval, and of sign flips over
-    the units, which assume no distribution.
+    The interval covers the noise between units and between seeds. Where a row has one seed, the
+    noise between seeds is that of the study's rows with several; where no row has several it is
+    unknown, and the interval, for these trained models only, too narrow. A star needs two seeds on
+    both sides and a p-value below 0.05 after Holm's correction over all lines. That p-value is the
+    larger of two: of the t-test that belongs to the interval, and of sign flips over the units,
+    which assume no distribution.
 
     Args:
         table: ranks of the study's runs.
-        metrics: such as ``ndcg@10``.
+        metrics: names such as ``ndcg@10``.
         reference: row that the others are compared to.
-        rows: what is compared to it; all others when None.
-        bins: name -> [targets] which of them it has; all of them in one when None.
-        coupled: whether two rows share the noise of a seed, since one was made from runs of the
-            other or both from runs of a third; never when None.
+        rows: rows to compare; all others if None.
+        bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
+        coupled: returns whether two rows share the noise of a seed, since one was made from runs of
+            the other or both from runs of a third; no two do if None.
 
     Returns:
         A line for each row, metric and bin: row, reference, metric, bin, difference, low, high
         (the 95% interval), error (standard), df (degrees of freedom), p_t, p_flips, p (the larger),
-        p_holm, star, detectable (the smallest true difference that is seen in 80% of such studies),
+        p_holm, star, detectable (the minimum detectable difference at 80% power),
         seed_noise (own, pooled, unknown), seeds, reference_seeds, targets, units.
 
     Raises:
@@ -330,11 +345,11 @@ def differences(
         for metric in metrics:
             totals, size = table.totals(metric, where)
             lines += _compare(table, totals, size, reference, others, coupled, metric, name)
-    found = pd.DataFrame(lines, columns=_COLUMNS)
-    found["p_holm"] = holm(found["p"].to_numpy(dtype=float))
-    several = (found["seeds"] > 1) & (found["reference_seeds"] > 1)
-    found["star"] = several & (found["p_holm"] < 1 - LEVEL)
-    return found
+    frame = pd.DataFrame(lines, columns=_COLUMNS)
+    frame["p_holm"] = holm(frame["p"].to_numpy(dtype=float))
+    have_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
+    frame["star"] = have_seeds & (frame["p_holm"] < 1 - LEVEL)
+    return frame
 
 
 _COLUMNS = [
@@ -354,7 +369,14 @@ def _compare(
     metric: str,
     bin_name: str,
 ) -> list[dict[str, Any]]:
-    """Return lines of one metric in one bin."""
+    """Return the lines of :func:`differences` for one metric in one bin.
+
+    Args:
+        table, reference, coupled: as of :func:`differences`.
+        totals, size: sums and numbers of targets, as :meth:`RankTable.totals` returns them.
+        others: rows to compare with the reference.
+        metric, bin_name: names for the lines.
+    """
     if not len(size):  # no target is in the bin
         return [
             {"row": row, "reference": reference, "metric": metric, "bin": bin_name, "targets": 0}
@@ -362,28 +384,30 @@ def _compare(
             for row in others
         ]
     values = {row: pseudo_values(total, size) for row, total in totals.items()}
-    # a row that was made from another's models tells nothing more of the noise between seeds
-    alone: list[str] = []
+    # rows made from another's models share its seeds, so one row of each group is pooled
+    independent: list[str] = []
     for row in values:
-        if coupled is None or not any(coupled(row, other) for other in alone):
-            alone.append(row)
-    pooled = SeedNoise.pooled(values[row] for row in alone)
+        if coupled is None or not any(coupled(row, other) for other in independent):
+            independent.append(row)
+    pooled = SeedNoise.pool(values[row] for row in independent)
     lines: list[dict[str, Any]] = []
     flipped = []
     for row in others:
-        together = coupled is not None and coupled(row, reference)
-        mine, baseline = _select_seeds(table, row, reference, together)
-        found = estimate(values[row][mine], values[reference][baseline], pooled, together)
+        are_coupled = coupled is not None and coupled(row, reference)
+        mine, baseline = _select_seeds(table, row, reference, are_coupled)
+        result = estimate(values[row][mine], values[reference][baseline], pooled, are_coupled)
         flipped.append(totals[row][mine].mean(0) - totals[reference][baseline].mean(0))
-        low, high = found.interval(LEVEL)
+        low, high = result.interval(LEVEL)
         difference = float(flipped[-1].sum() / size.sum())
-        shift = difference - found.difference  # of jackknife and mean, nothing for equal units
+        shift = (
+            difference - result.difference
+        )  # of the jackknife from the mean; zero for units of equal size
         lines.append(
             {
                 **{"row": row, "reference": reference, "metric": metric, "bin": bin_name},
                 **{"difference": difference, "low": low + shift, "high": high + shift},
-                **{"error": found.error, "df": found.df, "p_t": found.p},
-                **{"detectable": found.detectable(POWER, LEVEL), "seed_noise": found.seed_noise},
+                **{"error": result.error, "df": result.df, "p_t": result.p},
+                **{"detectable": result.detectable(POWER, LEVEL), "seed_noise": result.seed_noise},
                 **{"seeds": len(mine), "reference_seeds": len(baseline)},
                 **{"targets": int(size.sum()), "units": len(size)},
             }
@@ -396,7 +420,10 @@ def _compare(
 def _select_seeds(
     table: RankTable, row: str, reference: str, together: bool
 ) -> tuple[list[int], list[int]]:
-    """Which runs of two rows are compared: all, but of coupled ones those of seeds both have."""
+    """Return the places of the runs of a row and its reference that are compared.
+
+    They are all runs, but for coupled rows (``together``) those of the seeds that both have.
+    """
     seeds, baseline = table.seeds(row), table.seeds(reference)
     common = [seed for seed in seeds if seed in baseline]
     if not together or not common:

@@ -1,4 +1,4 @@
-"""What the order of events at one time decides: which item is a user's last."""
+"""Ties of times: how many held-out items depend on the order of interactions at one time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class TieCount:
     """How many held-out items of leave-one-out depend on the order of events at one time.
 
     Attributes:
-        users: that have a test item.
-        test: of these, whose test item another order would change.
-        valid: whose validation item it would.
-        expected: how many test items a random order changes on average.
+        users: users with a test item.
+        test: users whose test item another order would change.
+        valid: users whose validation item another order would change.
+        expected: number of test items that a random order changes on average.
     """
 
     users: int
@@ -28,15 +28,15 @@ class TieCount:
 
     @property
     def share(self) -> float:
-        """Return the share of test items that another order would change."""
+        """Share of test items that another order would change."""
         return self.test / self.users if self.users else 0.0
 
     def sentence(self, dataset: str, ties: Ties | None = None) -> str:
         """Return a note for every table of the dataset.
 
         Args:
-            dataset: its name.
-            ties: the order that the study has taken.
+            dataset: name of the dataset.
+            ties: the order that the study takes; that of the file if None.
         """
         ties = ties or Ties()
         if not self.test:
@@ -53,16 +53,16 @@ class TieCount:
 
 
 def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount:
-    """Count test and validation items that hang on the order of equal times.
+    """Count test and validation items that depend on the order of equal times.
 
     The test item is a user's last event, the validation item the one before it. Events of the same
     user, time and item are no tie: either order gives the same item.
 
     Args:
-        user, time, item: [events], in the order of the file.
+        user, time, item: [events] columns, in the order of the file.
 
     Returns:
-        The counts, over users of three events or more, who are the ones with a training event.
+        The counts over users with three events or more; the others have no training event.
     """
     frame = pd.DataFrame({"user": user, "time": time, "item": item})
     frame = frame[frame.groupby("user")["user"].transform("size") >= 3]
@@ -70,12 +70,12 @@ def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount
     if frame.empty:
         return TieCount(0, 0, 0, 0.0)
     groups = frame.groupby(["user", "time"], sort=True)["item"]
-    found = groups.agg(["size", "nunique"]).reset_index()
-    place = found.groupby("user").cumcount(ascending=False)
-    last = found[place == 0].set_index("user")
-    before = found[place == 1].set_index("user").reindex(last.index)
+    times = groups.agg(["size", "nunique"]).reset_index()
+    place = times.groupby("user").cumcount(ascending=False)
+    last = times[place == 0].set_index("user")
+    before = times[place == 1].set_index("user").reindex(last.index)
     test = last["nunique"] > 1
-    # the validation item is of the last time, too, or else of the time before
+    # the validation item has the last time, too, or else the time before
     valid = test | ((last["size"] == 1) & (before["nunique"] > 1))
     same = frame.groupby(["user", "time", "item"]).size().rename("same").reset_index()
     chosen = frame.groupby("user").last().reset_index()  # the last in the order of the file

@@ -25,9 +25,9 @@ from recbole_pos.inspect.pictures import (
 from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tuning.record import Trial, find_best_trial
 
-FEWEST = 4  # trials that importance can be distinguished from
-LABELS = 12  # of the values of a parameter
-# how a trial ended: the mark at the end of its line, the colour of both, and in words
+FEWEST = 4  # least trials for importance
+LABELS = 12  # most labels of values on an axis
+# state of a trial -> marker at the end of its line, colour of both, and name in the legend
 ENDS = {
     "finished": ("o", BLUE, "finished"),
     "stopped": ("|", GRAY, "stopped by the scheduler"),
@@ -43,28 +43,28 @@ def draw(
 
     Args:
         trials: trials of a search.
-        space: what was searched.
+        space: the searched space.
         metric: name of the validation metric.
         mode: max or min.
         what: model and data, for the titles.
-        folder: where to.
+        folder: folder of the pictures.
 
     Returns:
         The files written.
     """
-    files = [_curves(trials, metric, mode, what, folder / "curves.png")]
+    files = [_draw_curves(trials, metric, mode, what, folder / "curves.png")]
     scored = [trial for trial in trials if trial.score is not None and trial.state != "failed"]
     if scored:
-        files.append(_parallel(scored, space, metric, mode, what, folder / "parallel.png"))
+        files.append(_draw_parallel(scored, space, metric, mode, what, folder / "parallel.png"))
     weights = importance(scored, space, mode)
     if weights:
         file = folder / "importance.png"
-        files.append(_importance(weights, len(scored), metric, what, file))
+        files.append(_draw_importance(weights, len(scored), metric, what, file))
     return files
 
 
-def _curves(trials: list[Trial], metric: str, mode: str, what: str, file: Path) -> Path:
-    """Validation by epoch; a mark at the end of each line tells how the trial ended."""
+def _draw_curves(trials: list[Trial], metric: str, mode: str, what: str, file: Path) -> Path:
+    """Draw validation by epoch, a line for each trial; its last marker shows how it ended."""
     figure = new_figure(8, 5)
     panel = figure.subplots()
     best = find_best_trial(trials, mode)
@@ -104,13 +104,14 @@ def _curves(trials: list[Trial], metric: str, mode: str, what: str, file: Path) 
 
 
 def _direction(mode: str) -> str:
+    """Return which scores are better, in words."""
     return f"{'higher' if mode == 'max' else 'lower'} is better"
 
 
-def _parallel(
+def _draw_parallel(
     scored: list[Trial], space: Space, metric: str, mode: str, what: str, file: Path
 ) -> Path:
-    """A line per trial through its options to its score; a gap where an option did not exist."""
+    """Draw a line for each trial through its options to its score; gaps for missing options."""
     axes = [_Axis(parameter) for parameter in space.parameters]
     best = find_best_trial(scored, mode)
     sign = 1 if mode == "max" else -1
@@ -119,7 +120,7 @@ def _parallel(
     low, high = min(scores), max(scores)
     figure = new_figure(max(1.7 * (len(axes) + 1) + 1.5, 6), 5)
     panel = figure.subplots()
-    norm = Normalize(low, high if high > low else low + 1e-9)
+    norm = Normalize(low, high if high > low else low + 1e-9)  # a range must not be empty
     colors = colormaps["Blues"]
     for trial in scored:
         heights = [axis.height(trial.options) for axis in axes]
@@ -154,12 +155,12 @@ def _parallel(
 
 
 def _score(trial: Trial) -> float:
-    assert trial.score is not None  # of those drawn
+    assert trial.score is not None  # only scored trials are drawn
     return trial.score
 
 
 class _Axis:
-    """Heights from 0 to 1 for the values of a parameter."""
+    """An axis of parallel coordinates: values of a parameter at heights from 0 to 1."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter, self.log = parameter, parameter.kind == "loguniform"
@@ -174,6 +175,7 @@ class _Axis:
         return math.log(value) if self.log else float(value)
 
     def height(self, options: dict[str, Any]) -> float:
+        """Return the height of a trial's option; nan if it has none, so that its line has a gap."""
         if self.parameter.name not in options:
             return math.nan
         if self.high == self.low:
@@ -181,9 +183,10 @@ class _Axis:
         return (self._scale(options[self.parameter.name]) - self.low) / (self.high - self.low)
 
     def labels(self) -> list[tuple[float, str]]:
+        """Return heights and texts of at most ``LABELS`` values."""
         parameter = self.parameter
         values = parameter.values if parameter.kind == "choice" else parameter.ends()
-        values = values[:: -(-len(values) // LABELS)]
+        values = values[:: math.ceil(len(values) / LABELS)]
         return [(self.height({parameter.name: v}), _label(v)) for v in values]
 
 
@@ -192,7 +195,7 @@ def _label(value: Any) -> str:
 
 
 def importance(scored: list[Trial], space: Space, mode: str) -> dict[str, float]:
-    """Share of the spread of scores that each parameter explains, by Optuna's fANOVA.
+    """Return the share of the variance of scores that each parameter explains, by Optuna's fANOVA.
 
     Hutter, Hoos and Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance",
     2014: a random forest predicts the score, and its variance is divided among the parameters.
@@ -212,17 +215,21 @@ def importance(scored: list[Trial], space: Space, mode: str) -> dict[str, float]
     ranges = {parameter.name: _distribution(parameter) for parameter in parameters}
     for trial in scored:
         values = {p.name: _position(p, trial.options[p.name]) for p in parameters}
-        made = optuna.trial.create_trial(params=values, distributions=ranges, value=trial.score)
-        study.add_trial(made)
+        optuna_trial = optuna.trial.create_trial(
+            params=values, distributions=ranges, value=trial.score
+        )
+        study.add_trial(optuna_trial)
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
 def _position(parameter: Parameter, value: Any) -> Any:
+    """Return a value as its Optuna distribution has it: choices, which may be lists, by number."""
     return parameter.values.index(value) if parameter.kind == "choice" else value
 
 
 def _distribution(parameter: Parameter) -> Any:
+    """Return the Optuna distribution of a parameter."""
     from optuna import distributions
 
     if parameter.kind == "choice":
@@ -233,7 +240,10 @@ def _distribution(parameter: Parameter) -> Any:
     return distributions.FloatDistribution(low, high, log=parameter.kind == "loguniform")
 
 
-def _importance(weights: dict[str, float], trials: int, metric: str, what: str, file: Path) -> Path:
+def _draw_importance(
+    weights: dict[str, float], trials: int, metric: str, what: str, file: Path
+) -> Path:
+    """Draw a bar for the importance of each parameter."""
     figure = new_figure(7, 1.9 + 0.42 * len(weights))
     panel = figure.subplots()
     names = list(weights)[::-1]

@@ -1,4 +1,4 @@
-"""What is known of the trials of a search: the record of what happened to them, and their table."""
+"""The trials of a search: the record of their events, and their table."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ENDED = ("finished", "stopped", FAILED)
 TRIAL = "trial"  # key of the number of a trial in the record
 BEST = "best"  # the metric of a search: the best validation score of a trial so far
 EARLIER = "earlier"  # key of validation values by epoch, as JSON, in reports of a resumed trial
-# What the content of a damaged file makes Python raise.
+# Errors that Python raises for the content of a damaged file.
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-# What the record keeps of a report.
+# Keys of a report that the record keeps.
 REPORTED = (
     *("epoch", "valid", BEST, "best_epoch", "best_valid", "ended", "seconds", "parameters"),
     *("hostname", "node", EARLIER),
@@ -38,17 +38,17 @@ REPORTED = (
 
 @dataclass
 class Trial:
-    """One sample of a search.
+    """One trial of a search: a sampled configuration, and what its training reported.
 
     Attributes:
         state: finished, stopped (by the scheduler), failed, lost (the last two with a reason), or
             interrupted.
         score: best validation value, in epoch ``best_epoch``; epochs count from 1.
-        best_valid: all metrics of that epoch.
-        curve: the value of every validated epoch.
-        ended: whether its last report was that of its last epoch.
-        starts: how often it was begun.
-        losses: how often it was given up because its process or machine was lost.
+        best_valid: all validation metrics of that epoch.
+        curve: epoch -> validation value.
+        ended: whether the trial has reported its last epoch.
+        starts: how often the trial was started.
+        losses: how often the trial was given up because its process or machine was lost.
     """
 
     number: int
@@ -69,16 +69,20 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """The name of its run's folder."""
+        """Name of the folder of the trial's run."""
         return f"{self.number:05d}"
 
     @property
     def epochs(self) -> int:
-        """How many epochs it trained."""
+        """Number of trained epochs."""
         return max(self.curve, default=0)
 
     def update(self, line: dict[str, Any]) -> None:
-        """Take over a line of the record."""
+        """Apply a line of the record: a start, a report, or an end.
+
+        Raises:
+            DAMAGED: for a line without the keys, types or states of the record.
+        """
         if "options" in line:
             self.starts += 1
             self.state, self.reason = "interrupted", ""
@@ -101,13 +105,13 @@ class Trial:
 
 
 class Record:
-    """The trials of a search, and the file that has a line for everything that happens to them.
+    """The trials of a search, and the file with a line for each of their events.
 
-    ``--resume`` goes by it: lines are only appended, so that a search that is killed loses at most
-    the line it was writing, and no line has a path, so that a search can be moved.
+    ``--resume`` reads it. Lines are only appended, so that a killed search loses at most the line
+    it was writing; no line has a path, so that a search can be moved.
 
     Args:
-        file: made with the first line.
+        file: path of the file, which is created with the first line.
 
     Raises:
         UsageError: if the file is damaged.
@@ -116,14 +120,14 @@ class Record:
     def __init__(self, file: Path) -> None:
         self.file, self.size = file, 0
         self.trials: list[Trial] = []
-        self.failure: StorageError | None = None  # of add, which Ray has for itself
-        number = 0  # of the line
+        self.failure: StorageError | None = None  # error of ``add``, which Ray catches
+        number = 0  # of the line, for messages
         try:
             content = file.read_bytes() if file.is_file() else b""
-            self.size = content.rfind(b"\n") + 1  # the rest was cut off by a kill or a full disk
+            self.size = content.rfind(b"\n") + 1  # a kill or a full disk cut off the rest
             for line in content[: self.size].splitlines():
                 number += 1
-                self._take(json.loads(line))
+                self._apply(json.loads(line))
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}") from error
         except DAMAGED as error:
@@ -131,10 +135,10 @@ class Record:
             raise UsageError(f"--resume: {file}, line {number}: damaged: {problem}") from error
 
     def add(self, line: dict[str, Any]) -> Trial:
-        """Append a line, and return its trial as it is now.
+        """Append a line to the file, apply it, and return its trial.
 
         Raises:
-            StorageError: if it cannot be written.
+            StorageError: if the line cannot be written.
         """
         content = f"{json.dumps(line)}\n".encode()
         try:
@@ -145,9 +149,10 @@ class Record:
             self.failure = error
             raise
         self.size += len(content)
-        return self._take(line)
+        return self._apply(line)
 
-    def _take(self, line: dict[str, Any]) -> Trial:
+    def _apply(self, line: dict[str, Any]) -> Trial:
+        """Apply a line to its trial, which begins with its first line, and return the trial."""
         number = line[TRIAL]
         if number == len(self.trials):
             self.trials.append(Trial(number, dict(line["options"])))
@@ -158,12 +163,12 @@ class Record:
 
     @property
     def ended(self) -> list[Trial]:
-        """Trials that are not trained again."""
+        """Trials that have ended, which are not trained again."""
         return [trial for trial in self.trials if trial.state in ENDED]
 
     @property
     def unfinished(self) -> list[Trial]:
-        """Trials that have begun and are trained when the search is resumed."""
+        """Trials that have started and not ended, which a resumed search trains."""
         return [trial for trial in self.trials if trial.state not in ENDED]
 
 
@@ -171,15 +176,19 @@ def adopt(record: Record, place: str, table: Path, runs: Path) -> None:
     """Fill the record of a search of version 0.2.0, which kept none, from the files Ray left.
 
     Args:
-        record: empty.
+        record: the record, which is empty.
         place: path or URI of Ray's folder, with the checkpoints of trials.
-        table: trials.csv, which says how trials ended; it is there unless the search was killed.
-        runs: where the last checkpoint of each trial is copied to.
+        table: trials.csv with the states of trials; missing if the search was killed.
+        runs: folder for the runs of trials, which get the last checkpoint of each.
+
+    Raises:
+        UsageError: if Ray's files are damaged.
     """
     system, root = filesystem(place)
     ends: dict[int, dict[str, str]] = {}
 
     def read(name: str) -> str:
+        """Return the text of a file of the next trial; empty if there is none."""
         path = f"{root}/trial_{len(record.trials):05d}/{name}"
         if system.get_file_info(path).type != fs.FileType.File:
             return ""
@@ -197,13 +206,15 @@ def adopt(record: Record, place: str, table: Path, runs: Path) -> None:
             )
             end = {"state": "", "reason": ""}
             for report in map(json.loads, reports):
-                if report["config"]["number"] != trial.number:  # of another in the same process
+                if (
+                    report["config"]["number"] != trial.number
+                ):  # of another trial in the same process
                     continue
                 if "failure" in report:
                     end = {"state": FAILED, "reason": str(report["failure"])}
                 elif "epoch" in report:
-                    kept = {key: report[key] for key in REPORTED if key in report}
-                    record.add({TRIAL: trial.number, **kept})
+                    metrics = {key: report[key] for key in REPORTED if key in report}
+                    record.add({TRIAL: trial.number, **metrics})
             row = ends.get(trial.number, {})
             if not end["state"] and row.get("state") in ENDED:
                 end = {"state": row["state"], "reason": row.get("reason") or ""}
@@ -217,7 +228,7 @@ def adopt(record: Record, place: str, table: Path, runs: Path) -> None:
 
 
 def _fetch_checkpoint(place: str, target: RunFolder) -> None:
-    """Copy the newest whole checkpoint of a trial of 0.2.0."""
+    """Copy the newest complete checkpoint of a trial of 0.2.0, if any, to a run's folder."""
     system, root = filesystem(place)
     for name in reversed([name for name in names_in(place) if name.startswith("checkpoint_")]):
         with (
@@ -232,14 +243,21 @@ def _fetch_checkpoint(place: str, target: RunFolder) -> None:
 
 
 def find_best_trial(trials: list[Trial], mode: str) -> Trial | None:
-    """Return the trial with the best score among those that did not fail."""
+    """Return the trial with the best score of those that did not fail; None if there is none."""
     sign = 1 if mode == "max" else -1
     usable = [(t.score, t) for t in trials if t.state not in (FAILED, LOST) and t.score is not None]
     return max(usable, key=lambda pair: sign * pair[0], default=(None, None))[1]
 
 
 def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path) -> None:
-    """Write trials.csv: a row per trial, an empty cell where an option does not exist."""
+    """Write trials.csv: a row for each trial, with an empty cell for an option it does not have.
+
+    Args:
+        trials: trials of the search.
+        names: searched options, a column each.
+        metric: name of the validation metric.
+        file: path of the table.
+    """
     head = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

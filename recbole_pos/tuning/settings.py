@@ -1,4 +1,4 @@
-"""Everything that defines a search, checked, and the folder that keeps it for ``--resume``."""
+"""The checked settings of a search, and the folder that keeps them for ``--resume``."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from recbole_pos.tuning.record import DAMAGED, Record, adopt
 from recbole_pos.values import check_choice, is_whole, shown
 
 SCHEDULERS = ("asha", "none")
-SAMPLES = 60  # as the kernel attention paper
+SAMPLES = 60  # trials by default, as in the kernel attention paper
 
-# What a trial takes, which another machine may not have, and what it takes unless args.
+# Resources of a trial, which may change when a search is resumed elsewhere, with their defaults.
 TAKES: dict[str, Any] = {"cpus_per_trial": 1, "gpus_per_trial": 0, "nproc": 1}
-# What a search keeps of its arguments as it is.
+# Arguments that become settings unchanged.
 ASKED = ("max_concurrent", "grace_epochs", "searcher", "seed", "storage")
-# What may be given with --resume: where the search and its data are now, and how far it goes.
+# Arguments allowed with --resume: places of the search and its data, resources, number of trials.
 RESUMED = ("resume", "address", "storage", "max_concurrent", *TAKES, "num_samples", "verbose")
 PLACES = ("data_path", "plugins")
 
 
 @dataclass
 class Settings:
-    """A search, as plain values but for its space.
+    """The settings of a search, plain values except for its space.
 
     Attributes:
-        base: options that are the same in all trials.
-        overruled: searched options that the command line gives a value instead.
+        base: options of all trials.
+        overruled: options of the space that are not searched, since the user gave a value.
         total: number of trials.
         mode: max or min.
         epochs: most epochs of a trial.
-        identity: identity of the data, once prepared; empty before.
+        identity: identity of the data; empty until they are prepared.
     """
 
     model: str
@@ -72,16 +72,16 @@ class Settings:
     identity: dict[str, Any] = field(default_factory=dict)
 
     def options(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a trial."""
+        """Return the options of a trial, of which ``drawn`` are sampled."""
         return {**self.base, "model": self.model, "dataset": self.dataset, **drawn}
 
     def config(self, drawn: dict[str, Any] | None = None) -> PosConfig:
-        """Return the configuration of a trial, or of what all have in common."""
+        """Return the configuration of a trial, or without ``drawn`` that which all trials share."""
         return PosConfig(None, None, None, self.options(drawn or {}), strict=False)
 
     @property
     def resources(self) -> Resources:
-        """What a trial takes."""
+        """Resources of a trial."""
         return Resources(self.cpus_per_trial, self.gpus_per_trial, self.nproc, self.storage)
 
 
@@ -93,7 +93,11 @@ def read_settings(
     config_dict: dict[str, Any] | None,
     args: SearchArguments,
 ) -> Settings:
-    """Return settings of what a user gave.
+    """Return the checked settings of a new search.
+
+    Args:
+        model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.search`.
+        args: its other arguments.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
@@ -102,40 +106,45 @@ def read_settings(
         check_choice("--scheduler", args.scheduler, SCHEDULERS)
     check_choice("--searcher", args.searcher, tuple(SEARCHERS))
     given = {**(config_dict or {}), **({"valid_metric": args.metric} if args.metric else {})}
-    first = PosConfig(model, dataset, config_file_list, given, strict=False)
-    found = read_space(space_file(space, first["model"]))
-    first.require_read({*found.names, *found.fixed})
-    fixed = {**first.external_config_dict}
-    overruled = [name for name in found.names if name in fixed]
-    of_space = found.fixed
-    found = found.without(fixed)
-    if "position" in {*found.names, *found.fixed}:  # trials take a file as it is for one position
-        for file, content in first.files:
-            if parts := parts_by_scheme(content, first["model"], file):
+    config_of_user = PosConfig(model, dataset, config_file_list, given, strict=False)
+    searched = read_space(space_file(space, config_of_user["model"]))
+    config_of_user.require_read({*searched.names, *searched.fixed})
+    fixed = {**config_of_user.external_config_dict}
+    overruled = [name for name in searched.names if name in fixed]
+    fixed_by_space = searched.fixed
+    searched = searched.without(fixed)
+    if "position" in {
+        *searched.names,
+        *searched.fixed,
+    }:  # trials take a file as it is for one position
+        for file, content in config_of_user.files:
+            if parts := parts_by_scheme(content, config_of_user["model"], file):
                 raise UsageError(
                     f"{parts[0]}: a search that tries or sets position does not take options of "
                     "one scheme from there; write them into the space, with `when: {position: ..}`"
                 )
-    if not found.parameters:
+    if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     base = to_plain({k: v for k, v in fixed.items() if k not in EXTRA_KEYS})
-    base["data_path"] = first.plain["data_path"]  # absolute: trials work in folders of their own
-    base = merge_options(of_space, base)
-    if modules := _plugins(found, first["model"], base):
+    base["data_path"] = config_of_user.plain[
+        "data_path"
+    ]  # absolute: trials work in folders of their own
+    base = merge_options(fixed_by_space, base)
+    if modules := _collect_plugins(searched, config_of_user["model"], base):
         base["plugins"] = modules
-    what = {**base, "model": first["model"], "dataset": first["dataset"]}
+    shared = {**base, "model": config_of_user["model"], "dataset": config_of_user["dataset"]}
 
     def build(drawn: dict[str, Any]) -> PosConfig:
-        return PosConfig(None, None, None, {**what, **drawn}, strict=False)
+        return PosConfig(None, None, None, {**shared, **drawn}, strict=False)
 
-    config = fit_space(found, build)
+    config = fit_space(searched, build)
     if config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
     settings = Settings(
-        model=first["model"],
-        dataset=first["dataset"],
+        model=config_of_user["model"],
+        dataset=config_of_user["dataset"],
         base=base,
-        space=found,
+        space=searched,
         total=args.num_samples or SAMPLES,
         metric=config["valid_metric"].lower(),
         mode="max" if config["valid_metric_bigger"] else "min",
@@ -147,7 +156,7 @@ def read_settings(
         **{name: getattr(args, name) for name in ASKED},
         **TAKES,
     )
-    _take(settings, args)
+    _set_resources(settings, args)
     _require_numbers(settings, args.num_samples)
     _set_total(settings, args.num_samples)
     return settings
@@ -156,26 +165,28 @@ def read_settings(
 def resumed_settings(
     folder: SearchFolder, args: SearchArguments, config: dict[str, Any], **others: Any
 ) -> Settings:
-    """Return settings of the search in a folder, with what may change when it is resumed.
+    """Return the settings of a search to resume, with the changes that are allowed.
 
     Args:
         folder: folder of the search.
-        args: as given.
-        config: options of the configuration, as given.
-        others: what else was given by name; empty if it was not.
+        args: arguments of the call.
+        config: options of the configuration that the call gives.
+        others: further arguments by name, which must be empty.
 
     Raises:
-        UsageError: for anything that may not change, and if there is no search.
+        UsageError: for an argument that may not change, or a folder without a search.
     """
-    wrong = [name for name in changed(args) if name not in (*RESUMED, "scheduler")]
-    wrong += ["scheduler"] if args.scheduler == "none" else []
-    wrong += [name for name, value in others.items() if value]  # the command line gives empty ones
-    wrong += [name for name in config if name not in PLACES]
-    if wrong:
+    refused = [name for name in changed(args) if name not in (*RESUMED, "scheduler")]
+    refused += ["scheduler"] if args.scheduler == "none" else []
+    refused += [
+        name for name, value in others.items() if value
+    ]  # the command line passes empty values
+    refused += [name for name in config if name not in PLACES]
+    if refused:
         allowed = ", ".join(f"--{name}" for name in (*RESUMED[1:-1], *PLACES))
         raise UsageError(
             f"--resume takes everything from its folder but {allowed}; leave out "
-            f"{', '.join(map(shown, wrong))}"
+            f"{', '.join(map(shown, refused))}"
         )
     settings = folder.read()
     if (settings.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
@@ -183,7 +194,7 @@ def resumed_settings(
             f"--resume: the scheduler of this search is {shown(settings.scheduler)}; an object of "
             "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no other"
         )
-    _take(settings, args)
+    _set_resources(settings, args)
     _require_numbers(settings, args.num_samples)
     if args.num_samples is not None:
         _set_total(settings, args.num_samples)
@@ -195,15 +206,19 @@ def resumed_settings(
     return settings
 
 
-def _take(settings: Settings, args: SearchArguments) -> None:
-    """What was given of that which every machine may have otherwise."""
+def _set_resources(settings: Settings, args: SearchArguments) -> None:
+    """Set the resources and the number of parallel trials that the arguments give."""
     for name in ("max_concurrent", *TAKES):
         if getattr(args, name) is not None:
             setattr(settings, name, getattr(args, name))
 
 
 def _set_total(settings: Settings, num_samples: int | None) -> None:
-    """How many trials there are to be."""
+    """Set the number of trials: as given, at most the points of the space, all points of a grid.
+
+    Raises:
+        UsageError: for a grid of too many points, or another number of samples than its points.
+    """
     settings.total = num_samples or settings.total
     if settings.searcher == "random":
         settings.total = min(settings.total, settings.space.points() or settings.total)
@@ -220,17 +235,24 @@ def _set_total(settings: Settings, num_samples: int | None) -> None:
         settings.total = points
 
 
-def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
-    """Return modules that must be imported to know the model and any scheme of any trial."""
-    searched = [p.values for p in space.parameters if p.name == "position"]
+def _collect_plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
+    """Return the modules to import for the model and the position schemes of all trials.
+
+    Args:
+        space: the searched space, which may search ``position``.
+        model: name of the model.
+        base: options of all trials; their ``plugins`` come first.
+    """
+    searched = [option.values for option in space.parameters if option.name == "position"]
     values = [base.get("position"), *itertools.chain(*searched)]
     schemes = [name for value in values for name in positions(value, None)]
-    given = base.get("plugins") or []
-    given = [given] if isinstance(given, str) else given
-    return list(dict.fromkeys([*given, *find_modules(model, schemes)]))
+    plugins = base.get("plugins") or []
+    modules = [plugins] if isinstance(plugins, str) else plugins
+    return list(dict.fromkeys([*modules, *find_modules(model, schemes)]))
 
 
 def _require_numbers(settings: Settings, num_samples: int | None) -> None:
+    """Raise a UsageError for a number that is not whole, or out of its range."""
     whole = {"num_samples": num_samples, "nproc": settings.nproc}
     for name, value in {**whole, "grace_epochs": settings.grace_epochs}.items():
         if value is not None and not (is_whole(value) and value >= 1):
@@ -261,15 +283,19 @@ class SearchFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a search is here."""
+        """Whether the folder has a search."""
         return self.settings.is_file()
 
     @classmethod
     def create(cls, path: str | Path | None, settings: Settings) -> SearchFolder:
-        """Return a new folder with the settings in it.
+        """Create the folder of a new search and write its settings.
+
+        Args:
+            path: path of the folder; one by dataset, model and time if None.
+            settings: settings of the search; their storage becomes the place of this search.
 
         Raises:
-            UsageError: if it holds a search already.
+            UsageError: if the folder or the storage holds a search or a run, or cannot be created.
         """
         if path is None:
             path = folders.unused_path(settings.dataset, settings.model, "tune-")
@@ -295,13 +321,13 @@ class SearchFolder:
         except PosError:
             raise
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UsageError(f"--run_dir: {why}: {shown(str(folder.path))}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"--run_dir: {reason}: {shown(str(folder.path))}") from error
         folder.write(settings)
         return folder
 
     def write(self, settings: Settings) -> None:
-        """Keep the settings, for ``--resume``."""
+        """Write the settings, for ``--resume``."""
         folders.make_folder(self.runs)
         write_json(self.settings, asdict(settings))
 
@@ -309,7 +335,7 @@ class SearchFolder:
         """Return the settings of the search in this folder.
 
         Raises:
-            UsageError: if there are none.
+            UsageError: if the file is missing or damaged.
         """
         try:
             settings = TypeAdapter(Settings).validate_json(self.settings.read_bytes(), strict=True)
@@ -327,11 +353,11 @@ class SearchFolder:
         return settings
 
     def read_record(self, settings: Settings) -> Record:
-        """Return what happened to the trials so far.
+        """Return the record of the trials so far.
 
         Raises:
-            UsageError: if it cannot be read, there are more trials than there are to be, or their
-                checkpoints are not where they were.
+            UsageError: if it cannot be read, has more trials than the settings, or the storage with
+                the checkpoints is not there.
         """
         record = Record(self.record)
         if not record.trials:
@@ -342,8 +368,8 @@ class SearchFolder:
                 f"--num_samples: this search has {len(record.trials)} trials already; expected at "
                 "least as many"
             )
-        begun = any(trial.curve for trial in record.unfinished)
-        if begun and settings.storage is not None and not names_in(settings.storage):
+        has_checkpoints = any(trial.curve for trial in record.unfinished)
+        if has_checkpoints and settings.storage is not None and not names_in(settings.storage):
             raise UsageError(
                 f"--resume: the runs of trials are not at {settings.storage}; give the place where "
                 f"{Path(settings.storage).name} is now as --storage"
@@ -351,7 +377,7 @@ class SearchFolder:
         return record
 
     def tested(self) -> dict[str, Any] | None:
-        """Return what an earlier call found on test data; of the same trial it is not read twice.
+        """Return the test of an earlier call, or None, so that no trial is tested twice.
 
         Raises:
             UsageError: if the file is damaged.
@@ -359,7 +385,7 @@ class SearchFolder:
         if not self.test.is_file():
             return None
         try:
-            kept = json.loads(self.test.read_text(encoding="utf-8"))
-            return {**kept, "trial": int(kept["trial"]), "test": kept["test"]}
+            content = json.loads(self.test.read_text(encoding="utf-8"))
+            return {**content, "trial": int(content["trial"]), "test": content["test"]}
         except DAMAGED as error:
             raise UsageError(f"--resume: {self.test} is damaged: {shown(str(error))}") from error

@@ -1,8 +1,8 @@
-"""Trials as Ray Tune sees them: what it runs, what it is given next, and what it reports.
+"""The connection to Ray Tune: the function of a trial, the queue of trials, and the callbacks.
 
-What a trial reports, and ASHA and TPE go by, is its best validation value so far: that of its
-newest epoch would punish patience. Its own failure is its last report, not an error of Ray's, which
-would repeat it; a lost process is repeated, and finds its run where it stopped.
+A trial reports its best validation value so far, by which ASHA and TPE decide: the value of the
+newest epoch would punish patience. A failed trial reports its failure and raises no error, since
+Ray would repeat the trial; a trial whose process is lost is repeated, and resumes its run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recbole_pos.tuning.record import (
 from recbole_pos.values import shown
 
 FAILURE = "failure"  # key of a last report that says why a trial failed
-INFRASTRUCTURE = "infrastructure"  # key of the same report: whether the trial is not to blame
+INFRASTRUCTURE = "infrastructure"  # key of the same report: whether the infrastructure failed
 _FULL_DISK = ("Trial %s: Error stopping trial", "Saving experiment state to storage")
 
 
@@ -51,14 +51,13 @@ def run_trial(
     data: list[Any],
     runs: str,
 ) -> None:
-    """Train, report the validation metric after every epoch, never test.
+    """Train a trial and report its validation metric after every epoch; it is never tested.
 
-    Whatever goes wrong in the trial itself becomes its last report, and the search goes on. A
-    process that is lost (its machine died, the system killed it) reports nothing: Ray starts the
-    trial again elsewhere.
+    An error of the trial becomes its last report, and the search continues. A lost process (its
+    machine died, the system killed it) reports nothing: Ray starts the trial again elsewhere.
 
     Args:
-        config: ``number``, ``options``, and ``starts``: how often the trial was begun before.
+        config: ``number`` and ``options`` of the trial, and ``starts``, how often it was started.
         base: options of all trials.
         resources, packed, data: as of :func:`train_run`.
         runs: folder with the runs of trials.
@@ -71,12 +70,14 @@ def run_trial(
 
 
 class _Report:
-    """Reports the newest validated epoch to Ray; does not return if the scheduler says stop."""
+    """Reports the newest validated epoch of an experiment to Ray."""
 
     def __init__(self) -> None:
         self.reported = False
 
     def __call__(self, experiment: Any) -> None:
+        """Report the newest epoch, and in a new process also the earlier ones; the call does not
+        return if the scheduler stops the trial."""
         trainer, progress = experiment.trainer, experiment.trainer.progress
         *before, line = [line for line in progress.history if line["valid"]]
         metrics = {
@@ -91,29 +92,34 @@ class _Report:
             "parameters": parameters(experiment.model),
             "node": ray.get_runtime_context().get_node_id()[:8],
         }
-        if before and not self.reported:  # a process may be lost between checkpoint and report
-            earlier = {one["epoch"] + 1: one["valid"][trainer.valid_metric] for one in before}
+        if (
+            before and not self.reported
+        ):  # the process before may have been lost before its last report
+            earlier = {epoch["epoch"] + 1: epoch["valid"][trainer.valid_metric] for epoch in before}
             metrics[EARLIER] = json.dumps(earlier)
         self.reported = True
         tune.report(metrics)
 
 
 class Queue(RaySearcher):
-    """Gives Ray the trials that a search has left, then those that its searcher asks for.
+    """Gives Ray the unfinished trials of a resumed search, then those that the searcher suggests.
 
     Args:
-        searcher: new.
-        trials: that have begun before: the searcher learns of all of them.
+        searcher: a new searcher.
+        trials: trials of earlier calls, all of which the searcher takes over.
         mode: max or min.
-        room: how many trials have room at once.
+        room: number of trials that the cluster can train at the same time.
     """
 
     def __init__(self, searcher: Searcher, trials: Sequence[Trial], mode: str, room: int) -> None:
         super().__init__(metric=BEST, mode=mode)
-        # with a searcher that is not its own Ray lets one trial at a time wait for a process, so
-        # that on a hundred machines the first would be over before most machines had begun
+        # by default Ray lets only one trial of a custom searcher wait for a process, so that most
+        # of a hundred machines would be idle for long
         os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, room))
-        self.source, self.count = searcher, len(trials)  # Ray unwraps what has a `searcher`
+        self.source, self.count = (
+            searcher,
+            len(trials),
+        )  # not `searcher`: Ray would unwrap this object
         self.numbers: dict[str, int] = {}  # Ray's id of a trial -> its number
         for trial in trials:
             searcher.recall(trial.number, trial.options)
@@ -127,7 +133,7 @@ class Queue(RaySearcher):
         ]
 
     def suggest(self, trial_id: str) -> Any:
-        """Ray's hook: the configuration of the next trial, or ``FINISHED``."""
+        """Return the configuration of the next trial, or ``FINISHED``; called by Ray."""
         if self.waiting:
             config = self.waiting.pop(0)
         else:
@@ -142,22 +148,24 @@ class Queue(RaySearcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Ray's hook: a trial ended."""
+        """Tell the searcher the score of a trial that has ended; called by Ray."""
         if trial_id in self.numbers:
             self.source.tell(self.numbers[trial_id], None if error else (result or {}).get(BEST))
 
     def save(self, checkpoint_path: str) -> None:
-        """Ray's hook: nothing, since a search is resumed from its own record."""
+        """Save nothing: a search is resumed from its own record; called by Ray."""
 
 
 class Recorder(tune.Callback):
-    """Writes what happens to the record, and shows it; Ray pickles it, of which nothing is read.
+    """Writes events of trials to the record and prints them.
+
+    Ray pickles its callbacks; nothing is read from that, so no state is pickled.
 
     Args:
         record: record of the trials.
-        metric: its name.
+        metric: name of the validation metric.
         mode: max or min.
-        total: how many trials there will be.
+        total: number of trials of the search.
         reporter: where lines are printed.
     """
 
@@ -166,7 +174,7 @@ class Recorder(tune.Callback):
     ) -> None:
         self.record, self.reporter = record, reporter
         self.metric, self.mode, self.total = metric, mode, total
-        self.known: dict[str, Trial] = {}  # by Ray's id
+        self.known: dict[str, Trial] = {}  # Ray's id -> trial
         self.running: list[Trial] = []
         self.began = time.time()
 
@@ -174,11 +182,11 @@ class Recorder(tune.Callback):
         return {}
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Ray's hook, many times a second."""
-        self._meet(trials)
+        """Note which trials are running; called by Ray many times a second."""
+        self._record_new(trials)
         self.running = [self.known[t.trial_id] for t in trials if t.status == "RUNNING"]
 
-    def _meet(self, trials: list[Any]) -> None:
+    def _record_new(self, trials: list[Any]) -> None:
         """Record new trials in the order of their numbers, before anything happens to them."""
         for trial in trials:
             if trial.trial_id not in self.known:
@@ -188,30 +196,32 @@ class Recorder(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Ray's hook: a trial has validated an epoch, or says why it failed."""
-        self._meet(trials)
+        """Record a report: a validated epoch, or a failure; called by Ray."""
+        self._record_new(trials)
         if FAILURE in result:
             self._end(trial, LOST if result[INFRASTRUCTURE] else FAILED, result[FAILURE])
         else:
-            kept = {key: result[key] for key in REPORTED if key in result}
-            self.record.add({TRIAL: trial.config["number"], **kept})
+            metrics = {key: result[key] for key in REPORTED if key in result}
+            self.record.add({TRIAL: trial.config["number"], **metrics})
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Ray's hook: a trial ended by itself, or was stopped."""
-        self._meet(trials)
+        """Record that a trial has finished, or was stopped by the scheduler; called by Ray."""
+        self._record_new(trials)
         known = self.known[trial.trial_id]
-        if known.state == "interrupted":  # has not reported a failure
+        if known.state == "interrupted":  # it has reported no failure
             self._end(trial, "finished" if known.ended else "stopped")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Ray's hook: the process of a trial was lost too often; if in an earlier search as well,
-        it is not the fault of the machine."""
-        self._meet(trials)
-        self._end(trial, FAILED if self.known[trial.trial_id].losses else LOST, _why(trial))
+        """Record that the process of a trial was lost too often; called by Ray.
+
+        The trial counts as failed, not lost, if that happened in an earlier call as well.
+        """
+        self._record_new(trials)
+        self._end(trial, FAILED if self.known[trial.trial_id].losses else LOST, _read_reason(trial))
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Ray's hook: the process of a trial was lost; it will be started again."""
-        self._meet(trials)
+        """Report that the process of a trial was lost and starts again; called by Ray."""
+        self._record_new(trials)
         known = self.known[trial.trial_id]
         self.reporter.line(
             f"trial {known.number:>3}  lost its process or machine after epoch {known.epochs}; "
@@ -220,19 +230,19 @@ class Recorder(tune.Callback):
 
     def _end(self, trial: Any, state: str, why: str = "") -> None:
         """Record and print how a trial ended."""
-        known = self.record.add({TRIAL: trial.config["number"], "state": state, "reason": why})
+        ended = self.record.add({TRIAL: trial.config["number"], "state": state, "reason": why})
         if why:
-            self.reporter.line(f"trial {known.number:>3}  {state}: {why}")
+            self.reporter.line(f"trial {ended.number:>3}  {state}: {why}")
             return
-        mark = "*" if known is find_best_trial(self.record.trials, self.mode) else " "
-        score = math.nan if known.score is None else known.score
+        mark = "*" if ended is find_best_trial(self.record.trials, self.mode) else " "
+        score = math.nan if ended.score is None else ended.score
         self.reporter.line(
-            f"trial {known.number:>3}  {state:8}  {self.metric} {score:.4f}{mark} "
-            f"epoch {known.epochs:>3}  {known.seconds:>6.1f} s  {show_options(known.options)}"
+            f"trial {ended.number:>3}  {state:8}  {self.metric} {score:.4f}{mark} "
+            f"epoch {ended.epochs:>3}  {ended.seconds:>6.1f} s  {show_options(ended.options)}"
         )
 
     def lines(self) -> list[str]:
-        """Return an overview, and a line for each running trial."""
+        """Return the lines of the progress: an overview, and one for each running trial."""
         states = [trial.state for trial in self.record.trials]
         counts = [f"{states.count(state)} {state}" for state in (*ENDED, LOST) if state in states]
         running = [f"{trial.number} (epoch {trial.epochs})" for trial in self.running]
@@ -264,17 +274,17 @@ def trial_folder(trial: Any) -> str:
     return f"trial_{trial.config['number']:05d}" + (f"-{starts}" if starts else "")
 
 
-def _why(trial: Any) -> str:
-    """Return why Ray gave up a trial."""
+def _read_reason(trial: Any) -> str:
+    """Return the reason in one line why Ray gave up a trial."""
     try:
         error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-    except Exception:  # of a class that cannot be read back, or none was kept
+    except Exception:  # no error was kept, or it cannot be unpickled
         return "its process was lost"
     return reason(getattr(error, "cause", None) or error)
 
 
 def quiet_tune() -> None:
-    """Let Ray Tune print nothing, and leave Ctrl-C to the command; before Ray starts."""
+    """Silence Ray Tune and leave Ctrl-C to the command; to be called before Ray starts."""
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # verbose=0 alone leaves some tables
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
@@ -285,9 +295,8 @@ def quiet_tune() -> None:
 
 
 def _no_stacks(record: logging.LogRecord) -> bool:
-    """Leave out stacks that tell a user nothing: of a lost process the search prints a line, of a
-    full disk its error."""
+    """Drop log records with stacks of lost processes and full disks, which the search reports."""
     text = str(record.msg)
     error = record.exc_info[1] if record.exc_info else None
-    full = isinstance(error, OSError) and text.startswith(_FULL_DISK)
-    return not (text.startswith("Trial task failed") or full)
+    is_full_disk = isinstance(error, OSError) and text.startswith(_FULL_DISK)
+    return not (text.startswith("Trial task failed") or is_full_disk)

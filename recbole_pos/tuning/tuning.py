@@ -19,9 +19,9 @@ from ray import tune
 from recbole_pos.config.arguments import SearchArguments, divide
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.conversion.frames import beside
-from recbole_pos.data.identity import changes
+from recbole_pos.data.identity import describe_changes
 from recbole_pos.data.location import dataset_name
-from recbole_pos.data.targets import describe, warnings_about
+from recbole_pos.data.targets import describe, describe_warnings
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder, versions
@@ -53,15 +53,15 @@ from recbole_pos.tuning.trials import (
     trial_folder,
 )
 
-REDUCTION = 3  # of ASHA: a third of the trials goes on beyond each rung
+REDUCTION = 3  # of ASHA: a third of the trials continues beyond each rung
 
 
 @dataclass(repr=False)
 class Found:
-    """What a search found; ``test`` is that of ``best`` only.
+    """The result of a search: its trials, the best trial, and the test of that one only.
 
     ``recbole_pos.load(found.run_dir)`` is the model of the best trial. ``source`` is the dataset,
-    whose files may go with this object.
+    whose temporary files are deleted with this object.
     """
 
     folder: Path
@@ -102,12 +102,12 @@ def search(
         (['finished', 'finished'], True)
 
     Args:
-        model: as of :func:`recbole_pos.run`.
-        dataset: as there.
+        model: name or class of the model, as of :func:`recbole_pos.run`.
+        dataset: the dataset, as of :func:`recbole_pos.run`.
         space: a yaml, .hyper or .test file; the model's own in ``properties/tune/`` when None.
         config_file_list: configuration of all trials.
-        config_dict: options over these files; what is given here is the same in all trials,
-            whatever the space has for it.
+        config_dict: options over these files; an option given here is the same in all trials,
+            also if the space has it.
         settings: the other arguments together.
         given: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.SearchArguments`:
@@ -160,7 +160,7 @@ def search(
                     record = Record(folder.record)
                 else:
                     folder.write(search)
-                _headline(reporter, search, folder, record, experiment, shared)
+                _print_head(reporter, search, folder, record, experiment, shared)
                 recorder = Recorder(record, search.metric, search.mode, search.total, reporter)
                 tuner = _tuner(search, folder, recorder, args.scheduler, shared, room)
                 with live_view(reporter, recorder.lines):
@@ -173,9 +173,13 @@ def search(
 
 
 def _prepare(settings: Settings) -> Experiment:
-    """The data, and a model of the configuration as it stands, so that wrong input shows now."""
+    """Prepare the data, and a model without sampled options, so that wrong input fails now.
+
+    Raises:
+        UsageError: if the data of a resumed search have changed, or have no validation targets.
+    """
     experiment = prepare(settings.config())
-    if changed := changes(settings.identity, experiment.dataset.identity):
+    if changed := describe_changes(settings.identity, experiment.dataset.identity):
         raise UsageError(
             f"--resume: {changed} have changed since the search began; give the folder that has "
             "the data of then as --data_path, or start a new search"
@@ -197,7 +201,16 @@ def _tuner(
     shared: SharedData,
     room: int,
 ) -> tune.Tuner:
-    """Ray Tune for the trials that have not ended yet."""
+    """Return the Ray tuner of the trials that have not ended yet.
+
+    Args:
+        settings: settings of the search.
+        folder: folder of the search.
+        recorder: records and prints what happens.
+        scheduler: a scheduler object of Ray's, where the settings name none of ours.
+        shared: the data.
+        room: number of trials that the cluster can train at the same time.
+    """
     bundle = {"CPU": settings.cpus_per_trial, "GPU": settings.gpus_per_trial}
     record = recorder.record
     trainable = tune.with_resources(
@@ -206,7 +219,7 @@ def _tuner(
             base=settings.options({}),
             resources=settings.resources,
             packed=pack(settings.model),
-            data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to
+            data=[ray.put(shared)],  # in a list: a bare reference would be replaced by its data
             runs=str(folder.runs.resolve()),
         ),
         tune.PlacementGroupFactory([bundle] * settings.nproc),
@@ -216,7 +229,7 @@ def _tuner(
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            metric=None if asha else BEST,  # which ASHA knows already
+            metric=None if asha else BEST,  # ASHA has its own
             mode=None if asha else settings.mode,
             search_alg=Queue(searcher, record.trials, settings.mode, room),
             scheduler=asha or (None if settings.scheduler == "none" else scheduler),
@@ -236,7 +249,7 @@ def _tuner(
 
 
 def _asha(settings: Settings, ended: list[Trial]) -> Any:
-    """ASHA, which compares new trials with how earlier ones stood."""
+    """Return an ASHA scheduler that knows the curves of the trials that ended in earlier calls."""
     asha = tune.schedulers.AsyncHyperBandScheduler(
         time_attr="epoch",
         metric=BEST,
@@ -256,25 +269,30 @@ def _asha(settings: Settings, ended: list[Trial]) -> Any:
 
 
 def _fit(tuner: tune.Tuner, settings: Settings, folder: SearchFolder, record: Record) -> None:
-    """Train all trials, or write down what there is of them."""
+    """Train all trials; if interrupted, write the table of the trials so far.
+
+    Raises:
+        KeyboardInterrupt: with the command that resumes the search.
+        TrainingError: if the search cannot go on.
+    """
     names = settings.space.names
     resume = f"continue with `recbole-pos tune --resume {folder.path}`"
     try:
         tuner.fit()
         if any(trial.state == "interrupted" for trial in record.trials):
-            raise KeyboardInterrupt  # which Ray took for itself
+            raise KeyboardInterrupt  # Ray has caught it
     except KeyboardInterrupt:
         write_trials(record.trials, names, settings.metric, folder.trials)
         raise KeyboardInterrupt(
             f"interrupted; {folder.trials} has the trials so far; the last checkpoints of trials "
             f"that have not ended are kept; {resume}"
         ) from None
-    except Exception as error:  # Ray has whatever is raised within as text, with its stack
+    except Exception as error:  # Ray raises errors of callbacks as text with their stack
         problem = record.failure or (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise TrainingError(f"the search stopped: {problem}; then {resume}") from error
 
 
-def _headline(
+def _print_head(
     reporter: Reporter,
     settings: Settings,
     folder: SearchFolder,
@@ -282,6 +300,7 @@ def _headline(
     experiment: Experiment,
     shared: SharedData,
 ) -> None:
+    """Print the settings of the search, its resources, and facts and warnings about its data."""
     reporter.line(
         f"{settings.model} on {settings.dataset}: {settings.total} trials by {settings.searcher}, "
         f"scheduler {settings.scheduler}, best valid {settings.metric}; searching "
@@ -302,7 +321,7 @@ def _headline(
         reporter.line(f"the space has {points} combinations; --searcher grid trains each once")
     if split := describe(experiment.dataset.split.summary):
         reporter.line(split)
-    for text in warnings_about(experiment.dataset.split.summary):
+    for text in describe_warnings(experiment.dataset.split.summary):
         reporter.warning(text)
 
 
@@ -314,7 +333,11 @@ def _finish(
     reporter: Reporter,
     seconds: float,
 ) -> Found:
-    """Write the tables and pictures; test the best trial, unless an earlier call did."""
+    """Write the tables and pictures; test the best trial, unless an earlier call did.
+
+    Raises:
+        TrainingError: if all trials failed, or some could not be trained.
+    """
     write_trials(trials, settings.space.names, settings.metric, folder.trials)
     if lost := [trial for trial in trials if trial.state == LOST]:
         ended = sum(trial.state in ENDED for trial in trials)
@@ -354,9 +377,9 @@ def _finish(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
         {"valid": best.best_valid, "test (once)": test["test"]},
     )
-    for one in test.get("earlier", []):
+    for earlier in test.get("earlier", []):
         reporter.line(
-            f"trial {one['trial']}, the best before, was tested as well: see {folder.test}"
+            f"trial {earlier['trial']}, the best before, was tested as well: see {folder.test}"
         )
     for file in (folder.best_yaml, folder.trials, *pictures):
         reporter.line(str(file))
@@ -366,35 +389,39 @@ def _finish(
 def _test(
     settings: Settings, folder: SearchFolder, experiment: Experiment, best: Trial
 ) -> dict[str, Any]:
-    """Keep the best trial as a run, for ``plot``, ``inspect`` and ``load``, and test it: the only
-    reading of test data in a search.
+    """Copy the run of the best trial, for ``plot``, ``inspect`` and ``load``, and test it.
+
+    Nothing else in a search reads test data.
 
     Returns:
-        The content of ``test.json``.
+        The content of ``test.json``, with the tests of trials that were the best before.
+
+    Raises:
+        StorageError: if the run of the trial cannot be read.
     """
-    config, kept, test = settings.config(best.options), RunFolder(folder.best), folder.tested()
+    config, best_run, test = settings.config(best.options), RunFolder(folder.best), folder.tested()
     is_tested = test is not None and test["trial"] == best.number
-    if not (is_tested and kept.checkpoint.is_file()):
+    if not (is_tested and best_run.checkpoint.is_file()):
         run = RunFolder(folder.runs / best.key)
         try:
             if settings.storage is not None:
                 Mirror(run, f"{settings.storage}/{best.key}").fetch()
-            copy_run(run, kept)
+            copy_run(run, best_run)
         except OSError as error:
             raise StorageError(
                 f"{settings.storage or run.path}: the run of trial {best.number}, the best, cannot "
                 f"be read: {reason(error)}; give the place where it is now as --storage"
             ) from error
-    kept.write_config(config.plain)
-    shutil.copy(kept.config, folder.best_yaml)
+    best_run.write_config(config.plain)
+    shutil.copy(best_run.config, folder.best_yaml)
     if test is not None and is_tested:
         return test
     earlier = [*test.pop("earlier", []), test] if test else []
     tested = prepare(config, fresh=False, dataset=experiment.dataset.for_config(config))
-    load_best(tested.model, kept.checkpoint, experiment.dataset.identity)
-    found = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
+    load_best(tested.model, best_run.checkpoint, experiment.dataset.identity)
+    metrics = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
     test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset}
-    test["test"] = None if found is None else {name: float(v) for name, v in found.items()}
+    test["test"] = None if metrics is None else {name: float(v) for name, v in metrics.items()}
     test |= {"earlier": earlier} if earlier else {}
     write_json(folder.test, test)
     return test
