@@ -18,11 +18,11 @@ from recbole_pos.position.awareness import (
     backward_columns,
     combines_linearly,
     encodings,
-    events,
     forward_columns,
     is_backward_aware,
     is_forward_aware,
     is_unique,
+    list_events,
 )
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -78,7 +78,7 @@ def test_encodings_equal_their_equations(name: str, options: dict, d: int) -> No
     encoding = make(name, d, **options)
     called = " ".join([name, *options.values()])
     weight = encoding.weight.tolist()
-    position, length = events(N)
+    position, length = list_events(N)
     want = torch.tensor(
         [formula(called, weight, p, n, d) for p, n in zip(position.tolist(), length.tolist())]  # noqa: B905
     )

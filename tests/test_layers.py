@@ -98,8 +98,8 @@ def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
         torch.testing.assert_close(out, layer.attention(read, ctx))
     if name not in REPLACING:
         layer = PointwiseAttention(block(), position)
-        query, key, value, gate = layer._parts(x)
-        mixed = layer.weights(x, ctx) @ layer._places(query, key, value, ctx)[2]
+        query, key, value, gate = layer._project_gated(x)
+        mixed = layer.weights(x, ctx) @ layer._apply_hooks(query, key, value, ctx)[2]
         mixed = ctx.unpad(mixed.transpose(1, 2), "start").flatten(1)
         want = x + layer.dense(layer.gate_norm(mixed) * gate.flatten(1))
         torch.testing.assert_close(layer(x, ctx), want)

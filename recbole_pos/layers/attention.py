@@ -67,8 +67,8 @@ class BlockOptions:
     causal: bool = True
 
     @classmethod
-    def from_config(cls, config: Options, **given: Any) -> BlockOptions:
-        """Read the options of a model; those ``given`` are not read from them."""
+    def from_config(cls, config: Options, **fixed: Any) -> BlockOptions:
+        """Read the block options of a model's configuration; ``fixed`` ones are given instead."""
         return cls(
             hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],
@@ -78,7 +78,7 @@ class BlockOptions:
             activation=config["hidden_act"],
             norm=config["norm"],
             layer_norm_eps=config["layer_norm_eps"],
-            **given,
+            **fixed,
         )
 
 
@@ -108,13 +108,13 @@ class MultiHeadAttention(nn.Module):
         self.causal = options.causal
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] to [m, d]."""
+        """Apply the sub-layer with residual and layer norm, [m, d] to [m, d]."""
         out = self.attention(self.LayerNorm(x) if self.pre_norm else x, ctx)
         out = x + self.out_dropout(out)
         return out if self.pre_norm else self.LayerNorm(out)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] to [m, d]: what the heads found, before residual and norm."""
+        """Return the output of the heads [m, d] for inputs [m, d], before residual and norm."""
         query, key, value = self._project(x)
         out = self.position.attend(query, key, value, ctx, self.attn_dropout)
         if out is None:
@@ -124,29 +124,32 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def projections(self) -> list[nn.Linear]:
-        """Those of query, key and value that the scheme reads."""
+        """The projections (query, key, value) that the scheme reads, in this order."""
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
-        """Query, key and value, [m, h, e]; None where the scheme reads none, x for the value."""
+        """Project inputs [m, d] to query, key and value, [m, h, e] each.
+
+        A query or key that the scheme does not read is None; an unread value is x itself.
+        """
         layers = self.projections
-        projected = iter(self._one_product(x, layers).unbind(1) if layers else ())
+        projected = iter(self._project_jointly(x, layers).unbind(1) if layers else ())
         query = None if self.query is None else next(projected)
         key = None if self.key is None else next(projected)
         if self.value is None:
             return query, key, x.view(x.size(0), self.n_heads, self.head_size)
         return query, key, next(projected)
 
-    def _one_product(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
-        """Apply several linear layers to x in one product: [m, layers, h, e]."""
+    def _project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
+        """Return several linear layers of x, [m, layers, h, e], from one matrix product."""
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
         return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)
 
-    def _places(
+    def _apply_hooks(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Rq, U^T(R k), L v as [b, h, t, e], and B without a mask, or None."""
+        """Run the scheme's hooks: R q, U^T (R k), L v as [b, h, t, e], and B, unmasked, or None."""
         position = self.position
         query, key = position.rotate(query, key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
@@ -157,8 +160,8 @@ class MultiHeadAttention(nn.Module):
     def _dot_product(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
     ) -> Tensor:
-        """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
-        q, k, v, bias = self._places(query, key, value, ctx)
+        """Return softmax(M + B(R q . U^T (R k))) . L v, [m, h, e]."""
+        q, k, v, bias = self._apply_hooks(query, key, value, ctx)
         if bias is not None:
             bias = bias.masked_fill(self._mask(ctx), -torch.inf)
         elif not (self.causal or ctx.is_full):
@@ -173,18 +176,21 @@ class MultiHeadAttention(nn.Module):
         return ctx.unpad(out.transpose(1, 2), "start")
 
     def _mask(self, ctx: SequenceContext) -> Tensor:
-        """True where a key is not seen, [t, t] or, without the causal mask, [b, 1, 1, t]."""
+        """Return True where a key is hidden, [t, t] or, without the causal mask, [b, 1, 1, t]."""
         if self.causal:
             return future_mask(ctx.width, ctx.lengths.device)
         return ctx.padding[:, None, None]
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Weights of dot products, or the scheme's, [b, h, t, t] from the start; to look at."""
+        """Return the attention weights to inspect, [b, h, t, t] aligned at the start.
+
+        They are those of the scheme where it replaces dot products.
+        """
         query, key, value = self._project(self.LayerNorm(x) if self.pre_norm else x)
         weights = self.position.pair_weights(query, key, ctx)
         if weights is not None:
             return weights
-        q, k, _, bias = self._places(query, key, value, ctx)
+        q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
         return logits.masked_fill(self._mask(ctx), -torch.inf).softmax(-1)
@@ -214,7 +220,7 @@ class _BiasedAttention(torch.autograd.Function):
         grads = [torch.empty_like(x) for x in (q, k, v)]
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
         scale = q.size(-1) ** -0.5
-        rows = max(1, chunk_elements(q.device) // bias.numel())
+        rows = max(1, chunk_elements(q.device) // bias.numel())  # sequences of a chunk
         for start in range(0, q.size(0), rows):
             part = slice(start, start + rows)
             query, dout = q[part] * scale, grad[part]
@@ -230,7 +236,7 @@ class _BiasedAttention(torch.autograd.Function):
 
 
 def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(e) + bias) v.
+    """Return softmax(q k^T / sqrt(e) + bias) v, with a gradient to the bias that saves memory.
 
     Args:
         q, k, v: [b, h, t, e].
@@ -259,7 +265,7 @@ class FeedForward(nn.Module):
         self.pre_norm = options.norm == "pre"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [m, d] to [m, d]."""
+        """Apply the sub-layer with residual and layer norm, [m, d] to [m, d]."""
         hidden = self.LayerNorm(x) if self.pre_norm else x
         out = x + self.dropout(self.dense_2(self.activation(self.dense_1(hidden))))
         return out if self.pre_norm else self.LayerNorm(out)
@@ -274,7 +280,7 @@ class TransformerLayer(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Return [m, d] to [m, d], or to [k, d] of some positions only."""
+        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
         x = self.multi_head_attention(x, ctx)
         return self.feed_forward(x if positions is None else x[positions])
 
@@ -284,8 +290,8 @@ class TransformerEncoder(nn.Module):
 
     Args:
         options: options of the blocks.
-        n_layers: how many.
-        position: builds a scheme.
+        n_layers: number of blocks.
+        position: builds the scheme of a block.
         block: builds a block from options and scheme; its ``multi_head_attention`` has the scheme.
     """
 
@@ -300,7 +306,10 @@ class TransformerEncoder(nn.Module):
         self.layer = nn.ModuleList(block(options, position()) for _ in range(n_layers))
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions, to which the last block keeps."""
+        """Apply all blocks, [m, d] to [m, d].
+
+        With ``positions`` [k] the last block computes these states only, [k, d].
+        """
         *first, last = self.layer
         for layer in first:
             x = layer(x, ctx)

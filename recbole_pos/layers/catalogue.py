@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 PART = 1 << 15  # items that are scored at once
-GROUP = 64  # items of whose scores only the highest is compared at first
+GROUP = 64  # columns of a group in ``_largest``, which first compares the maxima of groups
 
 Scores = Callable[[Tensor], Tensor]
 Parts = Iterable[tuple[Tensor, Tensor]]
@@ -21,14 +21,14 @@ class Choice:
 
     Attributes:
         items: [n] int64 ids, rising.
-        bonus: [n] what is added to the score of each, or None.
+        bonus: [n] added to the scores of ``items``, or None.
     """
 
     items: Tensor
     bonus: Tensor | None = None
 
     def column(self, items: Tensor) -> Tensor:
-        """Where ids stand among ``items``; -1 for those that are not ranked anyhow."""
+        """Return the column of each id among the ranked ``items``; -1 for an id not ranked."""
         place = torch.searchsorted(self.items, items).clamp_(max=len(self.items) - 1)
         return torch.where(self.items[place] == items, place, -1)
 
@@ -36,12 +36,12 @@ class Choice:
 def score_parts(
     scores: Scores, choice: Choice, barred: tuple[Tensor, Tensor] | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(ids [c], scores [rows, c]) of one part of the items after the other.
+    """Yield ids [c] and scores [rows, c] of the ranked items, part by part.
 
     Args:
-        scores: of ids [c] the scores [rows, c].
-        choice: of which items.
-        barred: [p] rows and [p] ids of pairs whose score becomes -inf.
+        scores: function of ids [c] that returns the scores [rows, c].
+        choice: the items to rank.
+        barred: [p] rows and [p] ids of the pairs to exclude: their score becomes -inf.
     """
     column = None if barred is None else choice.column(barred[1])
     for begin in range(0, len(choice.items), PART):
@@ -50,8 +50,8 @@ def score_parts(
         if choice.bonus is not None:
             part = part + choice.bonus[begin : begin + PART]
         if column is not None and barred is not None:
-            here = (column >= begin) & (column < begin + len(items))
-            part[barred[0][here], column[here] - begin] = -torch.inf
+            in_part = (column >= begin) & (column < begin + len(items))
+            part[barred[0][in_part], column[in_part] - begin] = -torch.inf
         yield items, part
 
 
@@ -62,33 +62,36 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
         scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items; -inf
         where fewer are left.
     """
-    best = found = torch.empty(0)
+    best = best_items = torch.empty(0)
     for number, (items, part) in enumerate(parts):
         value, place = _largest(part, min(k, len(items)))
         if not number:
-            best, found = value, items[place]
+            best, best_items = value, items[place]
             continue
-        best, found = torch.cat((best, value), 1), torch.cat((found, items[place]), 1)
+        best, best_items = torch.cat((best, value), 1), torch.cat((best_items, items[place]), 1)
         best, place = _highest(best, min(k, best.size(1)))
-        found = found.gather(1, place)
-    return best, found
+        best_items = best_items.gather(1, place)
+    return best, best_items
 
 
 def scores_and_ranks(
     scores: Scores, choice: Choice, ids: Tensor, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return scores, and ranks from 1 in the order of :func:`select_best`, of items of every row.
+    """Return the scores and ranks of some items of every row.
 
     Args:
-        scores, choice, barred: as of :func:`score_parts`.
-        ids: [rows, k] items; of those that are not ranked, such as 0, the score is NaN.
+        scores, choice, barred: see :func:`score_parts`.
+        ids: [rows, k] items; an item that is not ranked, such as 0, has the score NaN.
+
+    Returns:
+        [rows, k] scores, and [rows, k] ranks in the order of :func:`select_best`, from 1.
     """
     column, begin = choice.column(ids), 0
     own = torch.full(ids.shape, torch.nan)
     for items, part in score_parts(scores, choice, barred):
-        here = (column >= begin) & (column < begin + len(items))
-        found = part.gather(1, (column - begin).clamp(0, len(items) - 1))
-        own, begin = torch.where(here, found, own.to(found)), begin + len(items)
+        in_part = (column >= begin) & (column < begin + len(items))
+        score = part.gather(1, (column - begin).clamp(0, len(items) - 1))
+        own, begin = torch.where(in_part, score, own.to(score)), begin + len(items)
     rank = torch.ones_like(ids)
     for items, part in score_parts(scores, choice, barred):
         for k, (score, item) in enumerate(zip(own.T[..., None], ids.T[..., None], strict=True)):
@@ -97,8 +100,10 @@ def scores_and_ranks(
 
 
 def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
-    """Return [b, c] of states [b, d] with the vectors of rising item ids [c], copying little:
-    vectors as they lie where ids leave few out."""
+    """Return the products [b, c] of states [b, d] with the vectors of rising item ids [c].
+
+    Where the ids leave few items out, vectors are read in place instead of copied.
+    """
     begin, end = int(items[0]), int(items[-1]) + 1
     if end - begin == len(items):
         return states @ vectors[begin:end].t()
@@ -108,7 +113,7 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``_highest``, sooner on long rows, where ``topk`` is slow.
+    """Return the same as ``_highest``, faster on long rows, where ``topk`` is slow.
 
     The k highest are in the k groups of columns with the highest maxima, or in the rest of the
     division. One group more is taken, since ``_highest`` asks for one more, and ``topk`` is slower
@@ -119,8 +124,8 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return _highest(scores, k)
     end = groups * GROUP
     maxima = scores[:, :end].unflatten(1, (groups, GROUP)).amax(2)
-    found = _highest(maxima, min(k + 1, groups))[1].sort(1)[0]
-    column = (found[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    chosen = _highest(maxima, min(k + 1, groups))[1].sort(1)[0]
+    column = (chosen[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
     column = torch.cat((column, torch.arange(end, scores.size(1)).expand(len(scores), -1)), 1)
     value, place = _highest(scores.gather(1, column), k)
     return value, column.gather(1, place)
@@ -136,10 +141,10 @@ def _highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     value, column = value[:, :k], column[:, :k]
     if not equal.any():
         return value, column
-    more = equal[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)  # one left out is as high
-    if len(row := more.nonzero()[:, 0]):
-        some, last = scores[row], value[row, -1:]
-        above, same = ~(some <= last), some == last  # NaN, which topk has first, is above
+    is_cut = equal[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)  # one left out is as high
+    if len(row := is_cut.nonzero()[:, 0]):
+        cut, last = scores[row], value[row, -1:]
+        above, same = ~(cut <= last), cut == last  # ``not <=``: topk puts NaN first, too
         same &= same.cumsum(1) <= k - above.sum(1, keepdim=True)
         column[row] = (above | same).nonzero()[:, 1].view(len(row), k)
     column = column.sort(1)[0]

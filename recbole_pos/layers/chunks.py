@@ -12,13 +12,20 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 
 def chunk_elements(device: torch.device) -> int:
-    """Return the number for a device."""
+    """Return how many elements a chunk of logits or weights has on a device."""
     return CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
 
 
 def chunks(rows: int, elements: int, device: torch.device) -> Iterator[slice]:
-    """Yield rows of so many elements each in parts of the number; all at once while a graph is
-    traced, which cannot be of any number of parts."""
+    """Yield slices of rows, so that a slice has about ``chunk_elements`` elements.
+
+    A traced graph must not depend on the number of slices, so there it is one slice of all rows.
+
+    Args:
+        rows: number of rows.
+        elements: elements of a row.
+        device: where they are computed.
+    """
     if torch.compiler.is_compiling():
         yield slice(None)
         return

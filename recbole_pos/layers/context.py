@@ -39,8 +39,8 @@ class lazy_attribute:  # noqa: N801  (as ``property`` is written)
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        found = instance.__dict__[self.name] = self.make(instance)
-        return found
+        value = instance.__dict__[self.name] = self.make(instance)
+        return value
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,12 @@ class SequenceContext:
         at: Tensor | None = None,
         features: Any = None,
     ) -> SequenceContext:
-        """Return context of packed sequences of the given lengths ([b], each in 1..max_length).
+        """Return the context of packed sequences of the given lengths ([b], each in 1..max_length).
 
-        With ``width``, the largest length, and ``items`` a GPU need not be waited for.
+        Given ``width``, the largest length, and ``items``, no step waits for the GPU.
+
+        Raises:
+            ValueError: if a sequence is longer than ``max_length``.
         """
         width = int(lengths.max()) if width is None else width
         if width > max_length:
@@ -99,12 +102,12 @@ class SequenceContext:
 
     @lazy_attribute
     def first(self) -> Tensor:
-        """Return [b] where the oldest event of each sequence stands among the packed events."""
+        """[b] index of the oldest event of each sequence among the packed events."""
         return self.lengths.cumsum(0) - self.lengths
 
     @lazy_attribute
     def last(self) -> Tensor:
-        """Return [b] where the newest event of each sequence stands among the packed events."""
+        """[b] index of the newest event of each sequence among the packed events."""
         return self.lengths.cumsum(0) - 1
 
     @lazy_attribute
@@ -114,19 +117,19 @@ class SequenceContext:
 
     @lazy_attribute
     def age(self) -> Tensor:
-        """Return [m] how many events of the sequence are newer: 0 for the newest."""
+        """[m] how many events of the sequence are newer: 0 for the newest."""
         return self.lengths[self.row] - 1 - self.index
 
     @lazy_attribute
     def padding(self) -> Tensor:
-        """Return [b, t] boolean, True at the padding of a block aligned at the start."""
+        """[b, t] boolean, True at the padding of a block aligned at the start."""
         return torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None]
 
     @lazy_attribute
     def elapsed(self) -> Tensor:
-        """[m] float64, seconds since the oldest event of the sequence, which no event is before.
+        """[m] float64, seconds since the oldest event of the sequence.
 
-        The oldest event, since any other would let later times reach earlier events by rounding.
+        Counted from a later event, rounding would carry later times to earlier events.
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
@@ -137,33 +140,36 @@ class SequenceContext:
         """The same events at the times of their requests, which queries see (``request_time``).
 
         The state after event k answers the request at t_{k+1}, the time of the next event, and the
-        newest one that at ``at``. ``elapsed`` counts from the oldest event as before. The context
-        itself where requests have no time of their own.
+        newest event answers the request at ``at``. ``elapsed`` counts from the oldest event as
+        before. Without times of requests it is the context itself.
         """
         if self.at is None or self.times is None:
             return self
         asked = self.times.roll(-1).index_copy(0, self.last, self.at)
-        made = replace(self, times=asked, at=None)
-        made.__dict__["elapsed"] = asked - self.times[self.first][self.row]
-        return made
+        context = replace(self, times=asked, at=None)
+        context.__dict__["elapsed"] = asked - self.times[self.first][self.row]
+        return context
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what depends on lengths, times and fixed numbers only, made once a batch."""
+        """Return the value of ``make``, which is called once a batch for each ``key``.
+
+        The value may depend on lengths, times and fixed numbers only, not on parameters.
+        """
         cache = self.__dict__.setdefault("_cached", {})
         if key not in cache:
             cache[key] = make()
         return cache[key]
 
     def block_width(self, align: Alignment) -> int:
-        """Return columns of a block, t or more."""
+        """Return the number of columns of a padded block, t or more."""
         return self.width
 
     def column(self, align: Alignment) -> Tensor:
-        """Return [m] the column of every event in a block."""
+        """Return [m] the column of every event in a padded block."""
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
-        """[m] the place of every event in a flattened [b, t] (or, time-major, [t, b]) block."""
+        """Return [m] the index of every event in a flattened [b, t] (time-major: [t, b]) block."""
 
         def make() -> Tensor:
             column = self.column(align)
@@ -174,7 +180,7 @@ class SequenceContext:
         return self.cached(("slots", align, time_major), make)
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Return packed [m, ...] to a zero-padded block [b, t, ...] (time-major: [t, b, ...])."""
+        """Pad packed [m, ...] with zeros to a block [b, t, ...] (time-major: [t, b, ...])."""
         b, t = self.batch_size, self.width
         shape = (t, b) if time_major else (b, t)
         if self.is_full:
@@ -184,7 +190,7 @@ class SequenceContext:
         return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Return inverse of :meth:`pad`: the real events of a block, packed as [m, ...]."""
+        """Pack the real events of a block as [m, ...], the inverse of :meth:`pad`."""
         if self.is_full:
             block = block.transpose(0, 1) if time_major else block
             return block.reshape(self.batch_size * self.width, *block.shape[2:])
@@ -193,7 +199,7 @@ class SequenceContext:
 
 
 class _Unpad(torch.autograd.Function):
-    """Rows by distinct places. Torch's own gradient adds up, as if places could repeat: slower."""
+    """Select distinct rows; torch's own gradient would add up repeated ones, which is slower."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, slots: Tensor) -> Tensor:
@@ -215,9 +221,9 @@ def future_mask(t: int, device: torch.device) -> Tensor:
 
 
 def trim_padding(rows: Tensor, lengths: Tensor, on_host: bool = False) -> Tensor:
-    """Return [B, L] rows padded on the right without the columns that are padding in all of them.
+    """Return right-padded rows [B, L] without the columns that are padding in all of them.
 
-    Rows of a device are left as they are if trimming them is up to the host (``on_host``).
+    With ``on_host`` rows on a device are returned as they are: the host has trimmed them.
     """
     if on_host and rows.device.type != "cpu":
         return rows

@@ -24,10 +24,10 @@ class Dropout(nn.Module):
         if not 0 <= p < 1:
             raise ValueError(f"dropout probability must be in [0, 1), found {p}")
         self.p = p
-        self.threshold = min(max(round(p * 256), p > 0), 255)
+        self.threshold = min(max(round(p * 256), p > 0), 255)  # a byte below it drops an element
 
     def forward(self, x: Tensor) -> Tensor:
-        """x with elements zeroed in training mode; x itself in evaluation mode."""
+        """Return x with elements zeroed in training mode, x itself in evaluation mode."""
         if not self.training or self.p == 0:
             return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():
@@ -36,10 +36,11 @@ class Dropout(nn.Module):
 
     def mask(self, x: Tensor) -> Tensor:
         """Return a fresh mask like x: 0 for dropped elements, 1 / (1 - p) for the others."""
-        words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        n_words = (x.numel() + 7) // 8  # a random byte for each element
+        words = torch.empty(n_words, dtype=torch.int64).random_(-(2**63), None)
         keep = words.view(torch.uint8)[: x.numel()].view(x.shape) >= self.threshold
         return keep.to(x.dtype).mul_(256 / (256 - self.threshold))
 
     def extra_repr(self) -> str:
-        """Shown in ``print(model)``."""
+        """Return the probability, as ``print(model)`` shows it."""
         return f"p={self.p}"

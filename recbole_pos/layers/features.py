@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, embedding_bag
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.item_table import ItemPart
 
-FREQUENCIES = 16  # of a periodic embedding
+FREQUENCIES = 16  # k of ``PeriodicField``
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Features:
     def map(
         self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Features:
-        """Return them with every column of interactions, and of users, changed by a function."""
+        """Return features whose columns of interactions and of users are changed by a function."""
         return Features(
             {name: events(column) for name, column in self.events.items()},
             {name: users(column) for name, column in self.users.items()},
@@ -53,8 +53,8 @@ class TokenField(nn.Module):
     Args:
         tokens: number of tokens, padding included.
         size: d.
-        std: of fresh vectors.
-        is_list: whether values are lists; a model that is loaded says it again.
+        std: standard deviation of fresh vectors.
+        is_list: whether values are lists; a loaded checkpoint overwrites it.
     """
 
     numeric = False
@@ -68,10 +68,10 @@ class TokenField(nn.Module):
             self.table[0] = 0
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return [m, d] of tokens [m] or [m, s]."""
+        """Return vectors [m, d] of tokens [m] or [m, s]."""
         if values.dim() == 1:
             return embedding(values, self.table, padding_idx=0)
-        if not torch.compiler.is_compiling():  # of symbolic sizes
+        if not torch.compiler.is_compiling():  # a graph of symbolic sizes cannot have embedding_bag
             return embedding_bag(values, self.table, mode="mean", padding_idx=0)
         total = embedding(values, self.table, padding_idx=0).sum(1)
         return total / (values > 0).sum(1, keepdim=True).clamp(min=1)
@@ -102,7 +102,7 @@ class PeriodicField(nn.Module):
         self.linear = nn.Linear(2 * FREQUENCIES, size)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return [m, d] of numbers [m]."""
+        """Return vectors [m, d] of numbers [m]; zero for NaN."""
         missing = values.isnan()
         mean, deviation = self.scale.unbind()
         z = (values.masked_fill(missing, 0).to(mean) - mean) / deviation
@@ -124,7 +124,7 @@ class BinnedField(TokenField):
         self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return [m, d] of numbers [m]; one that equals an edge is above it."""
+        """Return vectors [m, d] of numbers [m]; a number equal to an edge counts as above it."""
         place = torch.bucketize(values.to(self.edges), self.edges, right=True) + 1
         return super().forward(place.masked_fill(values.isnan(), 0))
 
@@ -141,7 +141,7 @@ class FeatureFusion(nn.Module):
         self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None
 
     def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Return [m, d] of x [m, d] and k vectors [m, d] in order."""
+        """Return x [m, d] joined with the k vectors [m, d], in their order."""
         if self.mlp is not None:
             return x + self.mlp(torch.cat((x, *vectors), -1))
         return sum(vectors, x)
@@ -169,21 +169,21 @@ class EventFeatures(nn.Module):
         self.fusion = FeatureFusion(len(self.fields), size, fusion)
 
     def by_table(self) -> dict[str, dict[str, Any]]:
-        """Return embeddings by name, as a history has them: under ``events`` and ``user``."""
+        """Return the embeddings by table of a history (``events``, ``user``) and by field."""
         fields = iter(self.fields)
         names = {"events": self.events, "user": self.users}
-        return {of: {name: next(fields) for name in some} for of, some in names.items()}
+        return {table: {name: next(fields) for name in own} for table, own in names.items()}
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] of items [m, d], with the fields that ``ctx`` has; others are missing."""
-        known = Features() if ctx.features is None else ctx.features
-        values = [known.events.get(name) for name in self.events]
-        values += [known.users.get(name) for name in self.users]
+        """Return item vectors [m, d] joined with the fields in ``ctx``; absent ones are missing."""
+        features = Features() if ctx.features is None else ctx.features
+        values = [features.events.get(name) for name in self.events]
+        values += [features.users.get(name) for name in self.users]
         vectors = []
         for place, (value, embed) in enumerate(zip(values, self.fields, strict=True)):
             vector = torch.zeros_like(x) if value is None else embed(value)
-            of_users = value is not None and place >= len(self.events)
-            vectors.append(vector[ctx.row] if of_users else vector)
+            is_per_user = value is not None and place >= len(self.events)
+            vectors.append(vector[ctx.row] if is_per_user else vector)
         return self.fusion(x, vectors)
 
 
@@ -191,8 +191,8 @@ class ItemFeatures(ItemPart):
     """Fields of items in their vectors.
 
     Args:
-        fields: embedding of each, by its name.
-        columns: of each, the values of all items.
+        fields: embedding of each field, by its name.
+        columns: values of all items, by field.
         size: d.
         fusion: see :class:`FeatureFusion`.
     """
@@ -214,9 +214,9 @@ class ItemFeatures(ItemPart):
         return self.fusion(vectors, [embed(column).view_as(vectors) for embed, column in embedded])
 
     def extend(self, vectors: Any) -> None:
-        """Add items of which no field is known, one for each of ``vectors``."""
+        """Add an item without known fields for each of ``vectors``."""
         for place in range(len(self.fields)):
             column = getattr(self, f"values_{place}")
-            none = math.nan if column.is_floating_point() else 0
-            more = column.new_full((len(vectors), *column.shape[1:]), none)
-            setattr(self, f"values_{place}", torch.cat((column, more)))
+            missing = math.nan if column.is_floating_point() else 0
+            new_values = column.new_full((len(vectors), *column.shape[1:]), missing)
+            setattr(self, f"values_{place}", torch.cat((column, new_values)))

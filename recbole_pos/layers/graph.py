@@ -36,7 +36,7 @@ class SessionGraph:
 
     @classmethod
     def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
-        """Graphs of packed item ids [m]."""
+        """Build the graphs of packed item ids [m]; every distinct item of a session is a node."""
         if isinstance(events, PaddedContext):
             return cls._padded(items, events)
         key, order = (events.row * (items.max() + 1) + items).sort(stable=True)
@@ -59,19 +59,21 @@ class SessionGraph:
 
     @classmethod
     def _padded(cls, items: Tensor, events: PaddedContext) -> SessionGraph:
-        """As many nodes as places, k = m, those of a session in order of their first appearance;
-        what is left of each row of nodes is padding."""
+        """Build graphs of fixed shapes: as many nodes as places, k = m.
+
+        Nodes are in the order of their first appearance; the rest of each row is padding.
+        """
         b, t = events.batch_size, events.width
         rows, real = items.view(b, t), ~events.padding
         step = torch.arange(t, device=items.device)
         same = (rows[:, :, None] == rows[:, None]) & real[:, :, None] & real[:, None]
-        shown = same.long().argmax(2)  # [b, t] where an event's item stands first
-        new = (shown == step) & real
-        place = (new.cumsum(1) - 1).clamp(min=0).gather(1, shown)  # [b, t] the node of an event
-        of_node = (place[:, None] == step[:, None]) & real[:, None]  # [b, nodes, events]
-        count = of_node.sum(2)
-        first = torch.where(of_node, step, t).amin(2)
-        last = torch.where(of_node, step, -1).amax(2)
+        first_step = same.long().argmax(2)  # [b, t] where an event's item stands first
+        new = (first_step == step) & real
+        place = (new.cumsum(1) - 1).clamp(min=0).gather(1, first_step)  # [b, t] node of an event
+        is_of_node = (place[:, None] == step[:, None]) & real[:, None]  # [b, nodes, events]
+        count = is_of_node.sum(2)
+        first = torch.where(is_of_node, step, t).amin(2)
+        last = torch.where(is_of_node, step, -1).amax(2)
         first, last = first.masked_fill(count == 0, 0), last.clamp(min=0)
         nodes = PaddedContext.from_rows(rows.gather(1, first), new.sum(1), events.max_length)
         assert nodes.items is not None
@@ -101,7 +103,7 @@ class SessionGraph:
 
     @property
     def edges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Source node, target node (of the k nodes) and weight of every edge."""
+        """Source node, target node (index among the k nodes) and weight of every edge."""
         row, source, target = self.transitions.nonzero().unbind(1)
         before = self.nodes.first[row]
         return before + source, before + target, self.transitions[row, source, target]
@@ -118,18 +120,20 @@ class Anchors:
 
     @classmethod
     def build(cls, graph: SessionGraph) -> Anchors:
-        """First, last and repeated items of every session."""
+        """Return the anchors of every session: its first, last and repeated items."""
         into, out = graph.count > 1, graph.count > 1
         into[graph.first_node] = True
         out = out.index_fill(0, graph.last_node, True)
         if isinstance(graph.events, PaddedContext):  # all nodes, some of which send nothing
-            return cls(torch.arange(into.size(0), device=into.device), into, out, _closure(graph))
+            return cls(
+                torch.arange(into.size(0), device=into.device), into, out, _all_distances(graph)
+            )
         node = (into | out).nonzero().squeeze(1)
         return cls(node, into[node], out[node], distances(graph, node))
 
 
 def distances(graph: SessionGraph, start: Tensor) -> Tensor:
-    """Steps from nodes to all nodes of their session, edges taken without weight or direction.
+    """Count steps from nodes to all nodes of their session; edges have no weight or direction.
 
     A session is a walk through its graph, so on the way from one event to another along the session
     every step is an edge; a shortest path is made of such stretches, and changes from one to the
@@ -139,45 +143,47 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
     took 15.
 
     Args:
-        graph: of b sessions.
-        start: [a] nodes.
+        graph: graphs of b sessions.
+        start: [a] nodes to start from, of the k nodes.
 
     Returns:
-        [a, n] int64; 0 at padding.
+        [a, n] int64 number of steps; 0 at padding.
     """
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
     row, place = nodes.row[start], nodes.index[start]
     block = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t], n at padding
     node = torch.cat((block, block.flip(1)), 1)[row]  # [a, 2t], onwards and back
     step = torch.arange(events.width, device=start.device)
-    far = 2 * events.width
+    far = 2 * events.width  # longer than any path
     distance = torch.where(node == place[:, None], 0, far)
     repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
     for _ in range(int(repeated) + 1):
-        ways = distance.view(len(start), 2, -1) - step
-        ways = ways.cummin(2).values.add_(step).view_as(node)
+        paths = distance.view(len(start), 2, -1) - step
+        paths = paths.cummin(2).values.add_(step).view_as(node)
         reached = distance.new_full((len(start), n + 1), far)
-        reached.scatter_reduce_(1, node, ways, "amin")
-        before, distance = distance, reached.gather(1, node)
-        if torch.equal(before, distance):
+        reached.scatter_reduce_(1, node, paths, "amin")
+        previous, distance = distance, reached.gather(1, node)
+        if torch.equal(previous, distance):
             break
     return reached[:, :n].masked_fill(nodes.padding[row], 0)
 
 
-def _closure(graph: SessionGraph) -> Tensor:
-    """``distances`` from all nodes, [k, n], by a number of rounds that the data do not change:
-    each doubles the steps that a path may have. Some sessions at a time, of n^3 steps each."""
+def _all_distances(graph: SessionGraph) -> Tensor:
+    """Return ``distances`` from all nodes, [k, n], in a number of rounds that no data change.
+
+    Each round doubles the steps that a path may have, at n^3 operations a session.
+    """
     nodes, n = graph.nodes, graph.nodes.width
     edges = graph.transitions + graph.transitions.transpose(1, 2)
     same = torch.eye(n, dtype=torch.bool, device=edges.device)
-    far = 2 * nodes.max_length
+    far = 2 * nodes.max_length  # longer than any path
     steps = torch.where(edges > 0, 1, far).masked_fill(same, 0)
     parts = []
     for part in chunks(nodes.batch_size, n**3, edges.device):
-        of_part = steps[part]
+        distance = steps[part]
         for _ in range(math.ceil(math.log2(max(nodes.max_length - 1, 1)))):
-            of_part = (of_part[:, :, :, None] + of_part[:, None]).amin(2)
-        parts.append(of_part)
+            distance = (distance[:, :, :, None] + distance[:, None]).amin(2)
+        parts.append(distance)
     steps = torch.cat(parts)
     outside = nodes.padding[:, None] | nodes.padding[:, :, None]
     return steps.masked_fill(outside, 0).view(-1, n)
@@ -194,20 +200,20 @@ def neighbourhoods(
     """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
     The paper adds anchors to the neighbours of every node, "the distance" being the weight between
-    an anchor and other nodes. Of an anchor that is a neighbour anyway (at distance 1, by an edge of
-    weight w) it does not speak; nor of the anchor itself, at distance 0. By default it counts once,
-    with its distance, and sends nothing to itself.
+    an anchor and other nodes. It leaves open an anchor that is a neighbour by an edge of weight w
+    (at distance 1), and the anchor itself (at distance 0). By default an anchor counts once, with
+    its distance, and sends nothing to itself.
 
     Messages are sums, as equation 7 has them; with distances for weights they do not explode.
 
     Args:
-        graph: of b sessions.
-        anchors: of the same sessions, or None for the edges only.
+        graph: graphs of b sessions.
+        anchors: anchors of the same sessions, or None for the edges only.
         overlap: of an anchor that is a neighbour, weighs its ``distance`` (read as a set, whose
             weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
         self_weight: weight of an anchor's message to itself; 0 as its distance.
-        mean: divide the weights a node receives by their sum, in and out apart, as SR-GNN does.
-        counted: edges weigh as often as they occur, or else 1, as in the code of SR-GNN.
+        mean: divide the weights a node receives by their sum, in and out separately, as SR-GNN.
+        counted: an edge weighs its number of transitions; else 1, as in the code of SR-GNN.
 
     Returns:
         [b, 2, n, n]: to node i (row) from node j (column), by N_in and by N_out.
@@ -231,7 +237,8 @@ def neighbourhoods(
 
 
 def _join(edges: Tensor, anchors: Tensor, overlap: str) -> Tensor:
+    """Combine the weights of edges and of anchors, [a, 2, n] both, see ``neighbourhoods``."""
     if overlap == "sum":
         return edges + anchors
-    kept = (anchors, edges) if overlap == "distance" else (edges, anchors)
-    return torch.where(kept[0] > 0, *kept)
+    preferred, other = (anchors, edges) if overlap == "distance" else (edges, anchors)
+    return torch.where(preferred > 0, preferred, other)

@@ -36,7 +36,7 @@ class PGGNN(nn.Module):
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
-        """Return nodes [k, d] and their weights [b, 2, n, n] to [k, d]."""
+        """Update nodes [k, d] by messages with the weights [b, 2, n, n] of ``neighbourhoods``."""
         # sum first, then the product, so that padding is never multiplied with W
         sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
         sums = nodes.unpad(sums.unflatten(1, (2, -1)).transpose(1, 2), "start")  # [k, 2, d]
@@ -68,12 +68,12 @@ class WGAT(nn.Module):
         nn.init.xavier_uniform_(self.attention)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
-        """Return nodes [k, d] to [k, d].
+        """Return the nodes [k, d] after one step of attention.
 
         Args:
-            x: nodes.
-            weights: [b, n, n] of the edge to node i (row) from node j (column), 0 for none. Each
-                has one to itself, at padding too, since no edge at all would be a softmax of none.
+            x: [k, d] nodes.
+            weights: [b, n, n] weight of the edge to node i (row) from node j (column), 0 for no
+                edge. Every node, padding too, needs an edge to itself: a softmax over none is NaN.
             nodes: the context of the nodes.
         """
         d = x.size(1)
@@ -90,7 +90,7 @@ class WGAT(nn.Module):
 
 
 class GRUSet2Set(nn.Module):
-    """Reads a set of nodes in an order of its own: a query asks, and learns from the answer.
+    """Summarise a set of nodes by repeated attention, whose query learns from the last answer.
 
         q_t   = GRU(q*_(t-1), q_(t-1))                         q_0 = q*_0 = 0
         r_t   = sum_i softmax_i(x_i . q_t) x_i
@@ -100,7 +100,7 @@ class GRUSet2Set(nn.Module):
 
     Args:
         hidden_size: d.
-        steps: how often it asks.
+        steps: number of queries.
     """
 
     def __init__(self, hidden_size: int, steps: int) -> None:
@@ -109,13 +109,13 @@ class GRUSet2Set(nn.Module):
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, nodes: SequenceContext) -> Tensor:
-        """Return nodes [k, d] to q* of every session, [b, 2d]."""
+        """Return the summary q* [b, 2d] of every session's nodes [k, d]."""
         block = nodes.pad(x, "start")
         query = x.new_zeros(nodes.batch_size, x.size(1))
-        both = torch.cat((query, query), 1)
+        summary = torch.cat((query, query), 1)
         for _ in range(self.steps):
-            query = self.gru(both, query)
+            query = self.gru(summary, query)
             logits = (block @ query[:, :, None]).squeeze(2).masked_fill(nodes.padding, -torch.inf)
             answer = (logits.softmax(1)[:, None] @ block).squeeze(1)
-            both = torch.cat((query, answer), 1)
-        return both
+            summary = torch.cat((query, answer), 1)
+        return summary

@@ -27,7 +27,7 @@ Projected: TypeAlias = Any
 class Dimensions:
     """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables.
 
-    ``layer`` counts from 0: the layer a scheme of attention is built for. ``attribute`` gives a
+    ``layer`` counts from 0: the layer a scheme of attention is built for. ``attribute`` returns a
     field of items by its name, [items, s] int64 tokens with 0 for padding. ``request_time`` is
     whether contexts have the time of a request.
     """
@@ -65,9 +65,9 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def share_with(self, first: Any) -> None:
-        """Called for every layer but the first, with the first layer's scheme of the same name.
+        """Take over the parameters of the first layer's scheme that serve all layers.
 
-        A scheme whose parameters serve all layers takes them over here.
+        Called for every layer but the first, with the first layer's scheme of the same name.
         """
 
 
@@ -75,7 +75,7 @@ class InputPosition(PositionScheme):
     """The place before the first layer, once per model: x0 = x + P."""
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] item vectors to [m, d]."""
+        """Return item vectors [m, d] with positions, [m, d]."""
         raise NotImplementedError
 
 
@@ -92,30 +92,30 @@ class AttentionPosition(PositionScheme):
     fresh_periods: Tensor | None = None
 
     def parts(self) -> Mapping[str, Any]:
-        """The schemes that this one stands for, by name: itself, unless it is made of several."""
+        """Return the schemes that this one is composed of, by name; itself if of one."""
         return {type(self).__name__: self}
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Query and key turned alike; packed [m, h, e] both, to the same shapes."""
+        """Rotate packed query and key, [m, h, e] both, to the same shapes."""
         return q, k
 
     def time_periods(self) -> Tensor | None:
-        """[h, e / 2] seconds after which the time angle of each plane is back at its start.
+        """Return [h, e / 2] seconds after which the time angle of each plane repeats.
 
         Infinite where time does not turn a plane; None for schemes that rotate nothing by time.
         """
         return None
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """K to U^T K along each sequence; packed [m, h, e], to the same shape."""
+        """Mix keys along each sequence, K to U^T K; packed [m, h, e], to the same shape."""
         return k
 
     def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        """V to L V along each sequence; packed [m, h, e], to the same shape."""
+        """Mix values along each sequence, V to L V; packed [m, h, e], to the same shape."""
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        """What is added to the scaled logits, broadcastable to [b, h, t, t]; None for nothing.
+        """Return the term of the scaled logits, broadcastable to [b, h, t, t]; None for none.
 
         ``q`` and ``k`` are [b, h, t, e], rotated and mixed, aligned at the start, zero at padding.
         """
@@ -129,21 +129,21 @@ class AttentionPosition(PositionScheme):
         ctx: SequenceContext,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Replaces dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
+        """Replace dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
         return None
 
     def pair_weights(self, query: Projected, key: Projected, ctx: SequenceContext) -> Tensor | None:
-        """[b, h, t, t] aligned at the start, zero for the future: what ``attend`` sums values by.
+        """Return the weights of ``attend`` to inspect, for packed query and key [m, h, e].
 
-        For schemes that replace attention by one with weights of its own, which depend on content,
-        so that they can be looked at; None for all others. Packed [m, h, e] each.
+        Returns:
+            [b, h, t, t] aligned at the start, zero for the future; None for schemes that do not
+            replace attention by weights that depend on content.
         """
         return None
 
 
 def weighs_pairs(scheme: type[AttentionPosition]) -> bool:
-    """Return whether a scheme that replaces attention has weights to look at, see
-    ``pair_weights``."""
+    """Return whether a scheme that replaces attention defines ``pair_weights`` to inspect."""
     return scheme.pair_weights is not AttentionPosition.pair_weights
 
 

@@ -40,7 +40,7 @@ class PointwiseAttention(MultiHeadAttention):
         position: the scheme of this layer, which cannot replace attention.
 
     Raises:
-        UsageError: if it does, or for ``norm: post``.
+        UsageError: if the scheme replaces attention, or for ``norm: post``.
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
@@ -58,9 +58,9 @@ class PointwiseAttention(MultiHeadAttention):
         self.gate_norm = nn.LayerNorm(d, eps=options.layer_norm_eps)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] to [m, d]."""
-        query, key, value, gate = self._parts(x)
-        q, k, v, bias = self._places(query, key, value, ctx)
+        """Apply the sub-layer with residual, [m, d] to [m, d]."""
+        query, key, value, gate = self._project_gated(x)
+        q, k, v, bias = self._apply_hooks(query, key, value, ctx)
         whole = torch.compiler.is_compiling()  # one graph for any number of sequences
         if whole or (self.training and self.attn_dropout.p > 0):
             out = self.attn_dropout(_weights(q, k, bias, ctx.max_length)) @ v
@@ -70,15 +70,15 @@ class PointwiseAttention(MultiHeadAttention):
         out = self.out_dropout(out * gate.reshape(x.shape))
         return x + (out if self.dense is None else self.dense(out))
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Q, K, V and U, [m, h, e] each."""
-        product = self._one_product(self.LayerNorm(x), [*self.projections, self.gate])
+    def _project_gated(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return Q, K, V and the gate U, [m, h, e] each, of inputs [m, d]."""
+        product = self._project_jointly(self.LayerNorm(x), [*self.projections, self.gate])
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return a, [b, h, t, t] aligned at the start; not normalised, and may be below zero."""
-        query, key, value, _ = self._parts(x)
-        q, k, _, bias = self._places(query, key, value, ctx)
+        """Return A, [b, h, t, t] aligned at the start; neither normalised nor always positive."""
+        query, key, value, _ = self._project_gated(x)
+        q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         return _weights(q, k, bias, ctx.max_length)
 
 
@@ -90,20 +90,20 @@ class HSTULayer(nn.Module):
         self.multi_head_attention = PointwiseAttention(options, position)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Return [m, d] to [m, d], or to [k, d] of some positions only."""
+        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
         x = self.multi_head_attention(x, ctx)
         return x if positions is None else x[positions]
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
-    """SiLU(q k^T + bias) / n, zero for the future; [b, h, t, t]."""
+    """Return SiLU(q k^T + bias) / n, [b, h, t, t], zero for the future."""
     logits = q @ k.transpose(-1, -2)
     logits = logits if bias is None else logits + bias
     return (F.silu(logits) / n).tril()
 
 
 class _PointwiseAttention(torch.autograd.Function):
-    """In chunks of sequences, forward and backward, so that no [b, h, t, t] is kept."""
+    """Pointwise attention in chunks of sequences, so that no [b, h, t, t] is kept for backward."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
@@ -111,7 +111,8 @@ class _PointwiseAttention(torch.autograd.Function):
         ctx.n = n
         out = torch.empty_like(v)
         for part in _chunks(q):
-            weight = _weights(q[part], k[part], None if bias is None else _rows(bias, part), n)
+            part_bias = None if bias is None else _slice_bias(bias, part)
+            weight = _weights(q[part], k[part], part_bias, n)
             torch.matmul(weight, v[part], out=out[part])
         return out
 
@@ -128,7 +129,7 @@ class _PointwiseAttention(torch.autograd.Function):
         for part in _chunks(q):
             logits = q[part] @ k[part].transpose(-1, -2)
             if bias is not None:
-                logits += _rows(bias, part)
+                logits += _slice_bias(bias, part)
             gate = logits.sigmoid()
             weight = (logits * gate).masked_fill_(future, 0).div_(ctx.n)
             dout = grad[part]
@@ -139,29 +140,29 @@ class _PointwiseAttention(torch.autograd.Function):
             grads[0][part] = dlogits @ k[part]
             grads[1][part] = dlogits.transpose(-1, -2) @ q[part]
             if grad_bias is not None:
-                target = _rows(grad_bias, part)
+                target = _slice_bias(grad_bias, part)
                 target += dlogits.sum_to_size(target.shape)
         return *grads, None if grad_bias is None else grad_bias.to(bias.dtype), None
 
 
 def _chunks(q: Tensor) -> Iterator[slice]:
-    """Return sequences of [b, h, t, e] whose [h, t, t] fit a chunk together."""
+    """Yield slices of sequences of q [b, h, t, e] whose weights [h, t, t] fit a chunk together."""
     b, h, t, _ = q.shape
     return chunks(b, h * t * t, q.device)
 
 
-def _rows(bias: Tensor, part: slice) -> Tensor:
-    """Return the bias, [1 or b, 1 or h, t, t], of some sequences."""
+def _slice_bias(bias: Tensor, part: slice) -> Tensor:
+    """Return the bias, [1 or b, 1 or h, t, t], of the sequences in ``part``."""
     return bias if bias.size(0) == 1 else bias[part]
 
 
 def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
-    """(SiLU(q k^T + bias) / n under the causal mask) v.
+    """Return (SiLU(q k^T + bias) / n under the causal mask) v.
 
     Args:
         q, k, v: [b, h, t, e].
         bias: broadcastable to [b, h, t, t], or None.
-        n: what the weights are divided by.
+        n: the divisor of the weights, the maximum length of the model.
 
     Returns:
         [b, h, t, e].

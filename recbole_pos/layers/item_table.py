@@ -18,11 +18,11 @@ class ItemPart(nn.Module):
     """Base of what adds to the vectors of items something other than their ids."""
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        """Return the vectors with this part in them.
+        """Return the item vectors with this part added, [m, d].
 
         Args:
-            vectors: [m, d] of what comes before this part.
-            items: [m] their ids; None where they are those of all items in order.
+            vectors: [m, d] vectors of the items before this part.
+            items: [m] ids of the items; None for all items in the order of their ids.
         """
         raise NotImplementedError
 
@@ -30,10 +30,10 @@ class ItemPart(nn.Module):
 class ItemTable(nn.Embedding):
     """The vectors of items: read at the input (``table(items)``) and by scores (``vectors``).
 
-    Without parts it is torch's embedding, which gives a gradient by rows where one is kept.
+    Without parts it is torch's embedding, with a gradient by rows under ``kept_gradient``.
 
     Attributes:
-        parts: what is added to the rows, by name and in this order.
+        parts: modules that add to the rows, by name and in this order.
         has_ids: whether items have vectors of their own; else parts alone make them.
         start: ids [k] whose rows start as given vectors [k, up to d], or None.
     """
@@ -46,13 +46,13 @@ class ItemTable(nn.Embedding):
         self._shared: Tensor | None = None
 
     def drop_ids(self) -> None:
-        """Leave items nothing of their own."""
+        """Remove the vectors of ids, so that parts alone make the vectors of items."""
         self.has_ids = False
         self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Give rows the vectors that they start with; after their fresh weights are drawn."""
+        """Write the vectors of ``start`` into the table, after fresh weights are drawn."""
         if self.start is not None:
             rows, vectors = self.start
             self.weight[rows, : vectors.size(1)] = vectors
@@ -65,7 +65,7 @@ class ItemTable(nn.Embedding):
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
-        """Return [..., d] of ids [...]."""
+        """Return the vectors [..., d] of item ids [...]."""
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
         if not self.has_ids:
@@ -79,7 +79,7 @@ class ItemTable(nn.Embedding):
         return vectors
 
     def vectors(self) -> Tensor:
-        """Return [n, d] of all items, in the order of their ids."""
+        """Return the vectors [n, d] of all items, in the order of their ids."""
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight
@@ -91,12 +91,16 @@ class ItemTable(nn.Embedding):
 
     @contextmanager
     def shared(self) -> Iterator[Tensor]:
-        """:meth:`vectors`, computed once: in here, items are looked up among them.
+        """Compute the vectors of all items once, for use in a ``with`` block.
 
-        For who needs those of all items anyhow, as a loss over the catalogue does.
+        Inside the block, lookups (``table(items)``) and ``vectors`` read this matrix: a loss over
+        the catalogue needs it anyway. Blocks may be nested.
+
+        Yields:
+            [n, d] vectors of all items, see :meth:`vectors`.
         """
-        before, self._shared = self._shared, self.vectors()
+        outer, self._shared = self._shared, self.vectors()
         try:
             yield self._shared
         finally:
-            self._shared = before
+            self._shared = outer

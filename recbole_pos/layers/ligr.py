@@ -1,4 +1,4 @@
-"""Gated residual blocks: how much of what a sub-layer found is added is decided by its input.
+"""Gated residual blocks: a gate on the input decides how much of a sub-layer's output is added.
 
 References:
     Fedor Borisyuk et al. "From Features to Transformers: Redefining Ranking for Scalable Impact."
@@ -29,7 +29,7 @@ class GatedAttention(MultiHeadAttention):
         self.gate = nn.Linear(options.hidden_size, options.hidden_size)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] to [m, d]."""
+        """Apply the gated sub-layer, [m, d] to [m, d]."""
         out = self.out_dropout(self.attention(self.LayerNorm(x), ctx))
         return x + self.gate(x).sigmoid() * out
 
@@ -47,7 +47,7 @@ class GatedFeedForward(nn.Module):
         self.dropout = Dropout(options.hidden_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [m, d] to [m, d]."""
+        """Apply the gated sub-layer, [m, d] to [m, d]."""
         active, linear = self.dense_1(self.LayerNorm(x)).chunk(2, -1)
         out = self.dropout(self.dense_2(F.silu(active) * linear))
         return x + self.gate(x).sigmoid() * out
@@ -62,6 +62,6 @@ class LiGRLayer(nn.Module):
         self.feed_forward = GatedFeedForward(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Return [m, d] to [m, d], or to [k, d] of some positions only."""
+        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
         x = self.multi_head_attention(x, ctx)
         return self.feed_forward(x if positions is None else x[positions])

@@ -14,7 +14,7 @@ from recbole_pos.layers.row_gradients import row_gradient
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
 
-# On GPUs, from torch 2.8 on, factors of a shorter type may give float32 without a copy of them.
+# On GPUs, from torch 2.8 on, products of a shorter type give float32 without a copy of the factors.
 _MIXED = "dtype_out" in torch.ops.aten.mm.overloads()
 
 
@@ -24,27 +24,33 @@ def _loss_and_gradients(
     targets: Tensor,
     betas: Tensor | None,
     prior: Tensor | None,
-    kind: torch.dtype | None,
-    wanted: Sequence[bool] = (True, True),
+    factor_type: torch.dtype | None,
+    needs_gradient: Sequence[bool] = (True, True),
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Linear layer and cross-entropy with any targets, in one pass over chunks of positions.
+    """Compute a linear layer and cross-entropy with any targets, in chunks of positions.
 
     The gradient is made in the forward pass, while the probabilities of a chunk are at hand, so
-    nothing of size [m, items] is kept or computed twice: three matrix products in all, of factors
-    that are rounded to ``kind`` (None: as they are). Everything else has the type of the weights.
+    nothing of size [m, items] is kept or computed twice: three matrix products in all.
+
+    Args:
+        hidden, weight, targets, betas, prior: see :func:`weighted_cross_entropy`.
+        factor_type: type that factors of products are rounded to; None for that of the weights,
+            which everything else has.
+        needs_gradient: whether ``hidden`` and ``weight`` need one.
 
     Returns:
-        The loss, and its gradients to ``hidden`` and ``weight`` where these are ``wanted``.
+        The scalar loss and its gradients to ``hidden`` [m, d] and ``weight`` [items, d], None where
+        not needed.
     """
     m, items = hidden.size(0), weight.size(0)
-    one_target = betas is None and prior is None
-    want_hidden, want_weight = wanted
+    has_one_target = betas is None and prior is None
+    needs_hidden, needs_weight = needs_gradient
     rows = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
     buffer = hidden.new_empty(min(rows, m), items)
-    grad_hidden = torch.empty_like(hidden) if want_hidden else None
-    grad_weight = torch.zeros_like(weight) if want_weight else None
+    grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+    grad_weight = torch.zeros_like(weight) if needs_weight else None
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-    rounded, table = (x if kind is None else x.to(kind) for x in (hidden, weight))
+    rounded, table = (x if factor_type is None else x.to(factor_type) for x in (hidden, weight))
     for start in range(0, m, rows):
         part = slice(start, start + rows)
         chunk, target = rounded[part], targets[part]
@@ -62,27 +68,28 @@ def _loss_and_gradients(
         # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
         log_sum_exp = highest - probability.amax(1, keepdim=True).log()
         total += (scale * log_sum_exp - linear).sum(dtype=torch.float64)
-        if want_hidden or want_weight:
-            if not one_target:
+        if needs_hidden or needs_weight:
+            if not has_one_target:
                 probability *= scale
             if prior is not None:
                 probability -= prior
             probability.scatter_add_(1, target, -beta)
-        if kind is not None:
-            probability = probability.to(kind)
+        if factor_type is not None:
+            probability = probability.to(factor_type)
         if grad_hidden is not None:
             product(probability, table, out=grad_hidden[part])
-        if grad_weight is not None:  # float16 has no room for what is divided by m
-            add_product(grad_weight, probability.t(), chunk / m if kind is None else chunk)
+        if grad_weight is not None:  # rounded factors are divided at the end: float16 underflows
+            scaled = chunk / m if factor_type is None else chunk
+            add_product(grad_weight, probability.t(), scaled)
     if grad_hidden is not None:
         grad_hidden.div_(m)
-    if grad_weight is not None and kind is not None:
+    if grad_weight is not None and factor_type is not None:
         grad_weight.div_(m)
     return (total / m).to(hidden.dtype), grad_hidden, grad_weight
 
 
 class EarlyGradients(torch.autograd.Function):
-    """Base of losses whose gradients are made in the forward pass and wait for the backward one.
+    """Base of losses whose gradients are made in the forward pass and kept for the backward one.
 
     The first two inputs are states and item vectors; ``forward`` calls :meth:`keep`.
     """
@@ -95,7 +102,15 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Keep both gradients; that of the weights, of ``size``, may have some ``rows`` only."""
+        """Save the gradients for ``backward``.
+
+        Args:
+            ctx: the context of ``forward``.
+            hidden: gradient to the states, or None.
+            weight: gradient to the item vectors, or to ``rows`` of them; or None.
+            rows: int64 ids of these rows, ascending; None for all.
+            size: shape of the item vectors, needed with ``rows``.
+        """
         ctx.save_for_backward(hidden, weight)
         ctx.rows, ctx.size = rows, size
 
@@ -112,7 +127,7 @@ class EarlyGradients(torch.autograd.Function):
 
 
 class _CatalogueLoss(EarlyGradients):
-    """:func:`_loss_and_gradients` as such a loss."""
+    """:func:`_loss_and_gradients` as an autograd function."""
 
     @staticmethod
     def forward(
@@ -122,20 +137,20 @@ class _CatalogueLoss(EarlyGradients):
         targets: Tensor,
         betas: Tensor | None,
         prior: Tensor | None,
-        kind: torch.dtype | None,
+        factor_type: torch.dtype | None,
     ) -> Tensor:
         loss, *grads = _loss_and_gradients(
-            hidden, weight, targets, betas, prior, kind, ctx.needs_input_grad[:2]
+            hidden, weight, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
         )
         EarlyGradients.keep(ctx, grads[0], grads[1])
         return loss
 
 
-# The same as one operation of a compiled graph, which would write the loop over chunks out, and
-# again for each number of chunks.
+# ``_loss_and_gradients`` as one operation of a compiled graph, which would unroll the loop over
+# chunks, and compile it again for each number of chunks.
 _SCHEMA = (
-    "(Tensor hidden, Tensor weight, Tensor targets, Tensor? betas, Tensor? prior, ScalarType? kind)"
-    " -> (Tensor, Tensor, Tensor)"
+    "(Tensor hidden, Tensor weight, Tensor targets, Tensor? betas, Tensor? prior, "
+    "ScalarType? factor_type) -> (Tensor, Tensor, Tensor)"
 )
 _compiled_loss = torch.library.custom_op(
     "recbole_pos::catalogue_loss", _loss_and_gradients, mutates_args=(), schema=_SCHEMA
@@ -143,29 +158,29 @@ _compiled_loss = torch.library.custom_op(
 
 
 @_compiled_loss.register_fake
-def _shapes(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _make_fake_outputs(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return hidden.new_empty(()), torch.empty_like(hidden), torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.save_for_backward(*output[1:])
 
 
-def _give(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None
 
 
-_compiled_loss.register_autograd(_give, setup_context=_keep)
+_compiled_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
 def is_one(grad: Tensor) -> bool:
-    """Return whether a scalar is known to be 1: on the CPU, where looking costs nothing."""
-    here = grad.device.type == "cpu" and not torch.compiler.is_compiling()
-    return here and grad.item() == 1
+    """Return whether a scalar is known to be 1: on the CPU only, where reading it is free."""
+    is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_readable and grad.item() == 1
 
 
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the target against all items (FPARec, equation 11).
+    """Return the mean cross-entropy of targets against all items (FPARec, equation 11).
 
     Args:
         hidden: [m, d] one vector per position that has a target.
@@ -181,9 +196,9 @@ def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
 def weighted_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, betas: Tensor | None, prior: Tensor | None
 ) -> Tensor:
-    """Mean over positions of the cross-entropy with several targets, and with every item.
+    """Return the mean cross-entropy of positions with several targets, and with every item.
 
-    With z the products of a position with items 1.. and lse their log-sum-exp,
+    Of a position, with z the products of a position with items 1.. and lse their log-sum-exp,
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
@@ -193,32 +208,34 @@ def weighted_cross_entropy(
         hidden: [m, d] one vector per position.
         weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
         targets: [m, n] int64 items of each position.
-        betas: [m, n] weight of each, 0 for none; None for 1, and n is then 1.
+        betas: [m, n] weight of each target, 0 for none; None for 1, and n is then 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for none.
+
+    Returns:
+        Scalar mean over positions.
     """
-    kind = autocast_type(hidden.device)
+    factor_type = autocast_type(hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         hidden = hidden.to(weight.dtype)
         betas, prior = (x if x is None else x.to(weight.dtype) for x in (betas, prior))
-        given = hidden, weight, targets, betas, prior, kind
         if torch.compiler.is_compiling():
-            return _compiled_loss(*given)[0]
-        return _CatalogueLoss.apply(*given)
+            return _compiled_loss(hidden, weight, targets, betas, prior, factor_type)[0]
+        return _CatalogueLoss.apply(hidden, weight, targets, betas, prior, factor_type)
 
 
 def autocast_type(device: torch.device) -> torch.dtype | None:
-    """Return what autocast rounds factors to at this place; None where it is off."""
+    """Return the type that autocast rounds factors of products to; None where it is off."""
     if not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """a @ b into ``out``, summed in the type of ``out``.
+    """Write a @ b into ``out``, summed in the type of ``out``.
 
     Args:
         a: [i, j].
-        b: [j, k], of the type of ``a``: that of ``out``, or a shorter one.
+        b: [j, k], of the type of ``a``, which is that of ``out`` or a shorter one.
         out: [i, k].
     """
     if a.dtype == out.dtype:
@@ -229,14 +246,14 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b added to ``total``, [i, k], and summed in its type; a and b as in :func:`product`."""
+    """Add a @ b to ``total`` [i, k], summed in its type; for a and b see :func:`product`."""
     if a.dtype == total.dtype:
         return total.addmm_(a, b)
     return total.add_(product(a, b, torch.empty_like(total)))
 
 
 def dirichlet_prior(counts: Tensor) -> Tensor:
-    """[items] expectation of Dir(c + 1) over items 1.. for training counts c (equation 14)."""
+    """Return [items] the expectation of Dir(c + 1) for training counts c (equation 14)."""
     alpha = counts.double() + 1
     alpha[0] = 0  # padding is no item
     return alpha / alpha.sum()
@@ -250,15 +267,15 @@ def posterior_loss(
     prior: Tensor,
     prior_weight: float,
 ) -> Tensor:
-    """Mean over positions of equation 17.
+    """Return the posterior loss, the mean over positions of AttrFormer's equation 17.
 
     Args:
         hidden: [m, d] one vector per position.
         weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
         targets: [m, n] int64 the items after each position, next one first.
-        betas: [m, n] weight of each; 0 where there is no such item.
+        betas: [m, n] weight of each target; 0 where there is no such item.
         prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
-        prior_weight: w, 1 in the paper and 0 for none.
+        prior_weight: w, 1 in the paper; 0 for no prior.
 
     Returns:
         Scalar; with w = 0 and one target of weight 1, plain cross-entropy.

@@ -35,10 +35,18 @@ class PaddedContext(SequenceContext):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedContext:
-        """Of items [b, t] with padding behind, lengths [b] (each in 1..t), times [b, t],
-        times of requests [b], and features of interactions [b, t] or [b, t, s]."""
+        """Return the context of whole rows.
+
+        Args:
+            items: [b, t] padded on the right.
+            lengths: [b], each in 1..t.
+            max_length: n.
+            times: [b, t] seconds.
+            at: [b] seconds, times of the requests.
+            features: with those of interactions [b, t] or [b, t, s].
+        """
         b, t = items.shape
-        # first, or a tracer takes each for a size of its own
+        # checks come first, or a tracer takes equal sizes for different symbols
         torch._check(lengths.size(0) == b)
         if times is not None:
             torch._check(times.size(0) == b)
@@ -63,7 +71,7 @@ class PaddedContext(SequenceContext):
 
     @property
     def is_full(self) -> bool:
-        return False  # a graph is the same for all
+        return False  # one graph serves full and padded batches
 
     @lazy_attribute
     def first(self) -> Tensor:
@@ -75,12 +83,12 @@ class PaddedContext(SequenceContext):
 
     @lazy_attribute
     def age(self) -> Tensor:
-        """As packed; 0 at padding."""
+        """[m] how many events of the sequence are newer; 0 at padding."""
         return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
 
     @lazy_attribute
     def real(self) -> Tensor:
-        """Return [m] boolean, False at padding."""
+        """[m] boolean, False at padding."""
         return ~self.padding.reshape(-1)
 
     @lazy_attribute
@@ -88,17 +96,17 @@ class PaddedContext(SequenceContext):
         return (self.index > 0) & self.real
 
     def block_width(self, align: Alignment) -> int:
-        """t, or n at the end: position matrices are then read whole, whatever t is."""
+        """Return t, or n at the end, where position matrices are then read whole, whatever t is."""
         return self.width if align == "start" else self.max_length
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        b, width, outside = self.batch_size, self.block_width(align), self.padding
+        b, width, is_padding = self.batch_size, self.block_width(align), self.padding
         if align == "end":
             before = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
             x = x.index_select(0, (self.first[:, None] + before.clamp(min=0)).view(-1))
-            outside = before < 0
+            is_padding = before < 0
         block = x.view(b, width, *x.shape[1:])
-        block = block.masked_fill(outside.view(b, width, *[1] * (x.dim() - 1)), 0)
+        block = block.masked_fill(is_padding.view(b, width, *[1] * (x.dim() - 1)), 0)
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:

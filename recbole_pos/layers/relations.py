@@ -67,24 +67,31 @@ class SparseProduct:
         device: torch.device,
         dtype: torch.dtype,
     ) -> SparseProduct:
-        """From entries sorted by row."""
+        """Build the matrix from its entries, sorted by row.
 
-        def offsets(place: np.ndarray, size: int) -> Tensor:
+        Args:
+            row, col, weight: [entries] each.
+            rows, cols: shape of the matrix.
+            device, dtype: of the product.
+        """
+
+        def count_offsets(place: np.ndarray, size: int) -> Tensor:
+            """Return [size] where the entries of each row (or column) begin."""
             count = np.bincount(place, minlength=size)
             return torch.from_numpy(np.cumsum(count) - count).to(device)
 
         by_col = np.argsort(col, kind="stable")
         return cls(
             torch.from_numpy(col).to(device),
-            offsets(row, rows),
+            count_offsets(row, rows),
             torch.from_numpy(weight).to(device, dtype),
             torch.from_numpy(row[by_col]).to(device),
-            offsets(col, cols),
+            count_offsets(col, cols),
             torch.from_numpy(weight[by_col]).to(device, dtype),
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product."""
+        """Return the product [rows, d] with x [cols, d]."""
         return _Product.apply(x, self)
 
 
@@ -102,6 +109,7 @@ class _Product(torch.autograd.Function):
 
 
 def _sum_rows(index: Tensor, offset: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """Return the weighted sums of rows of x, see :class:`SparseProduct`."""
     weight = weight.to(x.dtype)
     return F.embedding_bag(index, x.contiguous(), offset, mode="sum", per_sample_weights=weight)
 
@@ -111,11 +119,11 @@ class BatchRelations:
     """The relations of one batch, in ``SequenceContext.relations``.
 
     Attributes:
-        heads: multiplies by [M m, m], the normalised relations of items and behaviour, one below
-            the other.
-        users: multiplies by [m, m], Norm(R^U) from position to position; rows sum over one column
-            of the block.
-        edges: E, relations in ``heads``.
+        heads: product with [M m, m], the normalised relations of items and behaviour, stacked;
+            None without.
+        users: product with [m, m], Norm(R^U) from position to position, whose rows sum over one
+            column of the block; None without.
+        edges: E, the number of entries in ``heads``.
     """
 
     heads: Callable[[Tensor], Tensor] | None
@@ -132,8 +140,8 @@ class RelationOptions:
         heads: M'.
         head_size: e', the paper's relation dimension.
         users: whether the layer aggregates from position to position.
-        gated: whether that is added to the state by a learned weight, or takes its place as section
-            3.1.3 has it.
+        gated: whether the aggregate is added to the state with a learned weight; else it replaces
+            the state, as in section 3.1.3.
     """
 
     relations: int
@@ -166,7 +174,7 @@ class RelationAttention(MultiHeadAttention):
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] to [m, d]: Concat(H^MSA, H^RAH) W^O (equation 9)."""
+        """Return Concat(H^MSA, H^RAH) W^O [m, d] of inputs [m, d] (equation 9)."""
         out = super().attention(x, ctx)
         relations = ctx.relations
         if not self.relations or relations is None or relations.heads is None:
@@ -174,18 +182,18 @@ class RelationAttention(MultiHeadAttention):
         return out + self.relation_dense(self.augmented(x, relations))
 
     def augmented(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """Return [m, M' e'] H^RAH (equations 6 to 8)."""
-        read = self._read(x, relations)
-        return torch.einsum("rmhe,rh->mhe", read, self.relation_mix).reshape(x.size(0), -1)
+        """Return H^RAH, [m, M' e'], of inputs [m, d] (equations 6 to 8)."""
+        related = self._apply_relations(x, relations)
+        return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
 
     def contributions(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """Return [M, m, d] what each relation adds to the output; their sum is H^RAH W_2."""
-        each = self._read(x, relations) * self.relation_mix[:, None, :, None]
-        return self.relation_dense(each.flatten(2))
+        """Return [M, m, d] the part of each relation in the output; their sum is H^RAH W_2."""
+        weighted = self._apply_relations(x, relations) * self.relation_mix[:, None, :, None]
+        return self.relation_dense(weighted.flatten(2))
 
-    def _read(self, x: Tensor, relations: BatchRelations) -> Tensor:
+    def _apply_relations(self, x: Tensor, relations: BatchRelations) -> Tensor:
         """Return [M, m, M', e'] Norm(R_i) V_j for every relation i and head j (equation 6)."""
-        assert relations.heads is not None  # a batch without any is not asked
+        assert relations.heads is not None  # callers check it
         value = self.relation_value(x)  # [m, M' e']
         return relations.heads(value).view(self.relations, x.size(0), self.relation_heads, -1)
 
@@ -207,10 +215,10 @@ class RelationLayer(TransformerLayer):
         self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Return [m, d] to [m, d], or to [k, d] of some positions only."""
+        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
         if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
             return super().forward(x, ctx, positions)
         x = super().forward(x, ctx)
-        smooth = ctx.relations.users(x)
-        x = smooth if self.user_gate is None else x + self.user_gate * smooth
+        aggregate = ctx.relations.users(x)
+        x = aggregate if self.user_gate is None else x + self.user_gate * aggregate
         return x if positions is None else x[positions]

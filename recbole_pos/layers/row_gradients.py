@@ -26,8 +26,8 @@ class KeptGradient:
 
     Args:
         weight: [rows, d] the table.
-        whole: zero all of it, whatever was touched: for who changes gradients before a step, as
-            clipping does, which makes all rows NaN if one is.
+        whole: zero all rows, not only the touched ones. Needed where gradients change before a
+            step: clipping makes all rows NaN if one is.
     """
 
     def __init__(self, weight: nn.Parameter, whole: bool) -> None:
@@ -37,14 +37,14 @@ class KeptGradient:
         self._all = False  # whether a gradient was dense after all
 
     def note(self, grad: Tensor) -> None:
-        """Before a gradient is added."""
+        """Note the rows of a gradient before it is added; called by a hook of the table."""
         if grad.is_sparse:
             self._touched.append(grad._indices()[0])
         else:
             self._all = True
 
     def clear(self) -> None:
-        """What an optimiser's ``zero_grad`` is for other parameters."""
+        """Zero the gradient, as an optimiser's ``zero_grad`` does for other parameters."""
         if self.whole or self._all:
             self.dense.zero_()
         else:
@@ -56,7 +56,16 @@ class KeptGradient:
 
 @contextmanager
 def kept_gradient(weight: nn.Parameter, whole: bool = False) -> Iterator[KeptGradient]:
-    """A table whose readers give gradients by rows in here; it has none afterwards."""
+    """Keep the dense gradient of a table, for use in a ``with`` block around training.
+
+    Inside the block lookups give gradients by rows; afterwards the table has no gradient.
+
+    Args:
+        weight, whole: see :class:`KeptGradient`.
+
+    Yields:
+        The gradient, to clear between steps.
+    """
     kept = KeptGradient(weight, whole)
     hook = weight.register_hook(kept.note)
     kept.clear()
@@ -70,7 +79,7 @@ def kept_gradient(weight: nn.Parameter, whole: bool = False) -> Iterator[KeptGra
 
 
 def takes_rows(weight: Tensor) -> bool:
-    """Return whether the gradient of a table may be sparse: where a dense one waits for it."""
+    """Return whether the gradient of a table may be sparse: where a dense one is kept for it."""
     return any(kept.weight is weight and weight.grad is kept.dense for kept in _kept)
 
 
@@ -78,9 +87,9 @@ def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
     """Return the sparse gradient of a table.
 
     Args:
-        rows: [n] int64, ascending and each once.
-        values: [n, d] their gradients.
-        size: (items, d) of the table.
+        rows: [n] int64 touched rows, ascending and each once.
+        values: [n, d] gradients of these rows.
+        size: shape of the table, (items, d).
     """
     return torch.sparse_coo_tensor(
         rows[None], values, size, is_coalesced=True, check_invariants=False
@@ -88,8 +97,7 @@ def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
 
 
 class RowLookup(torch.autograd.Function):
-    """Rows of a table. Their gradients are summed as torch does it, but in a matrix that has the
-    touched rows only."""
+    """Look up rows of a table; gradients are summed as in torch, but into the touched rows only."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, items: Tensor, padding: int | None) -> Tensor:

@@ -47,18 +47,19 @@ from recbole_pos.layers.row_gradients import takes_rows
 
 BINARY = ("BCE", "gBCE")
 SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
+TINY = 1e-9  # least 1 - q_t: a target that is all of q would divide by zero
 
 
 @dataclass
 class SampledLoss:
-    """One of these losses as a function of states, item vectors and targets.
+    """One of the losses above as a function of states, item vectors and targets.
 
     Items are sampled with torch's default generator, with replacement.
 
     Attributes:
-        loss_type: which.
-        counts: [items] how often each was interacted with in training.
-        negatives: n, of a position; not read by ``in_batch``.
+        loss_type: one of ``SAMPLED``.
+        counts: [items] training interactions of each item.
+        negatives: n, negatives of a position; not read by ``in_batch``.
         negative_sampler: ``uniform``; ``popularity``, by counts plus one, so that every item has a
             chance; or ``in_batch``, among the targets of the batch.
         logq_correction: ``none``, ``standard`` or ``refined``.
@@ -81,18 +82,24 @@ class SampledLoss:
         weights = {
             "uniform": torch.ones_like(counts),
             "popularity": counts + 1,
-            "in_batch": counts.clamp(min=1),  # of what is no target, nothing is asked
+            "in_batch": counts.clamp(min=1),  # never read for items that are no target
         }[self.negative_sampler]
         weights[0] = 0  # padding is no item
         self.log_q = (weights / weights.sum()).log()
         self.cumulative = weights.cumsum(0)
 
     def move(self, device: torch.device) -> None:
-        """Sample on a device from now on."""
+        """Move the tables that items are sampled from to a device."""
         self.log_q, self.cumulative = self.log_q.to(device), self.cumulative.to(device)
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of states [m, d] with targets [m], given vectors of all items [items, d]."""
+        """Sample negatives and return the mean loss.
+
+        Args:
+            hidden: [m, d] states.
+            weight: [items, d] vectors of all items.
+            targets: [m] int64.
+        """
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_groups(targets, len(distinct)), -1)
@@ -100,15 +107,15 @@ class SampledLoss:
         return self.against(hidden, weight, targets, self.sample(targets))
 
     def sample(self, targets: Tensor) -> Tensor:
-        """[groups, n] negatives of a batch."""
+        """Return [groups, n] negatives of a batch with targets [m]."""
         device, shape = targets.device, (_groups(targets, self.negatives), self.negatives)
         if self.negative_sampler == "uniform":
             return torch.randint(1, len(self.log_q), shape, device=device)
         if self.negative_sampler == "in_batch":
             return targets[torch.randint(len(targets), shape, device=device)]
-        at = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
-        found = torch.searchsorted(self.cumulative, at, right=True)
-        return found.clamp_(max=len(self.log_q) - 1)
+        point = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
+        items = torch.searchsorted(self.cumulative, point, right=True)
+        return items.clamp_(max=len(self.log_q) - 1)
 
     def against(
         self,
@@ -118,30 +125,31 @@ class SampledLoss:
         items: Tensor,
         log_repeats: Tensor | None = None,
     ) -> Tensor:
-        """The loss given its negatives.
+        """Return the mean loss against given negatives.
 
         Args:
-            hidden, weight, targets: as of a call.
-            items: [groups, n]; position i is in group i modulo groups.
+            hidden, weight, targets: see :meth:`__call__`.
+            items: [groups, n] negatives; position i is in group i modulo groups.
             log_repeats: [n] log of how often each of a group's items counts; None for once.
         """
         n, log_q, beta, shifts = items.size(1), self.log_q, None, None
-        corrected = self.logq_correction != "none"
-        lowered = -log_q if corrected else torch.zeros_like(log_q)
+        is_corrected = self.logq_correction != "none"
+        correction = -log_q if is_corrected else torch.zeros_like(log_q)
         own = torch.zeros_like(log_q[targets])
         if self.loss_type in BINARY:
             rate = min(n / max(len(log_q) - 2, 1), 1.0)
             beta = 1 - self.gbce_t * (1 - rate)
-            own = -1 / torch.expm1(log_q[targets]).clamp(max=-1e-9)
-        elif corrected or log_repeats is not None:
-            shifts = lowered[items] if log_repeats is None else lowered[items] + log_repeats
+            own = -1 / torch.expm1(log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
+        elif is_corrected or log_repeats is not None:
+            shifts = correction[items]
+            shifts = shifts if log_repeats is None else shifts + log_repeats
         if self.logq_correction == "standard":
-            own = lowered[targets]
+            own = correction[targets]
         elif self.logq_correction == "refined":
             own += math.log(n if log_repeats is None else max(len(targets) - 1, 1))
         rows = None
         if takes_rows(weight):
-            distinct = items if log_repeats is None else items[0]  # of in_batch, groups have all
+            distinct = items if log_repeats is None else items[0]  # in_batch repeats them
             rows = torch.cat([targets, distinct.flatten()]).unique(return_inverse=True)
         with torch.autocast(hidden.device.type, enabled=False):
             hidden, own = hidden.to(weight.dtype), own.to(weight.dtype)
@@ -150,20 +158,20 @@ class SampledLoss:
 
 
 def _groups(targets: Tensor, n: int) -> int:
-    """How many groups positions are dealt into: of n positions, fewer where logits are many."""
+    """Return the number of groups: of n positions each, of fewer where logits would be many."""
     size = min(n, max(MIN_ROWS, chunk_elements(targets.device) // n))
-    return -(-len(targets) // size)
+    return math.ceil(len(targets) / size)
 
 
 class _SharedNegatives(EarlyGradients):
-    """The loss of all groups, some at a time, and its gradients while their logits are there.
+    """The loss of all groups in chunks, with gradients made while the logits of a chunk exist.
 
     Args:
         own: [m] the shift of the target's logit or, given ``beta``, the weight of its negatives.
-        shifts: [groups, n] those of the negatives' logits; None for none.
-        beta: of a binary loss; None for a softmax.
-        rows: those of all targets and items in ascending order, and the place of each among them:
-            the gradient of the weights has these only; None for all.
+        shifts: [groups, n] shifts of the negatives' logits; None for none.
+        beta: weight of the target in a binary loss; None for a softmax.
+        rows: ids of all targets and negatives in ascending order, and the index of each among them:
+            the gradient of the weights has these rows only; None for all.
     """
 
     @staticmethod
@@ -179,18 +187,18 @@ class _SharedNegatives(EarlyGradients):
         rows: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         m, groups, n = len(hidden), *items.shape
-        size = -(-m // groups)
+        size = math.ceil(m / groups)
 
-        def dealt(x: Tensor) -> Tensor:
-            """[groups, size, ...] of [m, ...], filled with zeros."""
+        def deal(x: Tensor) -> Tensor:
+            """Deal [m, ...] into groups, [groups, size, ...], filled up with zeros."""
             filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, groups * size - m))
             return filled.view(size, groups, *x.shape[1:]).transpose(0, 1).contiguous()
 
         vectors = weight[targets]
-        states, target = dealt(hidden), dealt(targets)
-        logit, own = dealt((hidden * vectors).sum(1)), dealt(own)
-        share = dealt(torch.full_like(hidden[:, 0], 1 / m))
-        of_target, of_states = torch.empty_like(logit), torch.empty_like(states)
+        states, target = deal(hidden), deal(targets)
+        logit, own = deal((hidden * vectors).sum(1)), deal(own)
+        share = deal(torch.full_like(hidden[:, 0], 1 / m))
+        grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
         height = len(weight) if rows is None else len(rows[0])
         at_targets, at_items = targets, items
         if rows is not None:
@@ -202,30 +210,35 @@ class _SharedNegatives(EarlyGradients):
         step = max(1, chunk_elements(hidden.device) // (size * n))
         for start in range(0, groups, step):
             part = slice(start, start + step)
-            columns, which = weight[items[part]], items[part, None]
+            columns = weight[items[part]]
             z = states[part] @ columns.mT
             if shifts is not None:
                 z += shifts[part, None]
-            z.masked_fill_(which == target[part, :, None], -torch.inf)
-            given = z, logit[part], own[part], share[part]
-            found = _softmax(*given) if beta is None else _binary(*given, beta)
-            total += found[0].sum(dtype=torch.float64)
-            of_target[part] = found[1]
-            torch.bmm(z, columns, out=of_states[part])
+            z.masked_fill_(items[part, None] == target[part, :, None], -torch.inf)
+            if beta is None:
+                losses, grad_logit[part] = _softmax(z, logit[part], own[part], share[part])
+            else:
+                losses, grad_logit[part] = _binary(z, logit[part], own[part], share[part], beta)
+            total += losses.sum(dtype=torch.float64)
+            torch.bmm(z, columns, out=grad_states[part])  # z has become its gradient
             if grad_weight is not None:
                 into = at_items[part].flatten()
                 grad_weight.index_add_(0, into, (z.mT @ states[part]).flatten(0, 1))
-        back = of_states.transpose(0, 1).flatten(0, 1)[:m]
-        scale = of_target.t().flatten()[:m, None]
+        grad_hidden = grad_states.transpose(0, 1).flatten(0, 1)[:m]
+        scale = grad_logit.t().flatten()[:m, None]
         if grad_weight is not None:
             grad_weight.index_add_(0, at_targets, scale * hidden)
         touched = None if rows is None else rows[0]
-        EarlyGradients.keep(ctx, back.addcmul(scale, vectors), grad_weight, touched, weight.shape)
+        grad_hidden = grad_hidden.addcmul(scale, vectors)
+        EarlyGradients.keep(ctx, grad_hidden, grad_weight, touched, weight.shape)
         return total.to(hidden.dtype)
 
 
 def _softmax(z: Tensor, logit: Tensor, own: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses of targets with logits [c, g] among negatives z [c, g, n], which become gradients.
+    """Return softmax losses of targets with logits [c, g] among negatives z [c, g, n].
+
+    ``z`` is overwritten with its gradients; ``own`` are shifts of targets, ``share`` the weights of
+    positions, [c, g] both.
 
     Returns:
         [c, g] losses, and gradients to ``logit``; both times ``share``.
@@ -242,7 +255,7 @@ def _softmax(z: Tensor, logit: Tensor, own: Tensor, share: Tensor) -> tuple[Tens
 def _binary(
     z: Tensor, logit: Tensor, own: Tensor, share: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """The same of binary losses: beta of the target's, and the mean over all but it n times."""
+    """Return the same of binary losses: ``beta`` weighs targets, ``own`` their negatives."""
     share = share / (z.size(2) + 1)
     others = F.logsigmoid(-z).sum(2) * own
     loss = -(beta * F.logsigmoid(logit) + others) * share

@@ -17,7 +17,7 @@ from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.losses import EarlyGradients
 from recbole_pos.layers.row_gradients import takes_rows
 
-GROUP = 16  # products whose largest decides whether any of them is looked at
+GROUP = 16  # products of a group, which is skipped if its largest is below the threshold
 
 
 def scalable_cross_entropy(
@@ -63,10 +63,10 @@ def scalable_cross_entropy(
 def bucket_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
 ) -> Tensor:
-    """Mean over the positions that fell in a bucket of their largest loss in one.
+    """Return the mean, over positions in a bucket, of their largest loss in any bucket.
 
     Args:
-        hidden, weight, targets: as in :func:`scalable_cross_entropy`.
+        hidden, weight, targets: see :func:`scalable_cross_entropy`.
         buckets: [n_buckets, d] directions; a bucket takes the positions and the items of the
             largest products with its direction.
         size_x: positions a bucket takes.
@@ -87,33 +87,42 @@ def bucket_cross_entropy(
 
 
 def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
-    """[n, min(k, rows)] which rows have the largest products with each of [n, d] buckets; exact.
+    """Return which rows have the largest products with each bucket, exactly.
 
     Rows are taken in chunks. The k-th best so far is a threshold, and of a chunk only groups of
-    products whose maximum lies above it are looked at: few after the first chunk. What is found
-    waits until there is as much of it as of the best.
+    products whose maximum lies above it are looked at: few after the first chunk. Candidates
+    wait until there are as many of them as of the best.
+
+    Args:
+        buckets: [n, d] directions.
+        rows: [rows, d] states or item vectors.
+        k: how many rows a bucket takes.
+
+    Returns:
+        [n, min(k, rows)] int64 indices of rows.
     """
     n, total = len(buckets), len(rows)
     groups = max(1, chunk_elements(rows.device) // n // GROUP)  # of a chunk
     width = groups * GROUP
     member = torch.arange(0, width, groups, device=rows.device)  # a group has a stride
-    found = _Largest(n, k, rows)
+    largest = _Largest(n, k, rows)
     buffer = rows.new_empty(n, min(width, total))
     for start in range(0, total, width):
         chunk = rows[start : start + width]
         products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
-        if found.best.size(1) < k:
-            found.take(products, torch.arange(start, start + len(chunk), device=rows.device))
+        if largest.best.size(1) < k:
+            largest.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
         elif len(chunk) < width:
-            found.wait(*found.above(products), start)
+            largest.defer(*largest.select_above(products), start)
         else:
-            bucket, group, _ = found.above(products.view(n, GROUP, groups).amax(1))
-            found.wait(*found.above(products, bucket[:, None], group[:, None] + member), start)
-    return found.take_waiting()
+            bucket, group, _ = largest.select_above(products.view(n, GROUP, groups).amax(1))
+            columns = group[:, None] + member
+            largest.defer(*largest.select_above(products, bucket[:, None], columns), start)
+    return largest.merge_waiting()
 
 
 class _Largest:
-    """The k largest products of each of n buckets, and what may be among them but waits."""
+    """The k largest products of each of n buckets so far, and candidates that wait to be merged."""
 
     def __init__(self, n: int, k: int, like: Tensor) -> None:
         self.k = k
@@ -121,11 +130,15 @@ class _Largest:
         self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)
         self.waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def above(
+    def select_above(
         self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return bucket, column and value of [n, columns] products above the least of the best: of
-        all, or of those at [c, 1] buckets and [c, g] columns."""
+        """Return bucket, column and value [candidates] of the products above the threshold.
+
+        Args:
+            products: [n, columns].
+            bucket, column: [c, 1] and [c, g] places to look at; None for all.
+        """
         if bucket is None or column is None:
             rows, columns = _not_below(products, self.least).nonzero(as_tuple=True)
         else:
@@ -134,14 +147,14 @@ class _Largest:
             rows, columns = bucket[which, 0], column[which, member]
         return rows, columns, products[rows, columns]
 
-    def wait(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
-        """What is above, of the products of the rows from ``start`` on."""
+    def defer(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
+        """Keep candidates (see ``select_above``) of the rows from ``start`` on, to merge later."""
         self.waiting.append((bucket, value, column + start))
         if sum(len(bucket) for bucket, _, _ in self.waiting) > self.best.numel():
-            self.take_waiting()
+            self.merge_waiting()
 
-    def take_waiting(self) -> Tensor:
-        """Return the best of all so far: [n, k]."""
+    def merge_waiting(self) -> Tensor:
+        """Merge all waiting candidates; return the rows of the largest products, [n, k]."""
         if self.waiting:
             bucket, value, where = map(torch.cat, zip(*self.waiting, strict=True))
             self.waiting = []
@@ -154,11 +167,11 @@ class _Largest:
             products[bucket, place] = value[order]
             rows = where.new_zeros(products.shape)
             rows[bucket, place] = where[order]
-            self.take(products, rows)
+            self.merge(products, rows)
         return self.index
 
-    def take(self, products: Tensor, where: Tensor) -> None:
-        """[n, c] products of the rows at [c] or [n, c]."""
+    def merge(self, products: Tensor, where: Tensor) -> None:
+        """Merge products [n, c] of the rows at [c] or [n, c] into the largest."""
         where = torch.cat([self.index, where.expand_as(products)], 1)
         products = torch.cat([self.best, products], 1)
         self.best, kept = products.topk(min(self.k, products.size(1)), 1, sorted=False)
@@ -167,7 +180,7 @@ class _Largest:
 
 
 def _not_below(products: Tensor, least: Tensor) -> Tensor:
-    """Above, or no number, so that such a value comes through and ends in the loss."""
+    """Return where products are above ``least`` or NaN, so that NaN ends up in the loss."""
     return (products <= least).logical_not_()
 
 
@@ -175,8 +188,8 @@ class _BucketCrossEntropy(EarlyGradients):
     """Losses of all buckets, then the gradient of those that are their position's largest.
 
     Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
-    the items, and nothing of that size is kept. Given ``rows``, those of all targets and items in
-    ascending order and the place of each among them, the gradient of the weights has these only.
+    the items, and nothing of that size is kept. Given ``rows``, the ids of all targets and items
+    in ascending order and the index of each, the gradient of the weights has these rows only.
     """
 
     @staticmethod
@@ -199,34 +212,34 @@ class _BucketCrossEntropy(EarlyGradients):
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
         covered = largest != -torch.inf
         count = covered.sum()
-        want_hidden, want_weight = ctx.needs_input_grad[:2]
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = grad_weight = None
-        if want_hidden or want_weight:
+        if needs_hidden or needs_weight:
             # equal largest losses share the gradient, as torch's amax does
             chosen = (losses == largest[positions]).to(losses.dtype)
             ties = torch.zeros_like(largest).index_add_(0, positions.flatten(), chosen.flatten())
             share = chosen / ties.clamp(min=1)[positions] / count
-            of_target = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
-            if want_hidden:
-                grad_hidden = of_target * weight[targets]
-            of_targets, of_items = targets, items  # where their gradients stand
-            if want_weight:
+            grad_logit = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
+            if needs_hidden:
+                grad_hidden = grad_logit * weight[targets]
+            at_targets, at_items = targets, items  # rows of their gradients
+            if needs_weight:
                 height = len(weight)
                 if rows is not None:
                     height = len(rows[0])
-                    of_targets, of_items = rows[1][: len(targets)], rows[1][len(targets) :]
-                    of_items = of_items.view_as(items)
+                    at_targets, at_items = rows[1][: len(targets)], rows[1][len(targets) :]
+                    at_items = at_items.view_as(items)
                 grad_weight = weight.new_zeros(height, weight.size(1))
-                grad_weight.index_add_(0, of_targets, of_target * hidden)
+                grad_weight.index_add_(0, at_targets, grad_logit * hidden)
             for part in _parts(positions, items, hidden.size(1)):
-                where, which = positions[part], items[part]
-                states, columns, logits = _bucket_logits(hidden, weight, targets, where, which)
-                log_sum_exp = losses[part] + target_logit[where]
+                at = positions[part]
+                states, columns, logits = _bucket_logits(hidden, weight, targets, at, items[part])
+                log_sum_exp = losses[part] + target_logit[at]
                 logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
                 if grad_hidden is not None:
-                    grad_hidden.index_add_(0, where.flatten(), (logits @ columns).flatten(0, 1))
+                    grad_hidden.index_add_(0, at.flatten(), (logits @ columns).flatten(0, 1))
                 if grad_weight is not None:
-                    into = of_items[part].flatten()
+                    into = at_items[part].flatten()
                     grad_weight.index_add_(0, into, (logits.mT @ states).flatten(0, 1))
         touched = None if rows is None else rows[0]
         EarlyGradients.keep(ctx, grad_hidden, grad_weight, touched, weight.shape)
@@ -234,7 +247,7 @@ class _BucketCrossEntropy(EarlyGradients):
 
 
 def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
-    """Return slices of buckets whose logits and vectors are of about CHUNK_ELEMENTS at a time."""
+    """Return slices of buckets whose logits and vectors have about CHUNK_ELEMENTS elements."""
     n, x, y = *positions.shape, items.size(1)
     elements = chunk_elements(positions.device)
     step = max(1, elements // max(x * y, x * d, y * d))
@@ -244,7 +257,11 @@ def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
 def _bucket_logits(
     hidden: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, items: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions [c, x, d] and items [c, y, d] of c buckets; logits [c, x, y] of all but targets."""
+    """Return states, item vectors and logits of c buckets.
+
+    Returns:
+        [c, x, d], [c, y, d] and [c, x, y], which is -inf at the target of a position.
+    """
     rows, columns = hidden[positions], weight[items]
     logits = rows @ columns.mT
     logits.masked_fill_(items[:, None] == targets[positions][..., None], -torch.inf)

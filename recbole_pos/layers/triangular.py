@@ -44,7 +44,7 @@ class _TriangularProduct(torch.autograd.Function):
 
 
 def block_rows(device: torch.device) -> int:
-    """Return rows of a block on a device."""
+    """Return how many rows a block has on a device."""
     return BLOCK.get(device.type, BLOCK["cuda"])
 
 
@@ -57,12 +57,12 @@ def _blocks(matrix: Tensor, band: int) -> Iterator[tuple[slice, slice]]:
 
 
 def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
-    """matrix @ x for a lower-triangular matrix that is zero from the ``band``-th subdiagonal on.
+    """Return matrix @ x for a lower-triangular matrix, zero from the ``band``-th subdiagonal on.
 
     Args:
         matrix: [t, t]; zero at [i, j] for j > i and for i - j >= band.
         x: [t, c].
-        band: how many diagonals, the main one counted; t for a full triangle.
+        band: number of diagonals, the main one included; t for a full triangle.
 
     Returns:
         [t, c]. Row i of the result, and of its derivative, depends on rows up to i only. The
@@ -74,26 +74,25 @@ def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
 
 
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
-    """[t, t] with ``weight[i - j]`` at [i, j], zero above the diagonal and beyond the weights.
+    """Return [t, t] with ``weight[i - j]`` at [i, j]; zero above the diagonal and past the band.
 
-    The weights between zeros, repeated for every row and read with rows one longer, move one column
-    a row: no index, so the gradient is a plain sum.
+    The weights are padded with zeros, repeated for every row and viewed with rows one longer, which
+    shifts them by a column a row. Without an index the gradient is a plain sum.
     """
-    line = F.pad(weight, (t - 1, t))[: 2 * t - 1]
-    shifted = F.pad(line.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
+    padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
+    shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
     return shifted[:, :t].flip(1)
 
 
 def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
-    """Causal convolution: out[i] = sum over lags s of weight[s] x[i - s].
+    """Return the causal convolution out[i] = sum over lags s of weight[s] x[i - s].
 
-    Long sequences are halved: both halves are convolved alike, and what the older half gives to the
-    newer one is an FFT of the older half only. So no rounding carries anything back in time, which
-    one FFT over the whole sequence would do.
+    Long sequences are halved: both halves are convolved alike, and the newer half adds an FFT of
+    the older half only. One FFT over the whole sequence would carry rounding back in time.
 
     Args:
-        weight: [band].
-        x: [t, c].
+        weight: [band] by lag, from 0.
+        x: [t, c], the oldest event first.
 
     Returns:
         [t, c].

@@ -28,15 +28,24 @@ from recbole_pos.model.content import add_content
 from recbole_pos.model.side_features import build_event_features, build_item_features
 from recbole_pos.values import SECONDS, Options, shown
 
-_PARTS = 8  # of a batch that is ranked, by length of history
+_PARTS = 8  # parts of alike length that a batch is encoded in
 
 
 def loss_function(
     config: Options, dataset: Dataset, candidates: Tensor | None
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m].
+    """Build the loss of ``loss_type``.
 
-    ``candidates`` are the ids of the items among which it chooses; None for all.
+    Args:
+        config: its options.
+        dataset: the training dataset, for the popularity of items.
+        candidates: ids of the items that the loss chooses among; None for all.
+
+    Returns:
+        A function of hidden states [m, d], item vectors [items, d] and targets [m].
+
+    Raises:
+        UsageError: for an unknown ``loss_type``.
     """
     kind = config["loss_type"]
     if kind == "CE":
@@ -47,13 +56,13 @@ def loss_function(
     if kind in SAMPLED:
         counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
         counts = counts if candidates is None else counts[candidates.numpy()]
-        given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
-        return SampledLoss(counts=torch.from_numpy(counts), **given)
+        options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
+        return SampledLoss(counts=torch.from_numpy(counts), **options)
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
 
 
 def has_log(dataset: Dataset) -> bool:
-    """Return whether a dataset has interactions; without, a model is not trained."""
+    """Return whether a dataset has interactions; a dataset read from a run for serving has none."""
     return getattr(type(dataset), "has_log", True)
 
 
@@ -64,21 +73,21 @@ def loss_of_several(
     targets: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return the mean over states of the weighted losses of their targets.
+    """Return the mean over states of the weighted losses of their several targets.
 
-    Cross-entropy has the logits of a state once for all of its targets.
+    Cross-entropy computes the logits of a state once for all of its targets.
 
     Args:
-        loss: as of :func:`loss_function`.
+        loss: see :func:`loss_function`.
         hidden: [k, d] states.
         weight: [items, d] item vectors.
         targets: [k, n] items.
-        weights: [k, n] the same for all targets, and 0 where there is none.
+        weights: [k, n] weights of targets, all equal but 0 where there is no target.
     """
     if loss is full_cross_entropy:
         return weighted_cross_entropy(hidden, weight, targets, weights, None)
-    state, which = weights.nonzero(as_tuple=True)
-    mean = loss(hidden[state], weight, targets[state, which])
+    state, column = weights.nonzero(as_tuple=True)
+    mean = loss(hidden[state], weight, targets[state, column])
     return mean * (weights.sum() / len(weights)).to(mean.dtype)
 
 
@@ -103,7 +112,7 @@ class PosRecommender(SequentialRecommender):
     candidates: Tensor | None
     places: Tensor
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
-    # options that are not for the class, and why
+    # options that the class refuses, and why
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("event_features", "user_features"),
         "its encode must call embed(items, ctx), and its class set refuses = {}",
@@ -131,12 +140,12 @@ class PosRecommender(SequentialRecommender):
         # whether the loss of a target depends on the others of its batch
         is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
         self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
-        if (of_items := build_item_features(config, dataset)) is not None:
-            self.item_embedding.parts["features"] = of_items
+        if (item_features := build_item_features(config, dataset)) is not None:
+            self.item_embedding.parts["features"] = item_features
         self.event_features = build_event_features(config, dataset)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move what loss and targets are looked up in, too: no step may copy it."""
+        """Move the tables of loss and targets along with the module: no step may copy them."""
         super()._apply(fn, recurse)
         for part in (self.loss, self.later):
             if isinstance(part, (SampledLoss, LaterTargets)):
@@ -144,7 +153,7 @@ class PosRecommender(SequentialRecommender):
         return self
 
     def init_weights(self) -> None:
-        """Fresh linear, embedding and norm weights; schemes initialise themselves."""
+        """Initialise linear and embedding weights; position schemes initialise themselves."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=self.initializer_range)
@@ -154,23 +163,30 @@ class PosRecommender(SequentialRecommender):
                 module.begin()
 
     def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] vectors of items [m] of histories, with those of ``event_features``."""
+        """Return the vectors [m, d] of items [m] of histories, with their ``event_features``."""
         vectors: Tensor = self.item_embedding(items)
         return vectors if self.event_features is None else self.event_features(vectors, ctx)
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
+        """Return the states [m, d] of packed item ids [m]; position t sees nothing after t."""
         raise NotImplementedError
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """[k, d] what predicts the event after each of ``positions`` ([k], or None for all)."""
+        """Return the states [k, d] that predict the event after each of ``positions``.
+
+        Args:
+            items: [m] packed item ids.
+            ctx: the context of the batch.
+            positions: [k] indices among the packed events; None for all.
+        """
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
 
     def query_states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """:meth:`states`, whose products with :meth:`item_vectors` are the scores of items.
+        """Return the states whose products with :meth:`item_vectors` are the scores of items.
 
-        With ``item_vectors_use: late`` they are those of two models side by side, [k, 2d].
+        They are :meth:`states` [k, d]; with ``item_vectors_use: late`` the states of two models,
+        side by side, [k, 2d].
         """
         states = self.states(items, ctx, positions)
         if self.content_model is None:
@@ -179,7 +195,7 @@ class PosRecommender(SequentialRecommender):
         return torch.cat((states, self.content_weight * content), -1)
 
     def item_vectors(self) -> Tensor:
-        """[items, d or 2d] what states are multiplied with, see :meth:`query_states`."""
+        """Return the item vectors [items, d or 2d] of scores, see :meth:`query_states`."""
         if self._shared is not None:
             return self._shared
         own = self.item_embedding.vectors()
@@ -188,13 +204,13 @@ class PosRecommender(SequentialRecommender):
         return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
 
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the items among which training chooses, padding first, and targets among them.
+        """Return the vectors that training chooses among, padding first, and targets' rows in them.
 
-        All of them, but where content scores items without a training interaction: these would be
-        learned to be wrong answers.
+        They are those of all items, except where content vectors score items without a training
+        interaction: the loss would teach that these are wrong answers.
 
         Args:
-            vectors: [items, d] of all items.
+            vectors: [items, d] vectors of all items.
             targets: ids, of any shape, of items with a training interaction.
         """
         if self.candidates is None:
@@ -202,10 +218,10 @@ class PosRecommender(SequentialRecommender):
         return vectors[self.candidates], self.places[targets]
 
     def add_items(self, vectors: np.ndarray) -> None:
-        """Add items by their content [k, c]; their ids come after those that there are.
+        """Add items by their content vectors [k, c]; their ids follow those of existing items.
 
         Raises:
-            UsageError: if the vectors are not like those of the run, or more is known of an item.
+            UsageError: if the vectors are not of the run's size, or items have other features, too.
         """
         table, count = self.item_embedding, len(vectors)
         for name, part in table.parts.items():
@@ -218,16 +234,21 @@ class PosRecommender(SequentialRecommender):
             self.content_model.add_items(vectors)
 
     def shared_items(self) -> AbstractContextManager[Tensor]:
-        """Within, vectors of items are computed once, for inputs and scores."""
+        """Compute item vectors once for inputs and scores, for use in a ``with`` block.
+
+        Yields:
+            The vectors of :meth:`item_vectors`.
+        """
         if self._shared is not None or not (self.item_embedding.parts or self.content_model):
             return nullcontext(self.item_vectors())
-        return self._sharing()
+        return self._share_items()
 
     @contextmanager
-    def _sharing(self) -> Iterator[Tensor]:
+    def _share_items(self) -> Iterator[Tensor]:
+        """Share the item vectors of both models within a ``with`` block."""
         content = self.content_model
-        other = nullcontext() if content is None else content.item_embedding.shared()
-        with self.item_embedding.shared(), other:
+        content_vectors = nullcontext() if content is None else content.item_embedding.shared()
+        with self.item_embedding.shared(), content_vectors:
             self._shared = self.item_vectors()
             try:
                 yield self._shared
@@ -236,17 +257,21 @@ class PosRecommender(SequentialRecommender):
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Check that only the newest event of each session is requested; for non-causal models."""
-        asked = (items if positions is None else positions).size(0)
-        if asked != ctx.batch_size:
-            raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
+        """Check that only the newest event of each session is requested; for non-causal models.
+
+        Raises:
+            ValueError: if there is not one position for each session.
+        """
+        count = (items if positions is None else positions).size(0)
+        if count != ctx.batch_size:
+            raise ValueError(f"{count} positions of {ctx.batch_size} sessions: one each, the last")
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with what depends on its values (``prepared``)."""
+        """Return a batch on the host with ``prepared``, what a model computes from its values."""
         return batch
 
     def pack_rows(self, rows: Interaction) -> SequenceBatch:
-        """RecBole's rows on the host as windows with one target each, and prepared."""
+        """Pack RecBole's rows on the host as windows with one target each, and prepare them."""
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
         real = torch.arange(items.size(1)) < lengths[:, None]
         batch = SequenceBatch(
@@ -262,7 +287,7 @@ class PosRecommender(SequentialRecommender):
         return self.prepare(batch)
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Loss of the targets of packed windows, by default mean cross-entropy (FPARec, eq. 11)."""
+        """Return the loss of the targets of packed windows, by default FPARec's equation 11."""
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,
@@ -284,7 +309,15 @@ class PosRecommender(SequentialRecommender):
             return loss_of_several(self.loss, hidden, vectors, targets, weights)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
-        """Check the shape of states, which the loss would refuse in torch's words."""
+        """Check the shape of states, which the loss would refuse with an error of torch.
+
+        Args:
+            hidden: states, expected as [count, d].
+            count: number of targets.
+
+        Raises:
+            UsageError: if the shape is another.
+        """
         expected = (
             count,
             self.item_embedding.embedding_dim * (1 if self.content_model is None else 2),
@@ -296,7 +329,7 @@ class PosRecommender(SequentialRecommender):
             )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Return the same of RecBole's rows, one target each."""
+        """Return the loss of RecBole's rows, one target each."""
         with self.shared_items() as vectors:
             states, targets = self.compute_states(interaction), interaction[self.POS_ITEM_ID]
             return self.loss(states, *self.training_candidates(vectors, targets))
@@ -309,17 +342,21 @@ class PosRecommender(SequentialRecommender):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> Tensor:
-        """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d].
+        """Return the states [B, d] after right-padded histories, RecBole's form of :meth:`after`.
 
-        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests, ``features``
-        have [B, L] of interactions.
+        Args:
+            item_seq: [B, L] items of histories.
+            item_seq_len: [B] lengths of histories.
+            times: [B, L] times of the interactions.
+            at: [B] times of the requests.
+            features: those of interactions are [B, L] or [B, L, s].
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[real]
-        more: dict[str, Any] = {} if at is None else {"at": at}
+        options: dict[str, Any] = {} if at is None else {"at": at}
         if features is not None:
-            more["features"] = features.map(lambda x: x[real])
-        return self.after(item_seq[real], item_seq_len, times, **more)
+            options["features"] = features.map(lambda x: x[real])
+        return self.after(item_seq[real], item_seq_len, times, **options)
 
     def after(
         self,
@@ -329,15 +366,15 @@ class PosRecommender(SequentialRecommender):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> Tensor:
-        """Return [B, d] what predicts the event after each of some histories.
+        """Return the states [B, d] that predict the event after each history.
 
         Args:
-            items: [m] the histories packed, each at most the newest L events.
-            lengths: [B] how many of them are of each.
+            items: [m] packed items of the histories, at most the newest L events of each.
+            lengths: [B] number of events of each history.
             times: [m] in the unit of the time field; for models with ``needs_time``.
             at: [B] times of the requests; for models with ``reads_request``.
-            features: of the interactions and users, for models with ``event_features``; fields that
-                are not there count as missing.
+            features: features of the interactions and users, for models with ``event_features``;
+                absent fields count as missing.
         """
         ctx = SequenceContext.from_lengths(
             lengths,
@@ -350,22 +387,22 @@ class PosRecommender(SequentialRecommender):
         return self.query_states(items, ctx, ctx.last)
 
     def encode_rows(self, rows: Interaction) -> Tensor:
-        """[B, d] states after RecBole's rows, to look at: times are there wherever rows have them.
+        """Return the states [B, d] after RecBole's rows, to inspect the model.
 
-        Every history by itself, however many rows there are.
+        Times are passed on wherever rows have them; no history reads another one.
         """
         return self._encode(rows, self.TIME_SEQ in rows)
 
-    def _encode(self, rows: Interaction, timed: bool) -> Tensor:
-        """Return :meth:`forward` of rows, [B, d], with times if ``timed``."""
-        more: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
+    def _encode(self, rows: Interaction, has_times: bool) -> Tensor:
+        """Return :meth:`forward` of rows, [B, d], with times if ``has_times``."""
+        options: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
         if self.event_features is not None:
-            more["features"] = self._features(rows)
-        times = rows[self.TIME_SEQ] if timed else None
-        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **more)
+            options["features"] = self._features(rows)
+        times = rows[self.TIME_SEQ] if has_times else None
+        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **options)
 
     def _features(self, rows: Interaction) -> Features:
-        """Return features of RecBole's rows, those of interactions [B, L] or [B, L, s]."""
+        """Return the features of RecBole's rows; those of interactions are [B, L] or [B, L, s]."""
         if self.event_features is None:
             return Features()
         suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
@@ -375,14 +412,17 @@ class PosRecommender(SequentialRecommender):
         )
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
-        """Return the time field in seconds."""
+        """Return values of the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def compute_states(self, interaction: Interaction) -> Tensor:
-        """Return [B, d] what predicts the target of each row.
+        """Return the states [B, d] that predict the target of each row.
 
-        On a CPU in parts of alike length, whose blocks are as wide as the longest of each: most
-        histories of a log are far shorter than its longest, which stand in every batch.
+        On a CPU rows are encoded in parts of alike length: most histories are far shorter than the
+        longest of a batch, and padding costs time.
+
+        Raises:
+            UsageError: if the model needs times that the rows do not have.
         """
         if self.needs_time and self.TIME_SEQ not in interaction:
             raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
@@ -392,8 +432,8 @@ class PosRecommender(SequentialRecommender):
             return self._encode(interaction, self.needs_time)  # little padding
         order = lengths.argsort(stable=True)
         parts = (interaction[part] for part in order.chunk(_PARTS))
-        found = [self._encode(part, self.needs_time) for part in parts]
-        return torch.cat(found)[order.argsort()]
+        states = [self._encode(part, self.needs_time) for part in parts]
+        return torch.cat(states)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
         """Return [B] score of each row's item after its history."""
@@ -402,7 +442,7 @@ class PosRecommender(SequentialRecommender):
 
     @property
     def scores_by_products(self) -> bool:
-        """Whether a score is the product of a state with the item's vector: no own rule."""
+        """Whether a score is the product of a state with the item's vector; False if overridden."""
         return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:

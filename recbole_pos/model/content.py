@@ -38,15 +38,16 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.item_table import ItemPart
 from recbole_pos.values import Options, shown
 
-_SHRINK = 1e-3  # of the mean variance, added to all: directions without any are not blown up
+_SHRINK = 1e-3  # part of the mean variance added to all, so that empty directions stay small
+_TINY = 1e-12  # against division by zero
 _ROWS = 1 << 14  # items that are transformed at a time
 
 
 class Trained(ItemPart):
-    """Items without a training interaction have no vector of their own: it would be noise.
+    """Zero the id vectors of items without a training interaction, which would be noise.
 
     Args:
-        trained: [n] bool, which items have one.
+        trained: [n] bool, whether an item has a training interaction.
     """
 
     trained: Tensor
@@ -59,7 +60,7 @@ class Trained(ItemPart):
         return vectors * (self.trained if items is None else self.trained[items])
 
     def extend(self, vectors: np.ndarray) -> None:
-        """Add items without a training interaction, one a vector."""
+        """Add an item without a training interaction for each of ``vectors``."""
         self.trained = nn.functional.pad(self.trained, (0, 0, 0, len(vectors)))
 
 
@@ -67,10 +68,10 @@ class Content(ItemPart):
     """Add an MLP of the content vector.
 
     Args:
-        statistics: that the vectors were transformed by.
+        statistics: the transformation of ``values``, for items added later.
         values: [n, c] transformed vectors.
         size: d.
-        train: whether the vectors are trained, too.
+        train: whether the content vectors are trained, too.
     """
 
     values: Tensor
@@ -90,10 +91,10 @@ class Content(ItemPart):
         return vectors + self.outer(nn.functional.gelu(self.inner(content)))
 
     def extend(self, vectors: np.ndarray) -> None:
-        """Add items with vectors [k, c] as in a file.
+        """Add items with content vectors [k, c], not yet transformed.
 
         Raises:
-            UsageError: if their size is another.
+            UsageError: if the size of the vectors is not that of training.
         """
         if vectors.shape[1] != self.inner.in_features:
             raise UsageError(
@@ -101,70 +102,90 @@ class Content(ItemPart):
                 f"was trained with {self.inner.in_features:,}; make them in the same way"
             )
         values = self.statistics.transform(vectors.copy())
-        both = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
-        self.values = nn.Parameter(both, False) if "values" in self._parameters else both
+        extended = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
+        is_parameter = "values" in self._parameters
+        self.values = nn.Parameter(extended, False) if is_parameter else extended
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """How content vectors are transformed: (c - mean) @ matrix.
+    """The transformation of content vectors: (c - mean) @ matrix.
 
     Attributes:
-        mean: [c].
-        matrix: [c, k], or a number.
+        mean: [c] float64.
+        matrix: [c, k], or a number that scales.
     """
 
     mean: np.ndarray
     matrix: Any
 
     def transform(self, values: np.ndarray) -> np.ndarray:
-        """Transform [n, c] in place, or of another size into a new array; zeros stay zeros."""
-        square = np.ndim(self.matrix) == 0 or len(set(self.matrix.shape)) == 1
-        out = values if square else np.zeros((len(values), self.matrix.shape[1]), np.float32)
+        """Transform vectors [n, c], in place if their size stays the same; zeros stay zeros."""
+        keeps_size = np.ndim(self.matrix) == 0 or len(set(self.matrix.shape)) == 1
+        out = values if keeps_size else np.zeros((len(values), self.matrix.shape[1]), np.float32)
         for begin in range(0, len(values), _ROWS):
             part = values[begin : begin + _ROWS].astype(np.float64)
-            given = part.any(1)
-            moved = part[given] - self.mean
+            has_content = part.any(1)
+            moved = part[has_content] - self.mean
             moved = moved * self.matrix if np.ndim(self.matrix) == 0 else moved @ self.matrix
-            out[begin : begin + _ROWS][given] = moved
+            out[begin : begin + _ROWS][has_content] = moved
         return out
 
     @classmethod
-    def of(cls, values: np.ndarray, chosen: np.ndarray, whiten: bool, size: int = 0) -> Statistics:
-        """Those of some vectors.
+    def from_vectors(
+        cls, values: np.ndarray, chosen: np.ndarray, whiten: bool, size: int = 0
+    ) -> Statistics:
+        """Fit the transformation to content vectors.
 
         Args:
-            values: [n, c].
-            chosen: [n] bool, which count; those that are zeros do not.
-            whiten: whether components get variance 1 and no correlation (ZCA).
-            size: principal components to keep; 0 for all numbers as they are.
+            values: [n, c] content vectors.
+            chosen: [n] bool, the vectors to fit to; those of zeros are left out.
+            whiten: whether components get variance 1 and no correlation.
+            size: principal components to keep; 0 for no projection.
+
+        Returns:
+            ``matrix`` is one scale for all components, 1 / standard deviation; with ``whiten`` the
+            ZCA matrix [c, c]; with ``size`` the principal axes [c, size], whitened (PCA) if both.
         """
-        rows = np.flatnonzero(chosen)
-        rows = rows[values[rows].any(1)]
-        c = values.shape[1]
-        total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
-        for part in np.array_split(rows, max(1, len(rows) // _ROWS)):
-            block = values[part].astype(np.float64)
-            total += block.sum(0)
-            squares += (block**2).sum()
-            if whiten or size:
-                products += block.T @ block
-        count = max(1, len(rows))
-        mean = total / count
+        mean, products, squares, count = _sum_moments(values, chosen, bool(whiten or size))
         if not (whiten or size):
-            variance = (squares / count - (mean**2).sum()) / c
-            return cls(mean, 1 / np.sqrt(variance) if variance > 1e-12 else 1.0)
+            variance = (squares / count - (mean**2).sum()) / len(mean)
+            return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
         variances, axes = np.linalg.eigh(products / count - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
-        scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + 1e-12)
+        scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
         if not size:
             return cls(mean, (axes * scale) @ axes.T)
-        axes = axes * np.sign(axes[abs(axes).argmax(0), range(c)])  # eigenvectors have no sign
+        # the sign of an eigenvector is arbitrary: make its largest entry positive
+        axes = axes * np.sign(axes[abs(axes).argmax(0), range(len(mean))])
         return cls(mean, (axes * scale if whiten else axes)[:, :size])
 
 
+def _sum_moments(
+    values: np.ndarray, chosen: np.ndarray, correlate: bool
+) -> tuple[np.ndarray, np.ndarray, float, int]:
+    """Sum up the chosen vectors of [n, c] that are not zeros, some rows at a time.
+
+    Returns:
+        The mean [c]; the sum of outer products [c, c], zeros unless ``correlate``; the sum of
+        squares of all numbers; and the number of vectors, at least 1.
+    """
+    rows = np.flatnonzero(chosen)
+    rows = rows[values[rows].any(1)]
+    c = values.shape[1]
+    total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
+    for part in np.array_split(rows, max(1, len(rows) // _ROWS)):
+        block = values[part].astype(np.float64)
+        total += block.sum(0)
+        squares += (block**2).sum()
+        if correlate:
+            products += block.T @ block
+    count = max(1, len(rows))
+    return total / count, products, squares, count
+
+
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
-    """Give a model's item table what ``item_vectors`` says, if anything.
+    """Add the content vectors of ``item_vectors`` to a model's item table, if there are any.
 
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
@@ -176,57 +197,75 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     if use in ("add", "late"):
         table.parts["trained"] = Trained(torch.from_numpy(trained))
     if use != "init" and not trained[1:].all():
-        model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(trained)))
-        places = torch.zeros(len(trained), dtype=torch.int64)
-        places[model.candidates] = torch.arange(len(model.candidates))
-        model.register_buffer("places", places, persistent=False)
+        _limit_candidates(model, trained)
     if use == "late":
-        model.content_model = type(model)(_with(config, item_vectors_use="replace"), dataset)
-        model.notices += [x for x in model.content_model.notices if x.startswith("item_vectors")]
-        model.content_source = model.content_model.content_source
-        weight = config["item_vectors_weight"]
-        if weight is None:
-            model.content_weight = nn.Parameter(torch.ones(()))
-        else:
-            model.content_weight = float(weight)
+        _add_content_model(model, config, dataset)
         return
     names = dataset.field2id_token[dataset.iid_field]
-    source = source or to_files(_preloaded(config, dataset, names))
-    found = read_vectors(source, names, dataset.iid_field)
-    values = found.values
-    model.notices += found.notices
+    source = source or to_files(_read_preloaded(config, dataset, names))
+    content = read_vectors(source, names, dataset.iid_field)
+    values = content.values
+    model.notices += content.notices
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
     if use == "init":
-        table.start = _start(values, trained, whiten, d, config["initializer_range"])
+        table.start = _make_start(values, trained, whiten, d, config["initializer_range"])
         table.begin()
         table.weight.requires_grad_(config["item_vectors_train"] is not False)
         return
     model.content_source = source
-    statistics = Statistics.of(values, trained, whiten)
+    statistics = Statistics.from_vectors(values, trained, whiten)
     if use == "replace":
         table.drop_ids()
     train = bool(config["item_vectors_train"])
     table.parts["content"] = Content(statistics, statistics.transform(values), d, train)
 
 
-def _start(
+def _limit_candidates(model: Any, trained: np.ndarray) -> None:
+    """Let training choose among items with a training interaction only ([n] bool)."""
+    model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(trained)))
+    places = torch.zeros(len(trained), dtype=torch.int64)
+    places[model.candidates] = torch.arange(len(model.candidates))
+    model.register_buffer("places", places, persistent=False)
+
+
+def _add_content_model(model: Any, config: Options, dataset: Dataset) -> None:
+    """Add the second model of ``item_vectors_use: late``, and its weight in scores."""
+    model.content_model = type(model)(_replace_options(config, item_vectors_use="replace"), dataset)
+    notices = model.content_model.notices
+    model.notices += [notice for notice in notices if notice.startswith("item_vectors")]
+    model.content_source = model.content_model.content_source
+    weight = config["item_vectors_weight"]
+    if weight is None:
+        model.content_weight = nn.Parameter(torch.ones(()))
+    else:
+        model.content_weight = float(weight)
+
+
+def _make_start(
     values: np.ndarray, trained: np.ndarray, whiten: bool, d: int, deviation: float
 ) -> tuple[Tensor, Tensor]:
-    """Ids and vectors [k, min(c, d)] that the table starts with: c of size d as it is, others by
-    principal components with the standard deviation of fresh vectors."""
-    given = values.any(1)
+    """Return the ids [k] and vectors [k, min(c, d)] that the item table starts with.
+
+    Content vectors of size d are taken as they are; others by their principal components, with the
+    standard deviation of fresh vectors.
+    """
+    has_content = values.any(1)
     if values.shape[1] != d or whiten:
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
-        values = Statistics.of(values, trained, whiten, size).transform(values)
-        values *= deviation / max(float(values[given & trained].std()), 1e-12)
-    rows = torch.from_numpy(values[given]).to(torch.get_default_dtype())
-    return torch.from_numpy(np.flatnonzero(given)), rows
+        values = Statistics.from_vectors(values, trained, whiten, size).transform(values)
+        values *= deviation / max(float(values[has_content & trained].std()), _TINY)
+    rows = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
+    return torch.from_numpy(np.flatnonzero(has_content)), rows
 
 
-def _preloaded(config: Options, dataset: Any, names: np.ndarray) -> tuple[Any, Any]:
-    """Names [k] and vectors [k, c] of items that RecBole reads by ``preload_weight``."""
-    of_items = {dataset.iid_field, *(config["alias_of_item_id"] or ())}
-    fields = [field for field in config["preload_weight"] if field in of_items]
+def _read_preloaded(config: Options, dataset: Any, names: np.ndarray) -> tuple[Any, Any]:
+    """Return the names [k] and vectors [k, c] of items that RecBole reads by ``preload_weight``.
+
+    Raises:
+        UsageError: if not exactly one field of items is named.
+    """
+    item_fields = {dataset.iid_field, *(config["alias_of_item_id"] or ())}
+    fields = [field for field in config["preload_weight"] if field in item_fields]
     if len(fields) != 1:
         raise UsageError(
             "preload_weight: expected one field of items and one of their vectors, such as "
@@ -234,14 +273,14 @@ def _preloaded(config: Options, dataset: Any, names: np.ndarray) -> tuple[Any, A
         )
     values = np.asarray(dataset.get_preload_weight(fields[0]))
     values = values.reshape(len(values), -1)[: len(names)]
-    given = values.any(1)
-    return names[: len(values)][given], values[given]
+    has_content = values.any(1)
+    return names[: len(values)][has_content], values[has_content]
 
 
-def _with(config: Any, **options: Any) -> Any:
-    """A configuration with some options changed."""
+def _replace_options(config: Any, **options: Any) -> Any:
+    """Return a copy of a configuration with some options replaced."""
     if isinstance(config, dict):
         return {**config, **options}
-    other = copy.copy(config)
-    other.final_config_dict = {**config.final_config_dict, **options}
-    return other
+    changed = copy.copy(config)
+    changed.final_config_dict = {**config.final_config_dict, **options}
+    return changed

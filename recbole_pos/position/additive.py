@@ -20,18 +20,18 @@ class PositionEncoding(InputPosition):
         self.max_length = dimensions.max_length
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """P by how far events are from both ends of their session: [...] int64 each, to [..., d].
+        """Return P [..., d] by the distance of events from both ends of their session.
 
         Args:
-            forward: how many events are older, pos; 0 to n - 1.
-            backward: how many events are newer, l - pos - 1; 0 to n - 1.
-            length: l, if it is not forward + backward + 1. It is not for an item that occurs
-                several times and is ``forward`` in its first, ``backward`` in its last place.
+            forward: [...] int64 number of older events, pos; 0 to n - 1.
+            backward: [...] int64 number of newer events, l - pos - 1; 0 to n - 1.
+            length: [...] int64 l, where it is not forward + backward + 1: an item that occurs
+                several times has ``forward`` of its first and ``backward`` of its last place.
         """
         raise NotImplementedError
 
     def encode(self, position: Tensor, length: Tensor) -> Tensor:
-        """P of event ``position`` (0 for the oldest) of a session of ``length``, [..., d]."""
+        """Return P [..., d] of event ``position`` (0: the oldest) of a session of ``length``."""
         return self.rows(position, length - 1 - position, length)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
@@ -39,7 +39,7 @@ class PositionEncoding(InputPosition):
 
 
 def learned_table(dimensions: Dimensions, width: int) -> nn.Parameter:
-    """Return [n, width] fresh normal numbers of the model's initial scale."""
+    """Return a learned [n, width] table, fresh with the standard deviation of the model."""
     table = nn.Parameter(torch.empty(dimensions.max_length, width))
     nn.init.normal_(table, std=dimensions.initializer_range)
     return table
@@ -50,9 +50,9 @@ def sinusoids(count: Tensor, width: int, size: float, exchanged: bool = False) -
 
     Args:
         count: [n] float64.
-        width: how many columns; an odd number ends with a column 2i.
+        width: number of columns; an odd number ends with a column 2i.
         size: d, which frequencies depend on.
-        exchanged: cosines in the even columns and sines in the odd ones.
+        exchanged: whether cosines are in the even columns and sines in the odd ones.
     """
     column = torch.arange(width, dtype=torch.float64)
     angle = count[:, None] * 10000.0 ** (-(column - column % 2) / size)
@@ -60,7 +60,7 @@ def sinusoids(count: Tensor, width: int, size: float, exchanged: bool = False) -
 
 
 class AbsolutePosition(PositionEncoding):
-    """Base: x + P, row by row of a table ``weight`` [n, d].
+    """Base: x + P, where P are rows of a table ``weight`` [n, d].
 
     Args:
         dimensions: sizes of the model.

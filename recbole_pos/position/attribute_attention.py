@@ -30,7 +30,7 @@ class TimeIntervalAttention(AttentionPosition):
 
     Args:
         dimensions: sizes of the model.
-        tisas_intervals: k, the longest interval that is distinguished.
+        tisas_intervals: the longest interval; longer ones count as this one.
     """
 
     options = ("tisas_intervals",)
@@ -52,39 +52,45 @@ class TimeIntervalAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
+        """Return z of the class docstring, packed [m, h, e]."""
         _, h, e = value.shape
         weight = dropout(self.pair_weights(query, key, ctx))
-        value = value + self._by_age(self.position_value, ctx).view(-1, h, e)
+        value = value + self._rows_by_age(self.position_value, ctx).view(-1, h, e)
         v = ctx.pad(value, "start").transpose(1, 2)  # [b, h, t, e]
-        summed = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
-        summed = summed.scatter_add(-1, self._intervals(h, ctx), weight)
+        by_interval = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
+        by_interval = by_interval.scatter_add(-1, self._expand_intervals(h, ctx), weight)
         time_value = self.time_value.view(-1, h, e)
-        out = weight @ v + torch.einsum("bhtr,rhe->bhte", summed, time_value)
+        out = weight @ v + torch.einsum("bhtr,rhe->bhte", by_interval, time_value)
         return ctx.unpad(out.transpose(1, 2), "start")
 
     def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return the weights a_ij, [b, h, t, t] aligned at the start."""
         _, h, e = query.shape
-        key = key + self._by_age(self.position_key, ctx).view(-1, h, e)
+        key = key + self._rows_by_age(self.position_key, ctx).view(-1, h, e)
         block = ctx.pad(torch.stack((query, key), 1), "start")
         q, k = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
         by_time = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
-        by_time = by_time.gather(-1, self._intervals(h, ctx))
+        by_time = by_time.gather(-1, self._expand_intervals(h, ctx))
         logits = (q @ k.transpose(-1, -2) + by_time) / math.sqrt(e)
         future = future_mask(ctx.width, q.device)
         return logits.masked_fill(future, -torch.inf).softmax(-1)
 
-    def _by_age(self, table: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] rows of a table [n, d] by how many events are newer."""
+    def _rows_by_age(self, table: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return [m, d] rows of a table [n, d], counted from the newest event in its last row."""
         return table[self.max_length - 1 - ctx.age]
 
-    def _intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
+    def _expand_intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
         """Return [b, h, t, t] r_ij, the same for all heads."""
-        of_pairs = ctx.cached(("tisas", self.longest), lambda: intervals(ctx, self.longest))
-        return of_pairs[:, None].expand(-1, heads, -1, -1)
+        key = ("tisas", self.longest)
+        intervals = ctx.cached(key, lambda: count_intervals(ctx, self.longest))
+        return intervals[:, None].expand(-1, heads, -1, -1)
 
 
-def intervals(ctx: SequenceContext, longest: int) -> Tensor:
-    """[b, t, t] int64, aligned at the start: r_ij; what the future and padding have is not read."""
+def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:
+    """Return r_ij of :class:`TimeIntervalAttention`, [b, t, t] int64 aligned at the start.
+
+    Entries of the future and of padding have no meaning.
+    """
     asked, times = pad_times(ctx)
     gap = times.diff(dim=1, prepend=times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
@@ -96,7 +102,7 @@ class DecoupledAttributes(AttentionPosition):
     """Logits of attributes and positions, each by itself (Xie et al., DIF-SR, 2022).
 
     B_ij = sum_f (a^f_i Q_f)(a^f_j K_f) / sqrt(e_f), over the item fields named and the position, so
-    that values are only the items'. An item's vector of a field is the mean of its tokens' ones,
+    that values are only the items'. An item's vector of a field is the mean over its tokens,
     zero where it has none; tables are shared by all layers. Fields are added up, DIF-SR's ``sum``;
     positions count from the newest event. Its auxiliary loss, by which states also predict the
     attributes of the next item, is left out.
@@ -113,14 +119,15 @@ class DecoupledAttributes(AttentionPosition):
         self, dimensions: Dimensions, *, difsr_fields: Sequence[str], difsr_size: int
     ) -> None:
         super().__init__()
-        h, std = dimensions.n_heads, dimensions.initializer_range
+        std = dimensions.initializer_range
         if isinstance(difsr_fields, str):
             difsr_fields = [difsr_fields]
-        self.fields, self.n_heads, self.max_length = list(difsr_fields), h, dimensions.max_length
+        self.fields = list(difsr_fields)
+        self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
         self.position = learned_table(dimensions, dimensions.hidden_size)
         self.tables = nn.ParameterList()
         for number, field in enumerate(self.fields):
-            assert dimensions.attribute is not None
+            assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
             self.register_buffer(f"tokens_{number}", tokens, persistent=False)
             self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
@@ -132,6 +139,11 @@ class DecoupledAttributes(AttentionPosition):
         self.position, self.tables = first.position, first.tables
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return B of the class docstring, [b, h, t, t].
+
+        Raises:
+            ValueError: if the batch carries no items to read attributes of.
+        """
         vectors = [self.position[self.max_length - 1 - ctx.age]]
         if self.fields and ctx.items is None:
             raise ValueError("this batch carries no items, whose attributes the scheme reads")
@@ -140,7 +152,7 @@ class DecoupledAttributes(AttentionPosition):
             real = (tokens > 0).to(table.dtype)
             total = (table[tokens] * real[..., None]).sum(1)
             vectors.append(total / real.sum(1, keepdim=True).clamp(min=1))
-        logits: list[Tensor] = []  # of each field
+        logits: list[Tensor] = []  # of the position, then of each field
         for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
             block = ctx.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)

@@ -20,51 +20,51 @@ from recbole_pos.position.additive import PositionEncoding
 
 
 def is_forward_aware(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
-    """Definition 3.1: some columns are equal exactly for events at the same pos."""
+    """Return whether some columns are equal exactly for events at the same pos (def. 3.1)."""
     return bool(forward_columns(scheme, max_length, tolerance))
 
 
 def is_backward_aware(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
-    """Definition 3.2: some columns are equal exactly for events at the same l - pos."""
+    """Return whether some columns are equal exactly for events at equal l - pos (def. 3.2)."""
     return bool(backward_columns(scheme, max_length, tolerance))
 
 
 def forward_columns(
     scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 ) -> list[int]:
-    """Return the largest set A of definition 3.1, none if there is no such set.
+    """Return the largest set A of columns in definition 3.1, empty if there is none.
 
     Args:
         scheme: the encoding.
-        max_length: max length of the sessions, 2 to n.
-        tolerance: numbers that differ by no more are equal.
+        max_length: longest session, 2 to n.
+        tolerance: numbers that differ by at most this count as equal.
     """
-    position, length = events(max_length)
+    position, length = list_events(max_length)
     return _columns(encodings(scheme, position, length), position, tolerance)
 
 
 def backward_columns(
     scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 ) -> list[int]:
-    """Return the largest set B of definition 3.2, arguments as of :func:`forward_columns`."""
-    position, length = events(max_length)
+    """Return the largest set B of columns in definition 3.2; see :func:`forward_columns`."""
+    position, length = list_events(max_length)
     return _columns(encodings(scheme, position, length), length - 1 - position, tolerance)
 
 
 def is_unique(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
-    """Property 3.3: in a session, events at different positions have different vectors."""
-    position, length = events(max_length)
+    """Return whether events of a session at different positions differ (property 3.3)."""
+    position, length = list_events(max_length)
     vectors = encodings(scheme, position, length)
-    return all(_all_differ(vectors[length == one], tolerance) for one in length.unique())
+    return all(_all_differ(vectors[length == value], tolerance) for value in length.unique())
 
 
 def combines_linearly(vectors: Tensor, tolerance: float = 1e-5) -> bool:
-    """Equation 15: the vector of x + y is that of x turned by the entries of that of y.
+    """Return whether the vector of x + y is the vector of x turned by that of y (equation 15).
 
     Args:
-        vectors: [n, w] of the counts 0 to n - 1, with sines in columns 2i and cosines in 2i + 1. An
-            odd last column has no partner and is left out.
-        tolerance: what the two sides may differ by; the default is for float32.
+        vectors: [n, w] encodings of the counts 0 to n - 1, with sines in columns 2i and cosines in
+            2i + 1. An odd last column has no partner and is left out.
+        tolerance: largest difference of the two sides; the default is for float32.
     """
     n, pairs = len(vectors), vectors.size(1) // 2
     x, y = torch.ones(n, n, dtype=torch.bool).triu().flip(1).nonzero(as_tuple=True)  # x + y < n
@@ -76,8 +76,15 @@ def combines_linearly(vectors: Tensor, tolerance: float = 1e-5) -> bool:
     return all(((left[x + y] - right).abs() <= tolerance).all() for left, right in turned)
 
 
-def events(max_length: int) -> tuple[Tensor, Tensor]:
-    """Positions and lengths of all events of one session each of 1 to ``max_length``, [k] both."""
+def list_events(max_length: int) -> tuple[Tensor, Tensor]:
+    """Return all events of a session of each length from 1 to ``max_length``.
+
+    Returns:
+        [k] positions and [k] lengths of their sessions.
+
+    Raises:
+        ValueError: if ``max_length`` is below 2.
+    """
     if max_length < 2:
         raise ValueError(f"positions differ in sessions of 2 events or more, found {max_length}")
     lengths = torch.arange(1, max_length + 1)
@@ -87,17 +94,17 @@ def events(max_length: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def encodings(scheme: PositionEncoding, position: Tensor, length: Tensor) -> Tensor:
-    """Return [k, d] of events [k], on the CPU."""
+    """Return vectors [k, d] of events at [k] positions of sessions of [k] lengths, on the CPU."""
     weight = next(itertools.chain(scheme.parameters(), scheme.buffers()), position)
     return scheme.encode(position.to(weight.device), length.to(weight.device)).cpu()
 
 
 def _columns(vectors: Tensor, place: Tensor, tolerance: float) -> list[int]:
-    """The columns of [k, d] that depend on the place [k] alone, if they distinguish places."""
-    spread = [vectors[place == one].aminmax(dim=0) for one in place.unique()]
+    """Return the columns of [k, d] equal for equal places [k]; none if places do not all differ."""
+    spread = [vectors[place == value].aminmax(dim=0) for value in place.unique()]
     equal = torch.stack([high - low <= tolerance for low, high in spread]).all(0)
-    one_each = torch.stack([low for low, _ in spread])[:, equal]
-    return equal.nonzero().flatten().tolist() if _all_differ(one_each, tolerance) else []
+    by_place = torch.stack([low for low, _ in spread])[:, equal]
+    return equal.nonzero().flatten().tolist() if _all_differ(by_place, tolerance) else []
 
 
 def _all_differ(vectors: Tensor, tolerance: float) -> bool:

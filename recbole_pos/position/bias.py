@@ -16,8 +16,8 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
-# What hides a key: of softmax and of SiLU nothing is left, not even in half precision, and no NaN,
-# which minus infinity would make of SiLU.
+# Added to the logit of a hidden key: softmax and SiLU are then 0 even in half precision. SiLU of
+# minus infinity would be NaN.
 HIDDEN = -1e4
 
 
@@ -25,7 +25,7 @@ class DistanceBias(AttentionPosition):
     """Base: B_ij = f_h(i - j) for one function per head."""
 
     def curve(self, distance: Tensor) -> Tensor:
-        """[h, t] bias of each head at the distances 0 .. t - 1 ([t])."""
+        """Return [h, t] the bias of each head at the distances 0 .. t - 1 ([t])."""
         raise NotImplementedError
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
@@ -80,7 +80,7 @@ class ALiBi(DistanceBias):
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
         h = dimensions.n_heads
-        lower = 2 ** int(math.log2(h))
+        lower = 2 ** int(math.log2(h))  # the next lower power of two
         slopes = [2 ** (-8 * i / lower) for i in range(1, lower + 1)]
         slopes += [2 ** (-8 * i / (2 * lower)) for i in range(1, 2 * lower, 2)][: h - lower]
         self.register_buffer("slopes", torch.tensor(slopes)[:, None], persistent=False)
@@ -98,7 +98,7 @@ class T5Bias(DistanceBias):
     Args:
         dimensions: sizes of the model.
         t5_buckets: number of buckets, at least 2.
-        t5_max_distance: where the last bucket begins to take everything.
+        t5_max_distance: distance from which on the last bucket takes everything.
     """
 
     options = ("t5_buckets", "t5_max_distance")
@@ -112,10 +112,10 @@ class T5Bias(DistanceBias):
                 f"{t5_buckets} and {t5_max_distance}"
             )
         self.weight = nn.Parameter(torch.zeros(dimensions.n_heads, t5_buckets))
-        exact = t5_buckets // 2
+        exact = t5_buckets // 2  # buckets of one distance each
         distance = torch.arange(dimensions.max_length)
-        grown = (distance.clamp(min=1).double() / exact).log() / math.log(t5_max_distance / exact)
-        far = exact + (grown * (t5_buckets - exact)).long()
+        growth = (distance.clamp(min=1).double() / exact).log() / math.log(t5_max_distance / exact)
+        far = exact + (growth * (t5_buckets - exact)).long()
         bucket = torch.where(distance < exact, distance, far.clamp(max=t5_buckets - 1))
         self.register_buffer("bucket", bucket, persistent=False)
 
@@ -131,7 +131,7 @@ class KERPLE(DistanceBias):
 
     Args:
         dimensions: sizes of the model.
-        kerple_kind: log or power.
+        kerple_kind: ``log`` or ``power``.
     """
 
     options = ("kerple_kind",)

@@ -1,4 +1,4 @@
-"""From ``position: [names]`` to modules."""
+"""Build modules from ``position: [names]``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recbole_pos.values import Options, shown
 class Schemes:
     """The schemes of one model: one input encoding, and a factory called once per layer.
 
-    What the schemes of different layers share is the first layer's (``share_with``).
+    Layers may share parameters of the first layer's schemes (``share_with``).
     """
 
     input: InputPosition
@@ -36,7 +36,7 @@ class Schemes:
 
 
 def build_schemes(position: str | list[str], dimensions: Dimensions, options: Options) -> Schemes:
-    """Build the named schemes.
+    """Build the named schemes of one model.
 
     Args:
         position: names in the registry; an empty list for no position at all.
@@ -51,7 +51,7 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
 
-    def make(place: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
+    def build_all(place: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
         sizes = replace(dimensions, layer=layer)
         return {
             name: cls(sizes, **{key: options[key] for key in cls.options})
@@ -61,29 +61,31 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
 
     layers: list[Compose] = []
 
-    def attention() -> AttentionPosition:
-        layers.append(Compose(make(AttentionPosition, len(layers))))
+    def build_attention() -> AttentionPosition:
+        layers.append(Compose(build_all(AttentionPosition, len(layers))))
         if len(layers) > 1:
             layers[-1].share_with(layers[0])
         return layers[-1]
 
-    inputs = make(InputPosition)
-    first = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
+    inputs = build_all(InputPosition)
+    encoding = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
     needs_time, reads_request = (
-        any(getattr(c, name) for c in classes.values()) for name in ("needs_time", "reads_request")
+        any(getattr(cls, name) for cls in classes.values())
+        for name in ("needs_time", "reads_request")
     )
-    return Schemes(first, attention, needs_time, reads_request)
+    return Schemes(encoding, build_attention, needs_time, reads_request)
 
 
 def build_row_encodings(
     position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
-    """Return the named schemes, for a model in which events have no other place than at the input.
+    """Build the named schemes for a model that reads positions at the input only.
 
-    Each has rows by the places of events (``rows``); ``nope`` has none.
+    Returns:
+        Encodings with rows by position (``rows``); ``nope`` has none.
 
     Raises:
-        UsageError: for what :func:`build_schemes` refuses, and any other scheme.
+        UsageError: see :func:`build_schemes`; and for a scheme without rows.
     """
     schemes = build_schemes(position, dimensions, options)
     inputs: list[nn.Module] = [schemes.input]
@@ -121,7 +123,7 @@ def describe(name: str, n_layers: int = 2) -> Description:
     )
     schemes = build_schemes(name, dimensions, SCHEMES.defaults(name))
     layers = [schemes.attention() for _ in range(n_layers)]
-    distinct = {p for module in (schemes.input, *layers) for p in module.parameters()}
+    distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
     if issubclass(cls, InputPosition):
         place = "input"
     elif issubclass(cls, AttentionPosition) and replaces_attention(cls):
@@ -129,7 +131,9 @@ def describe(name: str, n_layers: int = 2) -> Description:
     else:
         hooks = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
         base = AttentionPosition
-        filled = [hooks[h] for h in hooks if getattr(cls, h) is not getattr(base, h)]
-        place = ", ".join(filled) or "none"
+        filled = [
+            place for hook, place in hooks.items() if getattr(cls, hook) is not getattr(base, hook)
+        ]
+        place = ", ".join(hooks[hook] for hook in filled) or "none"
     needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
-    return Description(place, needs, sum(p.numel() for p in distinct), cls.options)
+    return Description(place, needs, sum(weight.numel() for weight in distinct), cls.options)

@@ -58,19 +58,22 @@ class SeparateChannels(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
+        """Return the three sums of the class docstring side by side, packed [m, h, e]."""
         e, t = query.size(-1), ctx.width
         block = ctx.pad(torch.cat((query, key, value), -1), "start")  # [b, t, h, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
         q, k, content = (part.transpose(1, 2) for part in (q, k, content))
-        whole = F.pad(content, (0, e - content.size(-1)))  # fused attention has one head size
-        found = F.scaled_dot_product_attention(
-            q, k, whole, dropout_p=dropout.p if dropout.training else 0.0, is_causal=True
+        padded = F.pad(content, (0, e - content.size(-1)))  # fused attention has one head size
+        mixed = F.scaled_dot_product_attention(
+            q, k, padded, dropout_p=dropout.p if dropout.training else 0.0, is_causal=True
         )
-        parts = [found[..., : content.size(-1)].transpose(1, 2)]
+        parts = [mixed[..., : content.size(-1)].transpose(1, 2)]
         future = future_mask(t, q.device)
         logits = (toeplitz_matrix(self.distance, t)[None], look_up_intervals(self.time, ctx))
-        for each, x in zip(logits, (order, time), strict=True):
-            weights = each.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)  # [1 or b, t, t]
+        for logit, x in zip(logits, (order, time), strict=True):
+            weights = (
+                logit.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)
+            )  # [1 or b, t, t]
             parts.append((dropout(weights) @ x.flatten(2)).view_as(x))
         return ctx.unpad(torch.cat([part.to(value.dtype) for part in parts], -1), "start")
 

@@ -23,7 +23,7 @@ class Compose(AttentionPosition):
     """Several attention schemes as one: hooks run in the order given, biases add up.
 
     Args:
-        schemes: by their registered names.
+        schemes: the schemes by their registered names.
 
     Raises:
         UsageError: if more than one of the schemes replaces attention, or one that does is combined
@@ -33,7 +33,7 @@ class Compose(AttentionPosition):
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
         super().__init__()
         self.schemes = nn.ModuleDict(schemes)
-        replacing = [n for n, s in schemes.items() if replaces_attention(type(s))]
+        replacing = [name for name, scheme in schemes.items() if replaces_attention(type(scheme))]
         if replacing and len(schemes) > 1:
             raise UsageError(
                 f"position: {replacing[0]} replaces attention and cannot share a layer with other "
@@ -65,8 +65,8 @@ class Compose(AttentionPosition):
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        given = (scheme.bias(q, k, ctx) for scheme in self.parts().values())
-        biases = [bias for bias in given if bias is not None]
+        terms = (scheme.bias(q, k, ctx) for scheme in self.parts().values())
+        biases = [term for term in terms if term is not None]
         return sum(biases[1:], biases[0]) if biases else None
 
     def attend(
@@ -105,7 +105,7 @@ class ComposeInput(InputPosition):
 
 
 def shortest_period(model: nn.Module) -> float | None:
-    """Return seconds in which the fastest plane of a model turns by time; None if none does."""
-    schemes = (m for m in model.modules() if isinstance(m, AttentionPosition))
-    periods = [p.min().item() for p in (s.time_periods() for s in schemes) if p is not None]
-    return min(periods, default=None)
+    """Return the shortest period in seconds of a model's time angles; None without any."""
+    schemes = (module for module in model.modules() if isinstance(module, AttentionPosition))
+    periods = [scheme.time_periods() for scheme in schemes]
+    return min((period.min().item() for period in periods if period is not None), default=None)

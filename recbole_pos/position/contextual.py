@@ -42,15 +42,17 @@ class ContextualPosition(AttentionPosition):
             return self._bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
 
     def _bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid; future ones count 0
+        """Return B of the class docstring, [b, h, t, t], in the type of the table."""
+        gate = (
+            (-(q @ k.transpose(-1, -2))).sigmoid().tril()
+        )  # 1 - sigmoid(q . k); the future counts 0
         position = gate.flip(-1).cumsum(-1).flip(-1)
-        rows = min(
-            len(self.weight), ctx.block_width("end") + 1
-        )  # t gates below one: no position reaches t
+        # a sum of t gates below one stays below t, so rows beyond t are never read
+        rows = min(len(self.weight), ctx.block_width("end") + 1)
         position = position.clamp(max=rows - 1)
         lower = position.detach().floor()
-        part = position - lower
+        fraction = position - lower
         lower = lower.long()
         upper = (lower + 1).clamp_(max=rows - 1)
         logits = q @ self.weight[:rows].t()  # q_i . e[p] at whole p, [b, h, t, rows]
-        return (1 - part) * logits.gather(-1, lower) + part * logits.gather(-1, upper)
+        return (1 - fraction) * logits.gather(-1, lower) + fraction * logits.gather(-1, upper)

@@ -41,7 +41,7 @@ class CountedEncoding(PositionEncoding):
     by side they are halves; the first has the middle column where d is odd.
 
     Attributes:
-        counts: what the slices are read by: ``forward`` is pos, ``backward`` l - pos - 1, and
+        counts: the count that indexes each slice: ``forward`` is pos, ``backward`` l - pos - 1, and
             ``length`` l, whose first row is l = 1.
         added: whether slices are added.
         widths: columns of each slice.
@@ -56,8 +56,8 @@ class CountedEncoding(PositionEncoding):
         d, slices = dimensions.hidden_size, len(self.counts)
         if d < slices and not self.added:
             raise UsageError(f"{type(self).__name__} halves hidden_size, which cannot be {d}")
-        cut = torch.arange(d).tensor_split(slices)
-        self.widths = [d] * slices if self.added else [len(part) for part in cut]
+        halves = torch.arange(d).tensor_split(slices)
+        self.widths = [d] * slices if self.added else [len(half) for half in halves]
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
         length = forward + backward + 1 if length is None else length
@@ -77,12 +77,23 @@ class FixedEncoding(CountedEncoding):
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
         slices = zip(self.counts, self.widths, strict=True)
-        tables = [self.sines(count, row, w, dimensions.hidden_size) for count, w in slices]
+        d = dimensions.hidden_size
+        tables = [self.sines(count, row, width, d) for count, width in slices]
         table = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
         self.register_buffer("weight", table, persistent=False)
 
     def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Return [n, width] of the slice read by ``count``, with the frequencies of equation 1."""
+        """Return the slice of the table read by ``count``, with the frequencies of equation 1.
+
+        Args:
+            count: one of ``counts``.
+            row: [n] float64 index of each row.
+            width: columns of the slice.
+            d: hidden size.
+
+        Returns:
+            [n, width] float64.
+        """
         return sinusoids(row, width, d)
 
 

@@ -13,14 +13,16 @@ from recbole_pos.errors import UsageError
 
 
 def base_form(planes: int, base: float, scale: float) -> Tensor:
-    """[planes] float64, scale * base^(-k / planes): RoFormer's bank (TO-RoPE paper, eq. 3)."""
+    """Return [planes] float64 scale * base^(-k / planes), RoFormer's bank (TO-RoPE, eq. 3)."""
     return scale * base ** (-torch.arange(planes, dtype=torch.float64) / planes)
 
 
 def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
-    """[planes] float64, 2 pi over periods log-spaced between two ends, both included (3.2, (2)).
+    """Return [planes] float64 frequencies of log-spaced periods (TO-RoPE, section 3.2, (2)).
 
-    A single plane has their geometric mean.
+    Args:
+        planes: number of frequencies; a single one has the geometric mean of both periods.
+        shortest, longest: the first and the last period, both included.
     """
     low, high = math.log(shortest), math.log(longest)
     if planes == 1:
@@ -29,17 +31,20 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
 
 
 def radians(position: Tensor, frequency: Tensor) -> Tensor:
-    """Return angles position * frequency, [m] and [..., planes] in float64 to [m, ..., planes].
+    """Return the angles position * frequency, less whole turns: [m, ..., planes] in -pi to pi.
 
-    They stand between -pi and pi: whole turns, which sine and cosine do not see, would take the
-    digits of a smaller type.
+    Sine and cosine do not see whole turns, which would take the digits of a smaller type.
+
+    Args:
+        position: [m] float64.
+        frequency: [..., planes] float64.
     """
     angle = position.view(-1, *[1] * frequency.dim()) * frequency
     return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
 
 
 class FrequencyBank(nn.Module):
-    """Frequencies of one source; fresh ones with the fastest plane first.
+    """Frequencies of one source, order or time; fresh ones with the fastest plane first.
 
     Args:
         start: [planes] float64, falling.
@@ -62,23 +67,24 @@ class FrequencyBank(nn.Module):
         else:
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
-        one = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)  # its softplus is 1
-        self.raw_scale = nn.Parameter(one) if scaled else None
+        raw_one = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)  # softplus: 1
+        self.raw_scale = nn.Parameter(raw_one) if scaled else None
 
     @property
     def is_fixed(self) -> bool:
-        """Whether nothing here is learned."""
+        """Whether the bank has no learned parameter."""
         return self.learn == "fixed" and self.raw_scale is None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
+        """Move and cast the module, but keep fixed frequencies in float64."""
         exact = self.start if self.learn == "fixed" else None
         super()._apply(fn, recurse)
-        if exact is not None:  # half precision is for weights, not for clocks
+        if exact is not None:  # casting would lose the digits that long times need
             self.start = exact.to(self.start.device)
         return self
 
     def forward(self) -> Tensor:
-        """Return [planes] float64 radians per unit of the source."""
+        """Return [planes] float64 frequencies, in radians per unit of the source."""
         if self.learn == "fixed":
             frequency = self.start
         elif self.learn == "free":
@@ -94,7 +100,13 @@ class FrequencyBank(nn.Module):
 def order_bank(
     planes: int, rope_base: float, rope_scale: float, *, learn: str, scaled: bool
 ) -> FrequencyBank | None:
-    """Return radians per event; None without planes."""
+    """Build the frequencies of order, in radians per event; None without planes.
+
+    Args:
+        planes: number of frequencies.
+        rope_base, rope_scale: see :func:`base_form`.
+        learn, scaled: see :class:`FrequencyBank`.
+    """
     if not planes:
         return None
     return FrequencyBank(base_form(planes, rope_base, rope_scale), learn, scaled)
@@ -112,12 +124,13 @@ def time_bank(
     scaled: bool,
     factor: float = 1.0,
 ) -> FrequencyBank | None:
-    """Return radians per ``time_unit``, times ``factor``; None without planes.
+    """Build the frequencies of time, in radians per ``time_unit``; None without planes.
 
-    The base form if ``time_base`` is given, else wavelengths.
+    They have the base form if ``time_base`` is given, else wavelengths between the two periods, and
+    are multiplied by ``factor``.
 
     Raises:
-        UsageError: for an unknown unit, or periods that do not grow.
+        UsageError: if the shortest period is not above 0 and below the longest.
     """
     if time_base is None and not 0 < time_min_period < time_max_period:
         raise UsageError(

@@ -23,7 +23,7 @@ from recbole_pos.position.frequencies import FrequencyBank, base_form, wavelengt
 from recbole_pos.position.mixing import sum_past
 from recbole_pos.values import SECONDS
 
-WAVES = 16  # events of a chunk of time, of whose columns each has weights of its own
+WAVES = 16  # events of a chunk in the channel of time, where every column has its own weights
 
 
 class FuXiLinear(AttentionPosition):
@@ -72,7 +72,7 @@ class FuXiLinear(AttentionPosition):
         if fuxi_position_size % 2:
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
         self.sizes = channel_sizes(channel_share, dimensions.head_size)
-        self.pairs, h = -(-self.sizes[2] // 2), dimensions.n_heads
+        self.pairs, h = math.ceil(self.sizes[2] / 2), dimensions.n_heads
         ends = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
         self.bank = FrequencyBank(wavelength_form(h * self.pairs, *ends), "fixed", scaled=False)
         self.raw_decay = nn.Parameter(torch.zeros(h))
@@ -86,16 +86,17 @@ class FuXiLinear(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
+        """Return the three sums of the class docstring side by side, packed [m, h, e]."""
         e, dtype, align = query.size(-1), value.dtype, ctx.either
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = ctx.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]
-        falls = -rate * ctx.pad(ctx.index.double(), align)[:, None]
+        log_decay = -rate * ctx.pad(ctx.index.double(), align)[:, None]
         p = ctx.pad(self.positions[ctx.index].to(dtype), align)[:, None]
         alpha, beta = self.share.to(dtype)
         parts = (
-            sum_past(q, k, F.silu(content), (falls, falls)),
+            sum_past(q, k, F.silu(content), (log_decay, log_decay)),
             alpha * sum_past(p, p * (2 / p.size(-1)), order) + beta * order,
             self._periodic(time, ctx),
         )
@@ -103,15 +104,17 @@ class FuXiLinear(AttentionPosition):
         return ctx.unpad(out.transpose(1, 2), align)
 
     def _periodic(self, time: Tensor, ctx: SequenceContext) -> Tensor:
-        """The part of time, [b, h, t, columns] to the same."""
+        """Sum the values of time [b, h, t, columns] with periodic weights, to the same shape."""
         b, h, t, columns = time.shape
         times = (ctx.pad(x.elapsed.detach(), ctx.either) for x in (ctx.request, ctx))
-        asked, own = (x[:, None] * self.bank()[:, None] for x in times)  # [b, h pairs, t]
+        asked, own = (
+            seconds[:, None] * self.bank()[:, None] for seconds in times
+        )  # [b, h pairs, t]
         cos, sin, dtype = asked.cos(), asked.sin(), time.dtype
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
         k = torch.stack((own.cos(), own.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
-        falls = [(-math.log(2) * x).repeat(1, 2, 1) for x in (asked, own)]
+        log_decays = [(-math.log(2) * angle).repeat(1, 2, 1) for angle in (asked, own)]
         v = F.pad(time, (0, 2 * self.pairs - columns)).unflatten(-1, (2, self.pairs))
         v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h pairs, t, 1]
-        out = sum_past(q, k, v, (falls[0], falls[1]), WAVES).view(b, 2, h, self.pairs, t)
+        out = sum_past(q, k, v, (log_decays[0], log_decays[1]), WAVES).view(b, 2, h, self.pairs, t)
         return out.permute(0, 2, 4, 1, 3).flatten(3)[..., :columns]

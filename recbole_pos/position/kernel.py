@@ -26,11 +26,11 @@ class Factor(nn.Module):
     weight: nn.Parameter
 
     def matrix(self, t: int) -> Tensor:
-        """The last t rows and columns, [t, t]."""
+        """Return the last t rows and columns, [t, t]."""
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
-        """The last t rows and columns times [t, c]."""
+        """Return the product of the last t rows and columns with x [t, c]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
@@ -54,6 +54,7 @@ class FullFactor(Factor):
         self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
+        """Scatter the weights of the last t rows into a matrix, [t, t]."""
         first = self.n - t  # row r begins at r (r + 1) / 2 of the weights
         begin = first * (first + 1) // 2
         rows = self.weight.new_zeros(t * self.n)
@@ -118,8 +119,8 @@ class PositionalKernel(AttentionPosition):
             raise UsageError(
                 f"kernel_band: neither kernel_u ({kernel_u}) nor kernel_l ({kernel_l}) is toeplitz"
             )
-        self.U = _factor("kernel_u", kernel_u, n, kernel_band)
-        self.L = _factor("kernel_l", kernel_l, n, kernel_band)
+        self.U = _build_factor(kernel_u, n, kernel_band)
+        self.L = _build_factor(kernel_l, n, kernel_band)
         self.shared = {"U": kernel_u_shared, "L": kernel_l_shared}
 
     def share_with(self, first: PositionalKernel) -> None:
@@ -134,7 +135,8 @@ class PositionalKernel(AttentionPosition):
         return v if self.L is None else self.L(v, ctx)
 
 
-def _factor(key: str, kind: str, n: int, band: int | None) -> Factor | None:
+def _build_factor(kind: str, n: int, band: int | None) -> Factor | None:
+    """Build a factor of a kind: toeplitz, full, or None for the identity."""
     if kind == "toeplitz":
         return ToeplitzFactor(n, band)
     return FullFactor(n) if kind == "full" else None

@@ -10,7 +10,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
-CHUNK = 64
+CHUNK = 64  # events of a chunk in ``sum_past``
 
 
 class LinearAttention(AttentionPosition):
@@ -26,12 +26,13 @@ class LinearAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
+        """Return the quotient of the class docstring, packed [m, h, e]."""
         ones = value.new_ones(*value.shape[:-1], 1)  # its mix is the denominator
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
         block = ctx.pad(features, ctx.either).transpose(1, 2)  # [b, h, t, 3e + 1]
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
         out = ctx.unpad(sum_past(q, k, v).transpose(1, 2), ctx.either)
-        # elu + 1 is 0 in float32 below about -17; what relates to nothing then is nothing
+        # elu + 1 is 0 in float32 below about -17: a query of zeros then returns zero, not NaN
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
 
 
@@ -39,43 +40,46 @@ def sum_past(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    falls: tuple[Tensor, Tensor] | None = None,
+    log_decays: tuple[Tensor, Tensor] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """[b, h, t, w] sum over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if they fall.
+    """Return the sums over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if weights decay.
 
-    In chunks: inside a chunk as a masked product, before it through the sum of k v^T.
+    Pairs within a chunk are a masked product; earlier chunks come in through the sum of k v^T.
 
     Args:
-        q, k, v: [b, h, t, f], the same, and [b, h, t, w]; aligned at the start.
-        falls: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along the
-            sequence, nor from c_i to a_i.
-        chunk: events of a chunk; 64 if None. Values of few numbers want short ones.
+        q, k, v: [b, h, t, f], [b, h, t, f] and [b, h, t, w]; aligned at the start.
+        log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
+            the sequence, nor from c_i to a_i; None for no decay.
+        chunk: events of a chunk; ``CHUNK`` if None. Narrow values are faster with short chunks.
+
+    Returns:
+        [b, h, t, w].
     """
     t = v.size(2)
     c = min(chunk or CHUNK, t)
-    n = -(-t // c)
-    shape = n, c, -1  # not unflatten, whose check of sizes no exported program passes
+    n = (t + c - 1) // c  # chunks
+    shape = n, c, -1  # not unflatten: its check of sizes fails in exported programs
     q, k, v = (F.pad(x, (0, 0, 0, n * c - t)).view(*x.shape[:2], *shape) for x in (q, k, v))
     weights, past = q @ k.transpose(-1, -2), q
-    if falls is None:
+    if log_decays is None:
         state = k.transpose(-1, -2) @ v  # [b, h, n, f, w]
-        # of earlier chunks only: to subtract one's own would leave the rounding of later events
+        # earlier chunks only; subtracting the own chunk would leave the rounding of later events
         before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
 
-        def left(exponent: Tensor) -> Tensor:
-            """What is left: where padding rises, and in the future, no more than all."""
+        def decay(exponent: Tensor) -> Tensor:
+            """Return exp, at most 1: padding and the future, which is masked, may rise."""
             return exponent.clamp(max=0).exp().to(v.dtype)
 
-        asked, kept = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in falls)
+        asked, kept = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in log_decays)
         end = kept[..., -1:]  # [b, h, n, 1] of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
-        weights = weights * left(asked[..., None] - kept[..., None, :])
-        state = (k * left(end - kept)[..., None]).transpose(-1, -2) @ v
-        carried = left(start - end.transpose(-1, -2)).tril(-1)  # [b, h, n, n]
+        weights = weights * decay(asked[..., None] - kept[..., None, :])
+        state = (k * decay(end - kept)[..., None]).transpose(-1, -2) @ v
+        carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, n, n]
         before = (carried @ state.flatten(3)).view_as(state)
-        past = q * left(asked - start)[..., None]
+        past = q * decay(asked - start)[..., None]
     out = weights.tril() @ v + past @ before
     return out.view(*out.shape[:2], n * c, -1)[:, :, :t]
 

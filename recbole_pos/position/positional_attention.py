@@ -23,7 +23,7 @@ from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import block_rows, triangular_product
 
-BLOCKS = 3  # of rows: from so many on, leaving out the zeros pays for the smaller products
+BLOCKS = 3  # from so many blocks of rows on, skipping zeros pays for the smaller products
 
 
 class PositionalAttention(AttentionPosition):
@@ -33,7 +33,7 @@ class PositionalAttention(AttentionPosition):
     normalised = True
 
     def weights(self, t: int) -> Tensor:
-        """A for the newest t positions: [h or 1, t, t], not negative, zero above the diagonal."""
+        """Return A of the newest t positions, [h or 1, t, t], at least 0 and 0 for the future."""
         raise NotImplementedError
 
     def attend(
@@ -43,6 +43,7 @@ class PositionalAttention(AttentionPosition):
             return self._attend(value, ctx, dropout)
 
     def _attend(self, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+        """Return packed values [m, h, e] mixed by A, divided by its sums if normalised."""
         weights = self.weights(ctx.block_width("end"))
         value = value.to(weights.dtype)
         mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
@@ -59,12 +60,12 @@ class PositionalAttention(AttentionPosition):
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
-        """Return [h or 1, t, t] times [t, b, h, e] along the sequence, per head."""
+        """Return weights [h or 1, t, t] times values [t, b, h, e] along the sequence, per head."""
         t, b, h, e = block.shape
         if t >= BLOCKS * block_rows(block.device) and not torch.compiler.is_compiling():
             heads = block.flatten(2) if len(weights) == 1 else block.permute(2, 0, 1, 3)
             flat = heads.reshape(len(weights), t, -1)
-            mixed = [triangular_product(w, x, t) for w, x in zip(weights, flat, strict=True)]
+            mixed = [triangular_product(A, x, t) for A, x in zip(weights, flat, strict=True)]
             if len(mixed) == 1:
                 return mixed[0].view(block.shape)
             return torch.stack(mixed, 1).view(t, h, b, e).transpose(1, 2)
@@ -92,7 +93,10 @@ class LearnedAttention(PositionalAttention):
         self.scale = 1 / math.sqrt(dimensions.head_size)
 
     def logits(self, t: int) -> Tensor:
-        """R / sqrt(d): [h, t, t] for the newest t queries and keys, or [h, t, n] after softmax."""
+        """Return R / sqrt(d), [h, t, t] of the newest t queries and keys.
+
+        Not normalised, keys are all n positions, [h, t, n].
+        """
         raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:
@@ -100,7 +104,7 @@ class LearnedAttention(PositionalAttention):
         if not self.normalised:
             return logits.softmax(-1)[..., -t:].tril()
         logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
-        # softmax is invariant to a shift of each row; this one keeps exp in range
+        # softmax is invariant to a shift of each row; the maximum keeps exp in range
         return (logits - logits.amax(-1, keepdim=True).detach()).exp()
 
 
@@ -160,7 +164,7 @@ class FixedPattern(PositionalAttention):
         self.register_buffer("A", pattern.tril().unsqueeze(0), persistent=False)
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
-        """a_ij for query position i and key position j, broadcastable to [n, n]."""
+        """Return a_ij for query position i and key position j, broadcastable to [n, n]."""
         raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:

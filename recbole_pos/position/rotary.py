@@ -11,23 +11,27 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.frequencies import base_form
 
 
-def rotate_pairs(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (h_i, h_(i + e/2)) of every vector.
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x_i, x_(i + e/2)) of every vector.
 
     Args:
-        h: [..., e].
-        cos, sin: [..., e / 2], broadcastable: of the angle of each pair.
+        x: [..., e] queries or keys.
+        cos, sin: [..., e / 2], broadcastable, of the angle of each pair.
 
     Returns:
-        [..., e]. RoFormer pairs neighbours (h_2i, h_(2i+1)) instead: the same up to a fixed order
+        [..., e]. RoFormer pairs neighbours (x_2i, x_(2i+1)) instead: the same up to a fixed order
         of the columns of the projections.
     """
-    first, second = h.chunk(2, -1)
+    first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def count_planes(dimensions: Dimensions, scheme: str) -> int:
-    """e / 2, the pairs of a head."""
+    """Return e / 2, the number of planes (pairs) of a head, for a named scheme.
+
+    Raises:
+        UsageError: if heads are of odd size.
+    """
     if dimensions.head_size % 2:
         raise UsageError(
             f"{scheme} rotates pairs and needs heads of even size; hidden_size "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def _adopt(name: str, scheme: type, module: str | None) -> None:
+    """Register the scheme of an entry point, which ``module`` imports."""
     _register(name, scheme, None, module)
 
 
@@ -128,7 +129,7 @@ FACTS: dict[str, Facts] = {
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
-    """Return the value of the option ``key`` as a list of registered scheme names.
+    """Return the value of the option ``key``, as a list of registered scheme names.
 
     Raises:
         UsageError: for an unknown name, or anything but names.
@@ -138,8 +139,8 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
         raise UsageError(f"{key}: expected a list such as [rope, kernel], found {shown(position)}")
     for name in names:
         if not isinstance(name, str) or name not in SCHEMES:
-            bracket = isinstance(name, str) and any(mark in name for mark in "[],")
-            hint = "; a list is written [rope, kernel], with both brackets" if bracket else ""
+            has_bracket = isinstance(name, str) and any(mark in name for mark in "[],")
+            hint = "; a list is written [rope, kernel], with both brackets" if has_bracket else ""
             raise UsageError(
                 f"{key}: unknown scheme {shown(name)}{hint or suggest(str(name), SCHEMES)}; "
                 f"schemes are {', '.join(SCHEMES)}. One of your own: name the module that "
@@ -155,19 +156,19 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
     """Register a custom position scheme under a name that ``position`` may have.
 
     Args:
-        name: its name.
+        name: name of the scheme.
         scheme: an :class:`~recbole_pos.layers.hooks.InputPosition` or
             :class:`~recbole_pos.layers.hooks.AttentionPosition`.
         defaults: a value for each of its ``options``, as a dict or a yaml file (in the working
             directory, or beside the module of the class); the attribute ``defaults`` of the class
-            when None. One that extends a scheme of the plugin's keeps the values of that.
+            when None. A class that extends a scheme of the plugin's inherits its values.
 
     Returns:
         The class.
 
     Raises:
-        UsageError: if it is no scheme, fills no place, or its options and defaults differ; if the
-            name is taken.
+        UsageError: if the class is no scheme, fills no hook, or its options and defaults differ; if
+            the name is taken.
 
     Example::
 
@@ -179,7 +180,16 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 
 
 def _register(name: str, scheme: type, given: Defaults | None, module: str | None) -> None:
-    """What ``register_scheme`` does once it knows whose import does it again."""
+    """Check and add a scheme.
+
+    Args:
+        name, scheme: see :func:`register_scheme`.
+        given: defaults as given there.
+        module: the module whose import registers the scheme again, in another process.
+
+    Raises:
+        UsageError: see :func:`register_scheme`.
+    """
     options = _require_scheme(name, scheme).options
     place = import_path(scheme)
     if SCHEMES.places.get(name) == place and given is None:
@@ -189,7 +199,7 @@ def _register(name: str, scheme: type, given: Defaults | None, module: str | Non
             f"scheme {shown(name)}: {place}.options: expected names of options such as "
             f"('recency_start',), found {shown(options)}"
         )
-    defaults, own = gather(scheme, given, _shipped(options), SCHEMES.given)
+    defaults, own = gather(scheme, given, _make_reader(options), SCHEMES.given)
     for keys, wrong in (
         (set(options) - set(defaults), "has no default; give one to register_scheme"),
         (set(defaults) - set(options), f"has a default, but is not among {place}.options"),
@@ -207,30 +217,34 @@ def _register(name: str, scheme: type, given: Defaults | None, module: str | Non
     SCHEMES.add(name, Registration(scheme, given, defaults, own, module))
 
 
-def _shipped(options: tuple[str, ...]) -> Any:
-    """Of a class of the plugin's, the values of those options that are read."""
+def _make_reader(options: tuple[str, ...]) -> Any:
+    """Return a function that reads a shipped scheme's defaults of ``options``; {} for others."""
 
-    def found(scheme: type) -> dict[str, Any]:
-        shipped = import_path(scheme) in SCHEMES.places.values()
-        name = SCHEMES.registered_name(scheme) if shipped else None
+    def read_defaults(scheme: type) -> dict[str, Any]:
+        is_shipped = import_path(scheme) in SCHEMES.places.values()
+        name = SCHEMES.registered_name(scheme) if is_shipped else None
         defaults = SCHEMES.defaults(name) if name else {}
         return {key: value for key, value in defaults.items() if key in options}
 
-    return found
+    return read_defaults
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """Return the class; refuse what has no place in a model."""
+    """Return the class, checked.
+
+    Raises:
+        UsageError: if it is no scheme, or fills no hook; if torch reserves the name.
+    """
     from torch import nn
 
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
     bases = (AttentionPosition, InputPosition)
     if not (isinstance(scheme, type) and issubclass(scheme, bases)):
-        what = import_path(scheme) if isinstance(scheme, type) else shown(scheme)
+        description = import_path(scheme) if isinstance(scheme, type) else shown(scheme)
         raise UsageError(
             f"scheme {shown(name)}: expected a class that extends recbole_pos.AttentionPosition "
-            f"or recbole_pos.InputPosition, found {what}"
+            f"or recbole_pos.InputPosition, found {description}"
         )
     hooks = ("rotate", "mix_keys", "mix_values", "bias", "attend")
     for base, methods in ((InputPosition, ("forward",)), (AttentionPosition, hooks)):
@@ -241,7 +255,7 @@ def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[In
                 f"scheme {shown(name)}: {import_path(scheme)} does nothing: it defines no "
                 f"{' and no '.join(methods)}"
             )
-    if hasattr(nn.ModuleDict(), str(name)):  # where schemes of a layer stand by their names
+    if hasattr(nn.ModuleDict(), str(name)):  # ``Compose`` keeps schemes by name
         raise UsageError(
             f"scheme {shown(name)}: torch has this name for itself; choose another one"
         )

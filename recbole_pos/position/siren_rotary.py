@@ -23,7 +23,7 @@ from recbole_pos.position.rotary import count_planes
 from recbole_pos.position.time_rotary import PERIODS, AngularPosition
 from recbole_pos.values import SECONDS
 
-SPAN = 10.0  # log1p of 60 years in days: what the signal of elapsed time is divided by
+SPAN = 10.0  # log1p of 60 years in days, which scales the signal of elapsed time to about 1
 
 
 class SirenRotaryPosition(AngularPosition):
@@ -63,7 +63,7 @@ class SirenRotaryPosition(AngularPosition):
         planes, signals = count_planes(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
         self.omega, self.time_unit, self.parts_of_time = siren_omega, time_unit, calendar_parts
         self.order = order_bank(planes, rope_base, 1.0, learn="fixed", scaled=False)
-        # the last column of the inner ones is the bias
+        # the last column of A and of B is the bias
         self.sine = nn.Parameter(torch.empty(siren_width, signals + 1))
         self.smooth = nn.Parameter(torch.empty(siren_width, signals + 1))
         for inner in (self.sine, self.smooth):
@@ -72,17 +72,18 @@ class SirenRotaryPosition(AngularPosition):
         self.smooth_out = nn.Parameter(torch.zeros(planes, siren_width))
 
     def signals(self, ctx: SequenceContext) -> Tensor:
-        """Return [m, signals + 1] u(t), and a one for the bias."""
-        assert ctx.times is not None  # elapsed says so first
-        # of a given split, test may be before training
-        found = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
+        """Return u(t) of every event and a one for the bias, [m, signals + 1] float64."""
+        assert ctx.times is not None  # ``elapsed`` raises first
+        # clamped: a given split may have test events before training events
+        columns = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
         for part in self.parts_of_time:
             period = PERIODS[part] * SECONDS["days"]
             turn = 2 * math.pi * ctx.times.remainder(period) / period
-            found += [turn.sin(), turn.cos()]
-        return torch.stack([*found, torch.ones_like(found[0])], 1)
+            columns += [turn.sin(), turn.cos()]
+        return torch.stack([*columns, torch.ones_like(columns[0])], 1)
 
     def angles(self, ctx: SequenceContext) -> Tensor:
+        """Return angle_k of the class docstring, [m, 1, e / 2], the same for all heads."""
         u = ctx.cached(
             (type(self), self.time_unit, *self.parts_of_time), lambda: self.signals(ctx)
         ).to(self.sine.dtype)

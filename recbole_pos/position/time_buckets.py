@@ -19,13 +19,13 @@ from recbole_pos.layers.triangular import toeplitz_matrix
 
 # ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
 WIDTH = 0.301
-LANES = 32
+LANES = 32  # copies of a table that keys read in turn, see ``_Lookup``
 
 
 def log_bucket(seconds: Tensor, buckets: int) -> Tensor:
-    """min(floor(ln(max(1, seconds)) / 0.301), buckets - 1); float64 of any shape to int32.
+    """Return min(floor(ln(max(1, seconds)) / 0.301), buckets - 1), int32 of the same shape.
 
-    The first bucket takes what is below 1.35 s, negative spans too.
+    The first bucket takes spans below 1.35 s, negative ones too.
     """
     return seconds.clamp(min=1).log_().div_(WIDTH).clamp_(max=buckets - 1).to(torch.int32)
 
@@ -60,6 +60,7 @@ class TimeEmbedding(InputPosition):
             nn.init.normal_(self.request, std=dimensions.initializer_range)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """Add the vectors of times to item vectors [m, d]."""
         seconds = ctx.elapsed
         if self.time_from == "previous":
             seconds = seconds.diff(prepend=seconds[:1]).masked_fill(ctx.index == 0, 0)
@@ -101,26 +102,27 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(ctx: SequenceContext, buckets: int) -> Tensor:
-    """Return [b, t, t] int32, aligned at the start: the bucket of t_i - t_j in the table of lane j.
+    """Return the bucket of t_i - t_j in the lane of key j, for every pair of events.
 
-    t_i is the time at which query i is asked, see ``SequenceContext.request``.
+    t_i is the time of the request of query i, see ``SequenceContext.request``. Lanes are LANES
+    tables of ``buckets`` entries, one after the other, that keys take in turn.
 
-    Lanes are LANES tables of ``buckets`` entries, one after the other, that keys take in turn. Keys
-    newer than the query and padding get some bucket too. In chunks, since differences are float64.
+    Returns:
+        [b, t, t] int32, aligned at the start; without meaning for newer keys and padding.
     """
     asked, times = pad_times(ctx)
     t = ctx.width
     lane = torch.arange(t, dtype=torch.int32, device=times.device) % LANES * buckets
     b = times.size(0)
     out = torch.empty(b, t, t, dtype=torch.int32, device=times.device)
-    for rows in chunks(b, t**2, times.device):
+    for rows in chunks(b, t**2, times.device):  # differences are float64, twice the size
         bucket = log_bucket(asked[rows, :, None] - times[rows, None], buckets)
         torch.add(bucket, lane, out=out[rows])
     return out
 
 
 def pad_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-    """[b, t] seconds each, aligned at the start: when queries are asked, and when keys happened."""
+    """Return times of queries' requests and of keys, [b, t] seconds each, aligned at the start."""
     times = ctx.pad(ctx.elapsed.detach(), "start")
     if ctx.request is ctx:
         return times, times
@@ -138,8 +140,8 @@ class _Lookup(torch.autograd.Function):
     """The entries of a table at the places of ``bucket_pairs``.
 
     Neighbours mostly share a bucket, and adding to one number again and again waits for memory
-    every time; with LANES tables in turn the gradient takes a third of that, and is summed apart
-    in each, so that millions of float32 do not lose digits.
+    every time. With LANES tables in turn the gradient takes a third of the time, and each lane sums
+    fewer numbers, so that millions of float32 do not lose digits.
     """
 
     @staticmethod

@@ -22,7 +22,7 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.time_buckets import pad_times
 from recbole_pos.values import SECONDS
 
-SHORTEST = 1e-9  # seconds; logarithms need some, and so far apart functions are at their start
+SHORTEST = 1e-9  # seconds; a zero has no logarithm, and so short a span is at the curve's start
 
 
 class TimeDecay(AttentionPosition):
@@ -41,7 +41,7 @@ class TimeDecay(AttentionPosition):
         dimensions: sizes of the model.
         decay_kind: ``exponential_power`` or ``power``.
         decay_shortest, decay_longest: s of the first and the last head, in ``time_unit``.
-        time_unit: see there.
+        time_unit: unit of both.
     """
 
     options = ("decay_kind", "decay_shortest", "decay_longest", "time_unit")
@@ -75,7 +75,7 @@ class TimeDecay(AttentionPosition):
         return self.curve(log[:, None])
 
     def curve(self, log: Tensor) -> Tensor:
-        """Return [..., h, t, t] terms at logarithms [..., 1, t, t] of seconds."""
+        """Return the terms B, [..., h, t, t], at logarithms of seconds [..., 1, t, t]."""
         strength, reach, raw = (
             x.to(log.dtype)[:, None, None] for x in (self.strength, self.log_reach, self.raw_power)
         )
@@ -86,17 +86,17 @@ class TimeDecay(AttentionPosition):
 
 
 def log_spans(ctx: SequenceContext, dtype: torch.dtype) -> Tensor:
-    """[b, t, t], aligned at the start: logarithms of the seconds t_i - t_j, at least SHORTEST.
+    """Return logarithms of the seconds t_i - t_j, at least SHORTEST, for every pair of events.
 
-    t_i is the time at which query i is asked, see ``SequenceContext.request``.
+    t_i is the time of the request of query i, see ``SequenceContext.request``.
 
-    Keys newer than the query and padding have some value too. In chunks, since differences are
-    float64.
+    Returns:
+        [b, t, t], aligned at the start; without meaning for newer keys and padding.
     """
     asked, times = pad_times(ctx)
     t = ctx.width
     out = torch.empty(times.size(0), t, t, dtype=dtype, device=times.device)
-    for rows in chunks(times.size(0), t**2, times.device):
+    for rows in chunks(times.size(0), t**2, times.device):  # differences are float64
         spans = asked[rows, :, None] - times[rows, None]
         out[rows] = spans.clamp_(min=SHORTEST).log_().to(dtype)
     return out

@@ -36,8 +36,8 @@ from recbole_pos.position.frequencies import (
 from recbole_pos.position.rotary import count_planes, rotate_pairs
 from recbole_pos.values import SECONDS
 
-# Days. Month and year are the mean ones of the Gregorian calendar: calendar ones would
-# make the same two gaps differ by where they stand.
+# Days. Month and year are means of the Gregorian calendar: with calendar months equal gaps would
+# turn by different angles.
 PERIODS = {
     "hour": 1 / 24,
     "day": 1.0,
@@ -60,20 +60,23 @@ class AngularPosition(AttentionPosition):
     time_unit: str
 
     def angles(self, ctx: SequenceContext) -> Tensor:
-        """[m, h or 1, e / 2] float64, between -pi and pi."""
+        """Return the angle of every plane, [m, h or 1, e / 2] float64 between -pi and pi."""
         raise NotImplementedError
 
     def fixed_key(self) -> tuple | None:
-        """What the angles depend on besides the batch, or None if on anything learned."""
+        """Return the options that fix the angles of a batch; None if parameters change them."""
         return None
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        own = self._turns(ctx)
-        asked = own if ctx.request is ctx else self._turns(ctx.request)
+        own = self._cosines_and_sines(ctx)
+        asked = own if ctx.request is ctx else self._cosines_and_sines(ctx.request)
         return rotate_pairs(q, *asked).to(q.dtype), rotate_pairs(k, *own).to(k.dtype)
 
-    def _turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angles, made once for a context and for what is learned."""
+    def _cosines_and_sines(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of the angles, [m, h or 1, e / 2] each.
+
+        They are computed once a batch where no parameter changes them.
+        """
         dtype, key = torch.get_default_dtype(), self.fixed_key()
 
         def make() -> tuple[Tensor, Tensor]:
@@ -83,7 +86,7 @@ class AngularPosition(AttentionPosition):
         return make() if key is None else ctx.cached((type(self), key, dtype), make)
 
     def time(self, ctx: SequenceContext) -> Tensor:
-        """Return [m] float64, in units of the bank since the oldest event of the sequence.
+        """Return [m] float64 time since the oldest event of the sequence, in ``time_unit``.
 
         Which event is the anchor does not matter: the product of a turned query and key depends on
         the difference of their times only.
@@ -96,9 +99,9 @@ class BankRotaryPosition(AngularPosition):
 
     Args:
         dimensions: sizes of the model.
-        bank: radians per unit of time.
+        bank: frequencies in radians per unit of time.
         time_unit: the unit.
-        key: what a bank without parameters depends on.
+        key: options that determine a bank without parameters, for caching.
     """
 
     def __init__(
@@ -192,8 +195,8 @@ class MultiLevelRotaryPosition(AngularPosition):
 
     Args:
         dimensions: sizes of the model; heads must have even size.
-        rote_bases: of year, month and day.
-        rote_weights: of the same.
+        rote_bases: bases of year, month and day.
+        rote_weights: weights of the same.
     """
 
     options = ("rote_bases", "rote_weights")
@@ -202,26 +205,30 @@ class MultiLevelRotaryPosition(AngularPosition):
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
         super().__init__()
-        for name, given in (("rote_bases", rote_bases), ("rote_weights", rote_weights)):
-            if len(given) != len(LEVELS):
+        for name, numbers in (("rote_bases", rote_bases), ("rote_weights", rote_weights)):
+            if len(numbers) != len(LEVELS):
                 raise UsageError(
-                    f"{name}: expected a number for year, month and day each, found {len(given)}"
+                    f"{name}: expected a number for year, month and day each, found {len(numbers)}"
                 )
         planes, self.level_weights = count_planes(dimensions, "rote"), rote_weights
-        starts = (base_form(planes, b, 1 / d) for b, d in zip(rote_bases, LEVELS, strict=True))
+        levels = zip(rote_bases, LEVELS, strict=True)
+        starts = (base_form(planes, base, 1 / days) for base, days in levels)
         self.banks = nn.ModuleList(FrequencyBank(start, "fixed", scaled=False) for start in starts)
         self.key = (*rote_bases, *rote_weights)
 
-    def _turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """The weighted sums of cosines and of sines, which turn and stretch a pair as the sum."""
+    def _cosines_and_sines(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        """Return the sums over levels of weighted cosines and of sines, [m, 1, e / 2] each.
+
+        They rotate and stretch a pair as the sum of its rotations does.
+        """
         dtype = torch.get_default_dtype()
 
         def make() -> tuple[Tensor, Tensor]:
             assert ctx.times is not None  # needs_time
             days = ctx.times / SECONDS["days"]
-            turned = (radians(days, bank())[:, None] for bank in self.banks)
-            angles = zip(self.level_weights, turned, strict=True)
-            levels = torch.stack([w * torch.stack((a.cos(), a.sin())) for w, a in angles])
+            angles = [radians(days, bank())[:, None] for bank in self.banks]
+            weighted = zip(self.level_weights, angles, strict=True)
+            levels = torch.stack([w * torch.stack((a.cos(), a.sin())) for w, a in weighted])
             cos, sin = levels.sum(0).to(dtype)
             return cos, sin
 
@@ -252,9 +259,9 @@ class TimeOrderRotaryPosition(AngularPosition):
             above 0.5, so all of its gates start on the same side. Under ``effective`` it is the
             factor of the first frequencies, as in early fusion.
         learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
-        learn_scales: positive factors a and b per plane, of which a ladder knows nothing.
+        learn_scales: whether planes have learned positive factors a and b, outside the ladder.
         rope_base: the bank of order: rope_scale * rope_base^(-k / planes) per event.
-        rope_scale: see there.
+        rope_scale: see ``rope_base``.
         time_options: unit and bank of time, see ``properties/position/to_rope.yaml``.
     """
 
@@ -279,40 +286,41 @@ class TimeOrderRotaryPosition(AngularPosition):
         **time_options: Any,
     ) -> None:
         super().__init__()
-        _check(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)
+        _require_consistent(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)
         planes, heads = count_planes(dimensions, "to_rope"), dimensions.n_heads
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.heads = time_options["time_unit"], heads
         by_order = by_time = planes
         if fusion == "split_dim":
-            by_time = _share(time_ratio, planes, "planes of a head", "hidden_size")
+            by_time = _count_by_time(time_ratio, planes, "planes of a head", "hidden_size")
             by_order = planes - by_time
         elif fusion == "split_head":
-            self.time_heads = _share(time_ratio, heads, "heads", "n_heads")
+            self.time_heads = _count_by_time(time_ratio, heads, "heads", "n_heads")
             by_order = 0 if self.time_heads == heads else planes
             by_time = planes if self.time_heads else 0
         elif fusion == "split_layer":
-            time_layers = _share(time_ratio, dimensions.n_layers, "layers", "n_layers")
+            time_layers = _count_by_time(time_ratio, dimensions.n_layers, "layers", "n_layers")
             turned_by_time = dimensions.layer >= dimensions.n_layers - time_layers
             by_order, by_time = (0, planes) if turned_by_time else (planes, 0)
         # the effective form learns the products of gate and frequency: they start where early does
-        folded = (1 - gate_value, gate_value) if fusion == "effective" else (1.0, 1.0)
+        is_folded = fusion == "effective"
+        order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
-        self.order = order_bank(by_order, rope_base, rope_scale * folded[0], **learned)
-        self.clock = time_bank(by_time, **time_options, factor=folded[1], **learned)
+        self.order = order_bank(by_order, rope_base, rope_scale * order_factor, **learned)
+        self.clock = time_bank(by_time, **time_options, factor=time_factor, **learned)
         self.gate_logit = None
         if gate != "fixed":
             shape = {"global": (1, 1), "plane": (1, planes), "head": (heads, 1)}[gate_scope]
             self.gate_logit = nn.Parameter(torch.full(shape, gate_value).logit())
-        given = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
-        self.key = None if list(self.parameters()) else (*given, by_order, by_time)
+        options = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
+        self.key = None if list(self.parameters()) else (*options, by_order, by_time)
         self.fresh_periods = self.time_periods()
 
     def fixed_key(self) -> tuple | None:
         return self.key
 
     def time_share(self) -> Tensor | float:
-        """The gate g of ``early``: a number, or if learned [h or 1, e / 2 or 1] in float64."""
+        """Return the gate g of ``early``: a number, or if learned [h or 1, e / 2 or 1] float64."""
         if self.gate_logit is None:
             return self.gate_value
         soft = self.gate_logit.double().sigmoid()
@@ -320,7 +328,11 @@ class TimeOrderRotaryPosition(AngularPosition):
         return soft if self.gate == "sigmoid" else (soft > 0.5) + soft - soft.detach()
 
     def frequencies(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of order (radians per event) and of time (per unit), [h or 1, planes] each in float64."""
+        """Return the frequencies of order and of time, gated under ``early``.
+
+        Returns:
+            Radians per event and per ``time_unit``, [h or 1, planes] float64 each; None without.
+        """
         order = None if self.order is None else self.order()[None]
         time = None if self.clock is None else self.clock()[None]
         if self.fusion == "early":
@@ -330,15 +342,14 @@ class TimeOrderRotaryPosition(AngularPosition):
         return order, time
 
     def angles(self, ctx: SequenceContext) -> Tensor:
+        """Return the angles of order and of time, joined as ``fusion`` says: [m, h or 1, e / 2]."""
         by_order, by_time = self.frequencies()
-        if by_order is not None:
-            order = radians(ctx.index.double(), by_order)
-        if by_time is not None:
-            time = radians(self.time(ctx), by_time)
-        if by_time is None:
-            return order
-        if by_order is None:
-            return time
+        order = None if by_order is None else radians(ctx.index.double(), by_order)
+        time = None if by_time is None else radians(self.time(ctx), by_time)
+        if order is None or time is None:
+            only = time if order is None else order
+            assert only is not None  # one source at least turns planes
+            return only
         if self.fusion == "split_dim":
             return torch.cat((order, time), -1)
         if self.fusion == "split_head":
@@ -348,6 +359,7 @@ class TimeOrderRotaryPosition(AngularPosition):
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
+        """Return [h, e / 2] seconds of a turn by time, infinite where planes turn by order only."""
         by_order, by_time = self.frequencies()
         if by_time is None:
             return None
@@ -359,9 +371,19 @@ class TimeOrderRotaryPosition(AngularPosition):
         return 2 * math.pi / by_time * SECONDS[self.time_unit]
 
 
-def _share(ratio: float, whole: int, what: str, key: str) -> int:
-    """Return how many of ``whole`` turn by time: rounded, but none or all only for a ratio of 0 or
-    1."""
+def _count_by_time(ratio: float, whole: int, what: str, key: str) -> int:
+    """Return how many of ``whole`` planes, heads or layers turn by time.
+
+    It is ``ratio`` of them, rounded, but none or all only for a ratio of 0 or 1.
+
+    Args:
+        ratio: in [0, 1].
+        whole: how many there are.
+        what, key: their name and the option that sets their number, for the message.
+
+    Raises:
+        UsageError: if there is only one to split.
+    """
     if ratio in (0, 1):
         return whole * int(ratio)
     if whole == 1:
@@ -372,9 +394,14 @@ def _share(ratio: float, whole: int, what: str, key: str) -> int:
     return min(max(round(ratio * whole), 1), whole - 1)
 
 
-def _check(
+def _require_consistent(
     fusion: str, gate: str, scope: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
+    """Check that the gate and what is learned fit the form of fusion.
+
+    Raises:
+        UsageError: if they do not.
+    """
     if gate != "fixed" and fusion != "early":
         raise UsageError(
             f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn. Set fusion to "

@@ -19,7 +19,7 @@ from recbole_pos.config.arguments import CompareArguments, divide, require_share
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.conversion.frames import beside
 from recbole_pos.data.location import dataset_name, require_dataset
-from recbole_pos.data.targets import warnings_about
+from recbole_pos.data.targets import describe_warnings
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
 from recbole_pos.reporter import Reporter
@@ -364,7 +364,7 @@ def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
             "events": len(log),
             "checksum": dataset.identity["data"][:16],
         }
-        facts["warnings"] = warnings_about(dataset.split.summary)
+        facts["warnings"] = describe_warnings(dataset.split.summary)
         if "LS" in (dataset.split.summary.get("split") or {}):
             columns = (log.users.numpy(), log.times.numpy(), log.items.numpy())
             ties = count_ties(*columns)
