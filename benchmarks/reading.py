@@ -103,7 +103,11 @@ def start(path: Path, memory_limit: str) -> dict[str, float]:
     """What a run does before it makes its model."""
     from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.data.dataset import PosSequentialDataset
-    from recbole_pos.data.loaders import BatchRequirements, held_out_loaders, training_loader
+    from recbole_pos.data.loaders import (
+        BatchRequirements,
+        make_held_out_loaders,
+        make_training_loader,
+    )
     from recbole_pos.data.splits import PHASES
     from recbole_pos.experiment.build import read_dataset
 
@@ -117,8 +121,8 @@ def start(path: Path, memory_limit: str) -> dict[str, float]:
     parts = dict(zip(PHASES, dataset.build(), strict=True))
     assert dataset.identity
     phases.done("sort and split")
-    loaders = held_out_loaders(config, parts)
-    train = training_loader(config, parts["train"], BatchRequirements(windows=True))
+    loaders = make_held_out_loaders(config, parts)
+    train = make_training_loader(config, parts["train"], BatchRequirements(windows=True))
     for loader in (train, *loaders.values()):
         next(iter(loader))
     phases.done("loaders")

@@ -11,7 +11,7 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource
 
 from recbole_pos.data.loading import AtomicTables
-from recbole_pos.data.naming import spelled_out
+from recbole_pos.data.naming import spell_out
 
 DEFAULTS = dict.fromkeys(("load_col", "unload_col", "seq_len", "encoding"))
 DEFAULTS |= {"field_separator": "\t", "seq_separator": " "}
@@ -38,7 +38,7 @@ class Reader(AtomicTables):
 
 def same_tables(ours: pd.DataFrame, peer: pd.DataFrame) -> None:
     assert list(ours) == list(peer) and ours.index.equals(peer.index)
-    ours = spelled_out(ours)
+    ours = spell_out(ours)
     for name in ours:
         one, other = ours[name], peer[name]
         assert one.dtype == other.dtype, name

@@ -18,7 +18,7 @@ import torch
 from conftest import CROSS_ENTROPY, make_log, small, write_atomic
 
 import recbole_pos
-from recbole_pos.data.item_vectors import read_new, read_vectors, to_files
+from recbole_pos.data.item_vectors import read_new_vectors, read_vectors, to_files
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.context import SequenceContext
@@ -90,7 +90,7 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
         assert "2 of 3 items; 1 have none" in notice and "41 names" in notice
     both = read_vectors({"a": sources[0], "b": sources[3]}, np.array(given), "item_id")
     np.testing.assert_array_equal(both.values, np.concatenate((want, want), 1).astype("f4"))
-    names, new = read_new(sources[1], dict.fromkeys(NAMES[:-2]), "item_id")
+    names, new = read_new_vectors(sources[1], dict.fromkeys(NAMES[:-2]), "item_id")
     assert list(names) == NAMES[-2:] and not new[1].any()
     np.testing.assert_allclose(new[0], values[-2])
 

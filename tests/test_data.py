@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.loaders import BatchRequirements, training_loader
+from recbole_pos.data.loaders import BatchRequirements, make_training_loader
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -121,7 +121,7 @@ def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) 
     options = {"data_path": str(write_atomic(frame, tmp_path)), "train_neg_sample_args": negatives}
     config = PosConfig(model, "tiny", None, options)
     dataset = (PosSequentialDataset if model == "FPMC" else PosDataset)(config)
-    train = training_loader(config, dataset.build()[0], BatchRequirements())
+    train = make_training_loader(config, dataset.build()[0], BatchRequirements())
     drawn = torch.cat([batch["neg_item_id"] for _ in range(5) for batch in train])
     tokens = dataset.field2id_token["item_id"][drawn.unique()]
     assert set(tokens) <= {"a", "b", "c", "d"}

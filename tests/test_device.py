@@ -17,7 +17,7 @@ from shop import RELATIONS, shop_options, tables, write
 from recbole_pos import distributed
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.loaders import training_loader
+from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
@@ -159,7 +159,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
 
 def loader_of(made: Experiment) -> Any:
     """A fresh one, whose log is on the host."""
-    return training_loader(
+    return make_training_loader(
         made.config, made.loaders["train"]._dataset, made.trainer.adapter.requirements()
     )
 

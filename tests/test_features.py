@@ -19,7 +19,7 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.batch import each_tensor
+from recbole_pos.data.batch import map_tensors
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
@@ -146,7 +146,7 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
         )
 
     loader = experiment.loaders["train"]
-    batch = each_tensor(
+    batch = map_tensors(
         loader.gather(np.concatenate(loader._batches())),
         lambda x: x.double() if x.is_floating_point() else x,
     )
@@ -182,7 +182,7 @@ def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: C
     batch = loader.gather(np.array([int(loader.windows.lengths.argmax())]))
     stars = torch.arange(float(len(batch.items))).double().requires_grad_()
     batch.features.events["stars"] = stars
-    features = each_tensor(batch.features, lambda x: x.double() if x.is_floating_point() else x)
+    features = map_tensors(batch.features, lambda x: x.double() if x.is_floating_point() else x)
     ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=features)
     states = model.encode(batch.items, ctx)
     for k, state in enumerate(states):
@@ -204,7 +204,7 @@ def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
     """Packed windows, RecBole's rows, a padded block; whatever stands behind."""
     experiment = made(augmentation="prefix")
     model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
-    wide = each_tensor(model.pack_rows(rows), lambda x: x.double() if x.is_floating_point() else x)
+    wide = map_tensors(model.pack_rows(rows), lambda x: x.double() if x.is_floating_point() else x)
     with torch.no_grad():
         known = model.encode_rows(rows)
         torch.testing.assert_close(model.compute_states(rows), known)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recbole.data.dataset import Dataset
 
 from recbole_pos.data.filtering import FilteredTables
-from recbole_pos.data.naming import number
+from recbole_pos.data.naming import number_names
 
 INTERVALS = ["[0,inf)", "[2,inf)", "(1,4]", "[3,5);[1,1]", None]
 
@@ -135,7 +135,7 @@ def test_ids_by_first_appearance(one: list, other: list, lists: list[list[str]])
         pd.Series(other, dtype=object),
         pd.Series([np.array(cells) for cells in lists], dtype=object),
     ]
-    names, (first, second, third) = number(columns)
+    names, (first, second, third) = number_names(columns)
     assert names.tolist() == ["[PAD]", *list(ids)[1:]]
     assert [first.tolist(), second.tolist()] == want
     assert [cells.tolist() for cells in third] == wanted_lists

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recbole_pos.data import gathering
 from recbole_pos.data.batch import BatchRequirements
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
+from recbole_pos.data.gathering import WindowGatherer, lies_on, prefetch
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
@@ -99,8 +99,8 @@ def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> N
         raise MemoryError("of the host")
 
     with pytest.raises(MemoryError, match="of the host"):
-        list(one_ahead(failing()))
+        list(prefetch(failing()))
     before = threading.active_count()
-    for _ in one_ahead(iter(range(5))):
+    for _ in prefetch(iter(range(5))):
         break
     assert threading.active_count() == before

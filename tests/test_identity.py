@@ -13,7 +13,7 @@ from shop import LOAD, open_shop, shop_options, tables, train, write
 
 import recbole_pos
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.identity import changes, identity
+from recbole_pos.data.identity import compute_identity, describe_changes
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment.run import load
 
@@ -101,19 +101,24 @@ def tiny_dataset(
     ids=str,
 )
 def test_each_part_of_the_data_counts(change: dict) -> None:
-    now = identity(tiny_dataset(**change))
+    now = compute_identity(tiny_dataset(**change))
     assert (
-        changes(identity(tiny_dataset()), now) == "items, events, their times or what is held out"
+        describe_changes(compute_identity(tiny_dataset()), now)
+        == "items, events, their times or what is held out"
     )
 
 
 @pytest.mark.parametrize("change", [{"tags": "yx"}, {"tag": (1, 2, 2, 2)}], ids=str)
 def test_each_part_of_a_field_counts(change: dict) -> None:
-    now = identity(tiny_dataset(**change))
+    now = compute_identity(tiny_dataset(**change))
     assert (
-        changes(identity(tiny_dataset()), now) == "the values of tag, or the order of their lines,"
+        describe_changes(compute_identity(tiny_dataset()), now)
+        == "the values of tag, or the order of their lines,"
     )
-    assert changes({**identity(tiny_dataset()), "fields": {"other": "x"}}, now) is None
+    assert (
+        describe_changes({**compute_identity(tiny_dataset()), "fields": {"other": "x"}}, now)
+        is None
+    )
 
 
 def test_a_number_that_is_missing_now_is_a_change(

@@ -22,12 +22,12 @@ from recbole_pos.data.splits import (
     TEST,
     TRAIN,
     VALID,
-    global_time,
-    ratio,
     read_fraction,
     read_session_filter,
-    session_time,
-    split_kind,
+    read_split,
+    split_by_ratio,
+    split_by_time,
+    split_sessions,
 )
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.windows import PrefixRows
@@ -278,11 +278,11 @@ def test_random_targets_depend_on_names_alone_and_are_spread_evenly() -> None:
 def test_ties_fall_into_one_part_and_close_times_do_not() -> None:
     """A boundary inside a run of equal times: all of it is training. Float32 steps are 128 s."""
     times = np.array([1.0, 2, 2, 2, 2, 2, 2, 3, 4, 5])
-    part, boundaries = global_time(times, [0.2, 0.8])
+    part, boundaries = split_by_time(times, [0.2, 0.8])
     assert boundaries == [2.0, np.quantile(times, 0.8)]
     assert part.tolist() == [TRAIN] * 7 + [VALID] + [TEST] * 2
     times = 1.7e9 + np.arange(100) / 4
-    part, boundaries = global_time(times, [0.5, 0.75])
+    part, boundaries = split_by_time(times, [0.5, 0.75])
     want = [TRAIN if t <= boundaries[0] else VALID if t <= boundaries[1] else TEST for t in times]
     assert part.tolist() == want and Counter(want) == {TRAIN: 50, VALID: 25, TEST: 25}
 
@@ -293,7 +293,7 @@ def test_ratio_split_equals_recboles(ratios: list[float]) -> None:
     for n in range(2, 60):
         cuts = SequentialDataset._calcu_split_ids(None, n - 1, share)
         want = [TRAIN] + [int(np.searchsorted(cuts, row, "right")) for row in range(n - 1)]
-        assert ratio(np.full(n, n - 1), np.arange(n), ratios).tolist() == want
+        assert split_by_ratio(np.full(n, n - 1), np.arange(n), ratios).tolist() == want
 
 
 def test_fractions_are_exact() -> None:
@@ -302,7 +302,7 @@ def test_fractions_are_exact() -> None:
     session = torch.arange(1, 101)
     columns = {"u": session, "i": session, "t": session.double()}
     log = EventLog.build(columns, 101, "u", "i", "t")
-    part = session_time(log, [0.29, 0.57])[0]  # 0.29 * 100 is 28.999999999999996 in floats
+    part = split_sessions(log, [0.29, 0.57])[0]  # 0.29 * 100 is 28.999999999999996 in floats
     assert part.tolist() == [0] * 29 + [1] * 28 + [2] * 43
 
 
@@ -338,7 +338,7 @@ def test_what_is_no_fraction(value: Any) -> None:
 def test_one_order_one_grouping_and_fractions_of_sessions_only() -> None:
     for key, value in (("order", "RO"), ("group_by", "none")):
         with pytest.raises(UsageError, match=f"eval_args.{key}"):
-            split_kind({**eval_args({"LS": "test_only"}), key: value})
+            read_split({**eval_args({"LS": "test_only"}), key: value})
     with pytest.raises(UsageError, match="train_fraction.*the split is LS"):
         split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
 

@@ -13,7 +13,7 @@ import pytest
 
 from recbole_pos.cli.main import main
 from recbole_pos.study.configs import row_config
-from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence, fits
+from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence, list_fits
 from recbole_pos.study.study_file import read_plan
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +28,7 @@ def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_is_planned_without_data(study: str) -> None:
     plan = read_plan(study)
-    made = [fit for fit in fits(plan) if not fit.repeats]
+    made = [fit for fit in list_fits(plan) if not fit.repeats]
     table = dry_run(plan)
     assert list(table["configuration"]) == list(plan.rows) and table["runs"].sum() == len(made)
     assert f"{len(made)} runs" in dry_run_sentence(plan)

@@ -19,7 +19,7 @@ from session_logs import CUT, file_phases, session_log
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.loaders import BatchRequirements, training_loader
+from recbole_pos.data.loaders import BatchRequirements, make_training_loader
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import BUILTIN_GENERAL
 
@@ -273,7 +273,7 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
     }
     config = PosConfig("BPR", "tiny", None, {**options, **POPULAR})
     with pytest.raises(UsageError, match="all 3 items that occur in training"):
-        training_loader(config, PosDataset(config).build()[0], BatchRequirements())
+        make_training_loader(config, PosDataset(config).build()[0], BatchRequirements())
 
 
 def by_hand(made: Any, phase: str, k: int) -> dict[str, float]:

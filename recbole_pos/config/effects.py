@@ -197,9 +197,9 @@ def accepted(option: str) -> Condition:
 
 def several_targets(config: Options, value: Any) -> str | None:
     """Read where a user has more than one held-out event."""
-    from recbole_pos.data.splits import split_kind  # not for --help, which imports nothing heavy
+    from recbole_pos.data.splits import read_split  # not for --help, which imports nothing heavy
 
-    kind, _ = split_kind(config["eval_args"])
+    kind, _ = read_split(config["eval_args"])
     return "chooses among one event a phase under split: LS" if kind == "LS" else None
 
 

@@ -30,7 +30,7 @@ from recbole_pos.config.options import of_role, rule
 from recbole_pos.config.plugins import find_modules, import_plugins, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.counts import FILTERS
-from recbole_pos.data.item_vectors import absolute, to_files
+from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import atomic_file, name_and_folder
 from recbole_pos.errors import RunWarning, UnknownKey, UsageError
 from recbole_pos.model.models import (
@@ -277,7 +277,7 @@ class PosConfig(Config):
         self.plain = to_plain({key: v for key, v in final.items() if key not in _left_out()})
         self.plain.update(model=self.model, dataset=self.dataset)
         base = Path(str(final["data_path"]))
-        self.plain["item_vectors"] = absolute(self.plain["item_vectors"])
+        self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
         if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder
             self.plain["data_path"] = str(base.resolve())
         if self.strict:

@@ -35,7 +35,13 @@ def find_table(field: str, dataset: Fields) -> str:
 
 
 def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str:
-    """Return why a field cannot be used, and the line that loads it; ``others`` would do, too."""
+    """Return why a field is not loaded, and the option that loads it, for an error message.
+
+    Args:
+        field: name that the user gave.
+        dataset: the dataset after ``build``.
+        others: names that would also be valid, besides the loaded fields.
+    """
     known = [*loaded_fields(dataset), *others]
     text = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
     for table in TABLES:
@@ -55,12 +61,21 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
 
 
 def is_strict(config: Options) -> bool:
-    """Return whether what has no effect is refused; not for a run that exists."""
+    """Return whether options without effect are refused; not when an existing run is loaded."""
     return bool(getattr(config, "strict", True))
 
 
 def require_values(field: str, dataset: Dataset, where: str = "") -> None:
-    """Refuse a loaded field without any value; ``where`` is the option, as ``option: ``."""
+    """Refuse a loaded field without any value.
+
+    Args:
+        field: name of the field.
+        dataset: the dataset after ``build``.
+        where: start of the message, the option as ``option: ``.
+
+    Raises:
+        UsageError: if all values are missing, unless the configuration is not strict.
+    """
     if not is_strict(dataset.config):
         return
     table, missing = find_table(field, dataset), dataset.missing.get(field)
@@ -78,6 +93,9 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
     RecBole counts every field in the width of a layer, but embeds numbers only where
     ``numerical_features`` names them.
+
+    Raises:
+        UsageError: if there is no field, or one cannot be embedded.
     """
     if not fields:
         raise UsageError("selected_features: expected at least one field of items")
@@ -106,19 +124,19 @@ def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
 
 def feature_names(config: Options, option: str) -> list[str]:
     """Return the fields in one of ``SIDE_FEATURES``."""
-    given = config[option] or []
-    return [given] if isinstance(given, str) else list(given)
+    names = config[option] or []
+    return [names] if isinstance(names, str) else list(names)
 
 
 def feature_columns(dataset: Dataset, option: str) -> dict[str, Tensor]:
     """Return the columns of the fields in one of ``SIDE_FEATURES``, by name.
 
     Returns:
-        Of each entity of the table, tokens int64 (lists of them padded with 0) or numbers float32
-        with NaN where one is missing.
+        [entities] or [entities, s] int64 tokens (0 is padding), or [entities] float32 numbers with
+        NaN where one is missing.
 
     Raises:
-        UsageError: for a field that is not there, is of another table, or cannot be embedded.
+        UsageError: for a field that is not loaded, is of another table, or cannot be embedded.
     """
     columns, config = {}, dataset.config
     for field in feature_names(config, option):
@@ -135,7 +153,11 @@ def feature_columns(dataset: Dataset, option: str) -> dict[str, Tensor]:
 
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
-    """Require that a loaded field of a table has values that can be embedded."""
+    """Require that ``field``, named by ``option``, is a loaded attribute of ``table`` with values.
+
+    Raises:
+        UsageError: if it is not, or its values are vectors, which cannot be embedded.
+    """
     where = f"{option}: {shown(field)}"
     if field not in loaded_fields(dataset):
         raise UsageError(f"{option}: {not_loaded(field, dataset)}")
@@ -154,7 +176,11 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
 
 
 def item_attribute(dataset: Dataset, field: str) -> Tensor:
-    """Return [items, s] int64 tokens of a token or token_seq field of items, 0 for none."""
+    """Return [items, s] int64 tokens of a token or token_seq field of items, 0 for none.
+
+    Raises:
+        UsageError: if the field is not loaded, is of another table or type, or has no value.
+    """
     if field not in loaded_fields(dataset):
         raise UsageError(not_loaded(field, dataset))
     ftype = dataset.field2type[field].value

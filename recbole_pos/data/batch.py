@@ -27,8 +27,8 @@ class SequenceBatch:
         at: [b] float64 time of the target of each window's newest event, or None.
         events: [m] int64 place of each input event in the log, or None.
         features: of the input events and their users.
-        prepared: what the model has made of the batch on the host, see ``BatchRequirements``;
-            dataclasses and tuples of tensors, which go where the batch goes.
+        prepared: result of ``BatchRequirements.prepare``: dataclasses and tuples of tensors, which
+            are copied to a device with the batch.
     """
 
     items: Tensor
@@ -48,11 +48,11 @@ class SequenceBatch:
 
     def to(self, device: torch.device) -> SequenceBatch:
         """Return the same batch on a device; of pinned memory, without waiting for the copy."""
-        return each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> SequenceBatch:
-        """Return the same batch where a GPU can copy it from by itself."""
-        return each_tensor(self, Tensor.pin_memory)
+        """Return the same batch in pinned memory, from which a GPU copies asynchronously."""
+        return map_tensors(self, Tensor.pin_memory)
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,12 @@ class BatchRequirements:
         requests: whether they carry the time of the newest event's target, too.
         events: whether windows carry the places of events in the log.
         linked: whether all windows of a user come in one batch, one after the other, oldest first.
-        prepare: what sizes or places only values tell, made of a batch of windows on the host; None
-            for models that need none. A device would be waited for, so batches for one are made on
-            the host, and prepared one ahead; on a CPU the model does it itself, in its step.
-        pack: rows of RecBole's as the batch that the model makes of them, for the same reason: how
-            many of their places hold an event.
+        prepare: computes on the host what depends on the values of a batch (sizes and places of its
+            parts), since reading them from a device would wait for it; None if the model needs
+            nothing. Batches for a device are prepared one ahead; on a CPU the model prepares its
+            batches itself.
+        pack: turns RecBole's rows into the model's batch on the host, for the same reason: the
+            number of events depends on their values.
     """
 
     windows: bool = False
@@ -84,25 +85,27 @@ class BatchRequirements:
     pack: Callable[[Interaction], SequenceBatch | Interaction] | None = None
 
 
-def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A dataclass, tuple or dict with every tensor in it changed, however deep; others as is."""
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a nested dataclass, tuple or dict with ``change`` applied to every tensor in it."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {name: each_tensor(part, change) for name, part in value.items()}
+        return {name: map_tensors(part, change) for name, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(each_tensor(part, change) for part in value)
+        return tuple(map_tensors(part, change) for part in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    parts = {one.name: getattr(value, one.name) for one in fields(value)}
-    return replace(value, **{name: each_tensor(part, change) for name, part in parts.items()})
+    parts = {part.name: getattr(value, part.name) for part in fields(value)}
+    return replace(value, **{name: map_tensors(part, change) for name, part in parts.items()})
 
 
-def sent(made: SequenceBatch | Interaction, device: torch.device) -> SequenceBatch | Interaction:
-    """Return a batch of the host on a device, which copies it by itself."""
-    if isinstance(made, SequenceBatch):
-        return (made.pin_memory() if device.type == "cuda" else made).to(device)
-    columns = made.interaction
+def send_to_device(
+    batch: SequenceBatch | Interaction, device: torch.device
+) -> SequenceBatch | Interaction:
+    """Return a batch of the host on a device; a GPU copies it asynchronously."""
+    if isinstance(batch, SequenceBatch):
+        return (batch.pin_memory() if device.type == "cuda" else batch).to(device)
+    columns = batch.interaction
     if device.type == "cuda":
         columns = {name: column.pin_memory() for name, column in columns.items()}
     return Interaction({n: column.to(device, non_blocking=True) for n, column in columns.items()})

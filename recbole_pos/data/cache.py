@@ -1,10 +1,10 @@
 """Prepared data beside the files that they were made from: the second start reads no text.
 
 One file for a dataset and the options that its preparation reads, in a folder of its own beside the
-tables: arrays as Arrow IPC, which are mapped, and a signature. It is believed if this user has
+tables: arrays as Arrow IPC, which are mapped, and a signature. The file is used if this user has
 written it (it is signed with a key in the user's folder of settings), its values are possible, and
-it says the same of versions, options and the contents of the tables, all bytes of which are looked
-at; times and sizes of files are not. Otherwise it is made again.
+versions, options and all bytes of the tables are the same; times and sizes of the tables do not
+count. Otherwise the data are prepared again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER = ".recbole_pos"
 LEAST_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
 _KEY_BYTES = 32  # of the key, and of a signature
 MOST = 4  # caches of a dataset
-_ABANDONED = 3600  # seconds after which a file that is being written is not
+_ABANDONED = 3600  # seconds after which an unfinished file is taken for abandoned
 # The options that preparing reads; a test holds that there are no others.
 _LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
 _OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
@@ -47,10 +47,10 @@ class Cache:
     """The prepared data of one dataset under one set of options.
 
     Args:
-        config: RecBole's.
+        config: RecBole's configuration.
         folder: folder of the dataset.
-        files: its tables.
-        key: key of this user.
+        files: tables of the dataset.
+        key: key of this user, which signs the file.
     """
 
     def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:
@@ -63,17 +63,24 @@ class Cache:
 
     @classmethod
     def open(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
-        """Return None where ``cache`` is off, files are too small to be worth one, or no key is."""
-        there = [file for file in files if file.is_file()]
-        if config["cache"] is not True or sum(f.stat().st_size for f in there) < LEAST_BYTES:
+        """Return the cache of a dataset.
+
+        None where ``cache`` is off, the files are too small to be worth one, or no key can be made.
+        """
+        existing = [file for file in files if file.is_file()]
+        if config["cache"] is not True or sum(f.stat().st_size for f in existing) < LEAST_BYTES:
             return None
         try:
-            return cls(config, folder, there, load_key())
-        except (OSError, RuntimeError):  # no home, or none to write into
+            return cls(config, folder, existing, load_key())
+        except (OSError, RuntimeError):  # no home folder, or it cannot be written
             return None
 
     def load_into(self, dataset: Any) -> bool:
-        """Give a dataset what was kept, and warn as its text did; False if nothing is believed."""
+        """Restore a dataset from the file, and repeat the warnings of reading its tables.
+
+        Returns:
+            whether it was restored; False where the file is missing, of other data or damaged.
+        """
         try:
             states = self._states()
             self.about = {
@@ -89,20 +96,22 @@ class Cache:
                 return False
             warnings = list(map(str, about["warnings"]))
             restore(dataset, arrays, about["state"])
-        except Exception:  # whatever it is; who reads the text tells of files that cannot be read
+        except Exception:  # of any kind; reading the tables then reports what is wrong with them
             return False
         with contextlib.suppress(OSError):
-            os.utime(self.path)  # the oldest goes first
+            os.utime(self.path)  # caches used longest ago are removed first
         for text in warnings:
             dataset.logger.warning(text)
         return True
 
     def save(self, dataset: Any, warnings: list[str]) -> None:
-        """Keep what was prepared from the files that ``load_into`` looked at, if it can be written.
+        """Write the data prepared from the tables whose digests ``load_into`` took.
+
+        A failure is logged, not raised: the next start then prepares the data again.
 
         Args:
-            dataset: with its split.
-            warnings: of reading it.
+            dataset: the prepared dataset, with its split.
+            warnings: texts of the warnings of reading its tables.
         """
         if self._states() != self.states:
             self._log("a file has changed while it was read")
@@ -111,12 +120,12 @@ class Cache:
             arrays, state = capture(dataset)
             about = {"of": self.about, "state": state, "warnings": warnings}
             self.folder.mkdir(exist_ok=True)
-            begun = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
+            temporary = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
             try:
-                write_arrays(begun, arrays, about, self.key)
-                os.replace(begun, self.path)  # others see the old file or the new one
+                write_arrays(temporary, arrays, about, self.key)
+                os.replace(temporary, self.path)  # others see the old file or the new one
             finally:
-                begun.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             self._tidy()
         except OSError as error:
             self._log(error.strerror or error)
@@ -130,18 +139,24 @@ class Cache:
         return [(s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
     def _tidy(self) -> None:
-        """Remove what was begun and never ended, and all caches but those last used."""
+        """Remove abandoned temporary files, and all caches but the ``MOST`` used last."""
         old = time.time() - _ABANDONED
         used = sorted(self.folder.glob("*.arr*"), key=lambda f: f.stat().st_mtime, reverse=True)
-        begun = [file for file in self.folder.glob("*.part") if file.stat().st_mtime < old]
-        for file in (*used[MOST:], *begun):
+        abandoned = [file for file in self.folder.glob("*.part") if file.stat().st_mtime < old]
+        for file in (*used[MOST:], *abandoned):
             file.unlink(missing_ok=True)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], about: Any, key: bytes) -> None:
     """Write arrays of numbers, bools or text of fixed length, and plain values, as Arrow IPC.
 
-    A column has the bytes of an array in its one row. Behind it stands a signature with ``key``.
+    The file has one row; each column holds the bytes of one array. A signature follows.
+
+    Args:
+        path: file to write, which must not exist.
+        arrays: arrays by name.
+        about: values that json keeps.
+        key: key of the signature.
     """
     columns, layout = [], {}
     for name, array in arrays.items():
@@ -161,11 +176,14 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray], about: Any, key: byt
 
 
 def read_arrays(path: Path, key: bytes) -> tuple[dict[str, np.ndarray], Any]:
-    """Return what was written, mapped: processes share its pages until one writes into them.
+    """Read a file of :func:`write_arrays`, mapped: processes share pages until one writes to them.
+
+    Returns:
+        arrays by name, and the plain values.
 
     Raises:
-        Exception: of any kind, if a byte has changed, another key was used, or who has the key has
-            written something else.
+        Exception: of any kind, if a byte has changed, another key was used, or the file holds
+            something else.
     """
     content = np.memmap(path, dtype=np.uint8, mode="c")
     body, signature = content[:-_KEY_BYTES], content[-_KEY_BYTES:].tobytes()
@@ -185,7 +203,13 @@ def read_arrays(path: Path, key: bytes) -> tuple[dict[str, np.ndarray], Any]:
 
 @contextlib.contextmanager
 def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect what is warned of within: a start that reads no text repeats it."""
+    """Collect the texts of warnings, for use in a ``with`` block.
+
+    The cache keeps them, so that a start that reads no tables warns too.
+
+    Yields:
+        list that grows with each warning of the logger.
+    """
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -197,23 +221,26 @@ def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
 
 
 def load_key() -> bytes:
-    """Return the key of this user, which the first process that needs it makes.
+    """Return this user's key, which signs caches so that files of other users are not loaded.
+
+    The first process that needs the key makes it.
 
     Raises:
-        OSError, RuntimeError: if none exists, and none can be made.
+        OSError, RuntimeError: if no key exists and none can be made, or its file is damaged.
     """
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = settings / "recbole-pos" / "cache.key"
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        begun = path.with_suffix(f".{secrets.token_hex(4)}")
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
-            with open(os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with open(os.open(temporary, flags, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
             with contextlib.suppress(FileExistsError):  # another process was faster
-                os.link(begun, path)
+                os.link(temporary, path)
         finally:
-            begun.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
         raise OSError(f"{path} is damaged")
@@ -221,6 +248,7 @@ def load_key() -> bytes:
 
 
 def _digest(path: Path, digest: Any) -> Any:
+    """Return a digest (of hashlib or hmac) updated with the bytes of a file."""
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)

@@ -21,18 +21,18 @@ def check_clock(
     instead: str = SCHEMES_WITHOUT,
     across: bool = False,
 ) -> list[str]:
-    """Look at the times of all interactions before a model that reads them is built.
+    """Check the times of all interactions before a time-aware model is built.
 
     Args:
         log: the interactions.
         unit: unit of the time field, ``timestamp_unit``.
         shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
-        instead: what to do if there is no clock, for the message.
-        across: whether times are compared between users only, so that one a user is enough.
+        instead: advice where times are unusable, for the message.
+        across: whether times are compared between users only, so that one per user is enough.
 
     Returns:
-        what to tell before training: times that only number the interactions, years that no one
-        lived in, periods too short for the resolution of the data.
+        warnings to show before training: times that only number the interactions, impossible
+        years, periods too short for the resolution of the data.
 
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.
@@ -55,25 +55,26 @@ def check_clock(
             f"{shown(field)} looks like a running number, not like clock time: a time-aware model "
             f"learns no more from it than from order; {advice}"
         ]
-    args = []
+    warnings = []
     first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
-        args.append(
+        warnings.append(
             f"{shown(field)} reads as {unit} from the year {_year(first)} to {_year(last)}. If it "
             f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
             f"numbers events: {advice}; if it counts from another day than 1970-01-01, its years "
             "do not matter"
         )
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
+    # Nyquist: a period needs at least two distinguishable times
     if shortest_period is not None and shortest_period < 2 * resolution:
-        args.append(
+        warnings.append(
             f"{shown(field)}, read as {unit}, has a resolution of {resolution:g} s, so periods "
             f"under "
             f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
             f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
             "set)"
         )
-    return args
+    return warnings
 
 
 def _year(year: float) -> str:

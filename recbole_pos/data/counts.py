@@ -16,21 +16,30 @@ FILTERS = (
 
 
 def count_interactions(dataset: Any) -> dict[str, int]:
-    """Return users, items and events of a dataset after ``build``."""
+    """Return the numbers of users, items and events of a dataset after ``build``."""
     users, items = dataset.user_num - 1, dataset.item_num - 1
     return {"users": users, "items": items, "events": len(dataset.log)}
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
-    """Refuse other data (after ``build``) under the name of a public dataset."""
-    found = count_interactions(dataset)
-    if all(found[what] == count for what, count in expected.items()):
+    """Refuse data whose counts differ from those of the public dataset of their name.
+
+    Args:
+        name: name of the dataset.
+        expected: counts of the public dataset, by ``users``, ``items`` and ``events``.
+        dataset: the data, after ``build``.
+
+    Raises:
+        UsageError: if a count differs.
+    """
+    actual = count_interactions(dataset)
+    if all(actual[unit] == count for unit, count in expected.items()):
         return
-    here, there = (
-        ", ".join(f"{count:,} {what}" for what, count in counts.items())
-        for counts in (found, expected)
+    here, published = (
+        ", ".join(f"{count:,} {unit}" for unit, count in counts.items())
+        for counts in (actual, expected)
     )
     raise UsageError(
-        f"dataset {name}: {here}; the public log of this name has {there}. `recbole-pos data "
+        f"dataset {name}: {here}; the public log of this name has {published}. `recbole-pos data "
         f"{name}` tells how it is made; other data need another name (of folder and files)"
     )

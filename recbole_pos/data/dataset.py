@@ -1,4 +1,4 @@
-"""The RecBole face of event log, split and windows."""
+"""RecBole's dataset classes, over one event log, split and windows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from recbole_pos.data.attributes import feature_columns
 from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.events import KIND, PART, EventLog, read_only
 from recbole_pos.data.filtering import FilteredTables
-from recbole_pos.data.grown import HeldOut, divide, extended, known_lines
-from recbole_pos.data.identity import identity
+from recbole_pos.data.grown import HeldOut, divide, extend_log, keep_known_lines
+from recbole_pos.data.identity import compute_identity
 from recbole_pos.data.known import Known
-from recbole_pos.data.naming import number
+from recbole_pos.data.naming import number_names
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.targets import (
@@ -48,11 +48,11 @@ class _ExactTimeMixin(FilteredTables):
 
     Args:
         config: RecBole configuration.
-        known: what a run knew: names keep their ids.
-        alone: whether only what was known is read, and all else held out.
+        known: names and counts of the data of an earlier run; its names keep their ids.
+        alone: whether to read only the data of that run and hold all later data out.
 
     Attributes (after ``build``):
-        held_out: what came after the run; None if nothing was.
+        held_out: data later than those of the run; None if none were held out.
         events_of_users: [users] int64 interactions of each before the split left any out.
         split: the log with the part of every interaction and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
@@ -62,7 +62,7 @@ class _ExactTimeMixin(FilteredTables):
 
     split: Split
     phase: str | None = None
-    whole: _ExactTimeMixin | None = None  # what a part is a part of
+    whole: _ExactTimeMixin | None = None  # of the part of one phase, the dataset that was split
     held_out: HeldOut | None = None
     events_of_users: np.ndarray
 
@@ -71,7 +71,7 @@ class _ExactTimeMixin(FilteredTables):
         super().__init__(config)
 
     def _from_scratch(self) -> None:
-        """RecBole's reading and preparing; or what a cache kept of the same."""
+        """Load the prepared data from the cache, or read and prepare them as RecBole does."""
         self._get_preset()
         self._get_field_from_config()
         self.cache = None
@@ -84,50 +84,58 @@ class _ExactTimeMixin(FilteredTables):
                 super()._from_scratch()
 
     def _filter_by_inter_num(self) -> None:
-        """Filters count events, so grown data would pass otherwise than those that were known."""
+        """Filter by numbers of interactions, except where a run fixed its interactions already.
+
+        With later interactions, users and items that the run left out would pass the filter.
+        """
         if self.known is not None and self.alone:
             self._restrict_to_known(self.known)
         else:
             super()._filter_by_inter_num()
 
     def _restrict_to_known(self, known: Known) -> None:
+        """Keep the interactions, users and items of the run; the later ones go to ``held_out``."""
         uid, iid = self.uid_field, self.iid_field
         self.inter_feat, self.held_out = divide(self.inter_feat, known, uid, iid, self.time_field)
         for name, field in (("user_feat", uid), ("item_feat", iid)):
             if (feat := getattr(self, name)) is not None:
-                setattr(self, name, known_lines(feat, field, known))
+                setattr(self, name, keep_known_lines(feat, field, known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """RecBole's ids of fields that share them; known names keep their ids."""
+        """Replace names by ids in the fields that share them; known names keep their ids.
+
+        Args:
+            remap_list: RecBole's (table, field, type) of each of these fields.
+        """
         if not remap_list:
             return
         columns = [feat[field] for feat, field, _ in remap_list]
         first = remap_list[0][1]
         if self.known is not None and first in self.known.tokens:
             columns.insert(0, pd.Series(self.known.tokens[first][1:], dtype=object))
-        names, numbered = number(columns, self.scratch)
+        names, numbered = number_names(columns, self.scratch)
         ids = {name: i for i, name in enumerate(names.tolist())}
-        before, same = self.inter_feat, {}
+        interactions, replaced = self.inter_feat, {}
         for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):
             if field not in self.field2id_token:
                 self.field2id_token[field], self.field2token_id[field] = names, ids
-            if self.scratch and feat is before:  # setting a column would copy it
-                same[field] = column
+            if self.scratch and feat is interactions:  # setting a column would copy it to memory
+                replaced[field] = column
             else:
                 feat[field] = column
-        if same:
-            kept = {name: same.get(name, column._values) for name, column in before.items()}
-            self.inter_feat = pd.DataFrame(kept, index=before.index, copy=False)
+        if replaced:
+            data = {name: replaced.get(name, col._values) for name, col in interactions.items()}
+            self.inter_feat = pd.DataFrame(data, index=interactions.index, copy=False)
 
     def _fill_nan(self) -> None:
-        """RecBole's; which cells of numbers had none is kept."""
+        """Fill missing cells as RecBole does, and keep which float cells were missing."""
         self.missing: dict[str, np.ndarray] = {}
         for name in self.feat_name_list:
             feat = getattr(self, name)
             for field in feat:
                 if self.field2type[field].value == "float":
                     finite = np.isfinite(feat[field])
-                    if field != self.time_field:  # models have float32
+                    if field != self.time_field:  # models compute in float32; times stay float64
                         finite &= feat[field].abs() <= LARGEST
                     if not finite.all():
                         self.missing[field] = ~finite.to_numpy()
@@ -135,12 +143,17 @@ class _ExactTimeMixin(FilteredTables):
         super()._fill_nan()
 
     def _normalize(self) -> None:
-        """RecBole's (x - min) / (max - min), but of the time, which stays exact; RecBole takes a
-        vector apart in a way that pandas 3 does not know."""
-        chosen, every = self.config["normalize_field"], self.config["normalize_all"]
-        if chosen and every:
+        """Scale fields by (x - min) / (max - min) as RecBole does, except the time.
+
+        RecBole's own code unpacks vectors in a way that pandas 3 does not support.
+
+        Raises:
+            UsageError: if both options that choose fields are set.
+        """
+        chosen, scales_all = self.config["normalize_field"], self.config["normalize_all"]
+        if chosen and scales_all:
             raise UsageError("normalize_field and normalize_all: one says all; leave one out")
-        for field in self.float_like_fields if every else chosen or ():
+        for field in self.float_like_fields if scales_all else chosen or ():
             for feat in self.field2feats(field) if field != self.time_field else ():
                 is_vector = self.field2type[field] == FeatureType.FLOAT_SEQ
                 numbers = np.concatenate(feat[field]) if is_vector else feat[field].to_numpy()
@@ -150,9 +163,12 @@ class _ExactTimeMixin(FilteredTables):
                 feat[field] = np.split(numbers, ends) if is_vector else numbers
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
-        """RecBole's, with times in float64 (float32 has steps of 64-128 s); ids are not copied."""
+        """Convert a table to tensors as RecBole does, but times exactly and ids without a copy.
+
+        Times stay float64, since float32 has steps of 64-128 s for seconds since 1970.
+        """
         exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
-        with warnings.catch_warnings():  # RecBole copies what pandas 3 lets nobody write into
+        with warnings.catch_warnings():  # pandas 3 returns read-only arrays, which RecBole copies
             warnings.filterwarnings("ignore", message=".*not writable.*")
             columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
         columns |= {name: read_only(column) for name, column in exact.items()}
@@ -164,7 +180,7 @@ class _ExactTimeMixin(FilteredTables):
 
     @property
     def log(self) -> EventLog:
-        """The events that are left after the split."""
+        """The interactions that are left after the split."""
         return self.split.log
 
     @property
@@ -173,9 +189,9 @@ class _ExactTimeMixin(FilteredTables):
         return self.split.part
 
     def _build_log(self) -> None:
-        """Sort and split the events."""
+        """Sort the interactions into the log, split it, and write the cache."""
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
-        # what was missing is sorted and cut like the fields, then held out
+        # masks of missing cells are sorted and cut as columns of the log, then taken out of it
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
         if self.given is not None:
@@ -203,13 +219,13 @@ class _ExactTimeMixin(FilteredTables):
         }
         if self.scratch:
             self.scratch.release()
-        self.scratch = None  # what is mapped stays; processes that get the dataset need no room
+        self.scratch = None  # columns stay mapped; worker processes need no scratch folder
         if self.cache:
             self.cache.save(self, self.warnings)
         self._take_log()
 
     def _take_log(self) -> None:
-        """Let the events of the log be those of the dataset, as RecBole knows them."""
+        """Make the events of the log RecBole's ``inter_feat``."""
         raise NotImplementedError
 
     @property
@@ -219,17 +235,17 @@ class _ExactTimeMixin(FilteredTables):
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Digests of events, split and attributes: weights fit, and know, only these."""
-        return identity(self) if self.whole is None else self.whole.identity
+        """Digests of events, split and attributes, which weights are trained on and belong to."""
+        return compute_identity(self) if self.whole is None else self.whole.identity
 
     @property
     def avg_actions_of_users(self) -> float:
-        """RecBole's, of users with events."""
+        """Mean number of interactions of the users that have any."""
         return self._mean_count(self.uid_field)
 
     @property
     def avg_actions_of_items(self) -> float:
-        """RecBole's, of items with events."""
+        """Mean number of interactions of the items that have any."""
         return self._mean_count(self.iid_field)
 
     def _mean_count(self, field: str) -> float:
@@ -237,12 +253,13 @@ class _ExactTimeMixin(FilteredTables):
         return float(np.mean(counts[counts > 0]))
 
     def features(self) -> Features:
-        """The columns that ``event_features`` and ``user_features`` name, of all events and users.
+        """Return the columns that ``event_features`` and ``user_features`` name.
 
         Raises:
             UsageError: for a field that cannot be one of them.
         """
-        return Features(*(feature_columns(self, f"{of}_features") for of in ("event", "user")))
+        options = ("event_features", "user_features")
+        return Features(*(feature_columns(self, option) for option in options))
 
     def _select_events(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))
@@ -251,7 +268,11 @@ class _ExactTimeMixin(FilteredTables):
         return np.flatnonzero((self.part == PHASES.index(phase)) & self.split.is_target)
 
     def build(self: Kind) -> list[Kind]:
-        """Return [train, valid, test] datasets over the same log."""
+        """Return [train, valid, test] datasets over the same log.
+
+        Raises:
+            UsageError: if there is no training target.
+        """
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
@@ -264,7 +285,7 @@ class _ExactTimeMixin(FilteredTables):
         return parts
 
     def for_config(self: Kind, config: Options) -> Kind:
-        """The same events and split, after ``build``, under other options of model and training."""
+        """Return a copy, after ``build``, under other options of model and training."""
         other = copy.copy(self)
         other.config, other.phase = config, None
         other.inter_feat = Interaction(self.log.fields)
@@ -289,8 +310,12 @@ class _ExactTimeMixin(FilteredTables):
         return other
 
     def with_later(self: Kind, new_users: bool = True) -> Kind:
-        """Return a copy, after ``build``, in which what was held out is history (``grown.py``)."""
-        return self if self.held_out is None else extended(self, self.held_out, new_users)
+        """Return a copy, after ``build``, in which held-out data are history (``grown.py``).
+
+        Args:
+            new_users: whether to add users that the run did not know.
+        """
+        return self if self.held_out is None else extend_log(self, self.held_out, new_users)
 
     def _part(self: Kind, phase: str) -> Kind:
         part = copy.copy(self)
@@ -302,7 +327,7 @@ class _ExactTimeMixin(FilteredTables):
 class PosDataset(_ExactTimeMixin, Dataset):
     """Interactions for RecBole's general models, under the sequential split of the same log.
 
-    They read no histories: of ``target_events``, these only.
+    These models read no histories, so with ``target_events`` they get only events of that kind.
     """
 
     def _change_feat_format(self) -> None:
@@ -328,14 +353,14 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
     """Targets with their histories, gathered lazily; and training windows over the same events."""
 
     def _benchmark_presets(self) -> None:
-        """RecBole's files of given parts hold histories; here they hold interactions."""
+        """Do nothing: RecBole's given parts hold histories, here they hold interactions."""
 
     def _change_feat_format(self) -> None:
-        Dataset._change_feat_format(self)  # RecBole's sequential one augments no given parts
+        Dataset._change_feat_format(self)  # SequentialDataset's does not augment given parts
         self.data_augmentation()
 
     def data_augmentation(self) -> None:
-        """RecBole's hook for making rows: builds the log and rows over all targets, lazily."""
+        """Build the log, and rows over all targets, lazily: RecBole's hook for making rows."""
         self._check_field("uid_field", "time_field")
         self._build_log()
 
@@ -346,7 +371,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self.inter_feat = self._prefix_rows(self.log.has_history)
 
     def for_config(self, config: Options) -> PosSequentialDataset:
-        """As above; histories may have another length."""
+        """Return a copy, after ``build``, under other options, the length of histories included."""
         other = super().for_config(config)
         other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         other.field2seqlen = dict(self.field2seqlen)
@@ -355,6 +380,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         return other
 
     def _require_distinct_fields(self) -> None:
+        """Refuse options that give a history column the name of another field."""
         columns = self._prefix_rows(np.empty(0, dtype=bool)).columns
         twice = sorted({name for name in columns if columns.count(name) > 1})
         if twice:
@@ -374,6 +400,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         )
 
     def _rows(self, phase: str) -> PrefixRows:
+        """Return a row for each target of a phase; without augmentation, each user's newest."""
         is_target = (self.part == PHASES.index(phase)) & self.split.is_target
         if phase == "train" and self.config["augmentation"] == "none":
             targets = np.flatnonzero(is_target)
@@ -384,8 +411,8 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
     def training_windows(self) -> Windows:
         """Return windows over the training events, for models that learn from all positions."""
         start, train = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
-        some = self.log.lengths > 0  # of nothing, reduceat makes a sum of what follows
-        train[some] = np.add.reduceat(self.part == TRAIN, start[some], dtype=np.int64)
+        has_events = self.log.lengths > 0  # reduceat gives no 0 for an empty range
+        train[has_events] = np.add.reduceat(self.part == TRAIN, start[has_events], dtype=np.int64)
         windows = training_windows(
             start,
             start + train,
@@ -393,11 +420,16 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
             self.config["train_windows"],
             self.config["window_stride"],
         )
-        some = self.config["target_events"]
-        return windows.with_targets(self.split.is_target) if some else windows
+        is_restricted = self.config["target_events"]
+        return windows.with_targets(self.split.is_target) if is_restricted else windows
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Return users by items: the events of this phase (all events before the split)."""
+        """Return [users, items] the events of this phase (of all phases before the split).
+
+        Args:
+            form: scipy's name of a sparse format.
+            value_field: field whose values are the entries; 1 for each event if None.
+        """
         events = slice(None) if self.phase is None else self._select_events(self.phase)
         users, items = self.log.users[events].numpy(), self.log.items[events].numpy()
         data = np.ones(len(users)) if value_field is None else self.log.fields[value_field][events]

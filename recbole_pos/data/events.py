@@ -13,9 +13,9 @@ from torch import Tensor
 
 from recbole_pos.data.scratch import Scratch
 
-PART_EVENTS = 1 << 22  # of a log that is gone through in parts, about
-PART = "given part"  # a column that sorts the interactions of a user before their times do
-KIND = "of target_events"  # a column of which interactions may be targets; all without it
+PART_EVENTS = 1 << 22  # about how many events a part of a log has that is processed in parts
+PART = "given part"  # column of the given part, by which a user's events are sorted before time
+KIND = "of target_events"  # column of whether an interaction may be a target; without it all may
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class EventLog:
             fields: columns in file order, taken out one by one so that memory holds each once; the
                 time column must be exact (float64 or int64). ``PART`` may be among them.
             users: number of user ids, padding included.
-            user_field, item_field, time_field: names of the three columns that matter here.
-            scratch: where columns are sorted that do not fit into memory.
+            user_field, item_field, time_field: names of these columns.
+            scratch: disk space to sort on, where the columns do not fit into memory.
 
         Raises:
             TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
@@ -62,12 +62,12 @@ class EventLog:
             offsets = _sort_on_disk(fields, users, user_field, time_field, scratch)
             return cls(fields, offsets, user_field, item_field, time_field)
         counts = np.bincount(user.numpy(), minlength=users)
-        # stable: file order breaks ties; a log that is written as things happen is sorted by time
-        in_time = bool((time[1:] >= time[:-1]).all())
-        by_time = None if in_time else torch.argsort(time, stable=True)
+        # stable: file order breaks ties; many files are sorted by time already
+        is_sorted = bool((time[1:] >= time[:-1]).all())
+        by_time = None if is_sorted else torch.argsort(time, stable=True)
         user = user.to(torch.int32)
         if PART in fields:
-            user = user * 3 + fields[PART]
+            user = user * 3 + fields[PART]  # sorts by user, then by one of three parts
         user = user if by_time is None else user[by_time]
         order = torch.argsort(user, stable=True)
         order = order if by_time is None else by_time[order]
@@ -75,7 +75,7 @@ class EventLog:
         columns = {}
         for name in list(fields):
             column = fields.pop(name)
-            if name == user_field:  # sorted, it is known without looking
+            if name == user_field:  # the sorted users follow from the counts
                 columns[name] = torch.repeat_interleave(torch.from_numpy(counts))
             else:
                 columns[name] = column.index_select(0, order)
@@ -83,8 +83,11 @@ class EventLog:
         return cls(columns, offsets, user_field, item_field, time_field)
 
     def in_parts(self) -> Iterator[tuple[slice, EventLog]]:
-        """Yield the places and the log of some users after others, so that memory for a part is
-        enough where something is counted user by user."""
+        """Yield the log in parts of whole users, to count user by user in little memory.
+
+        Yields:
+            the slice of events of each part, and their log.
+        """
         low = np.flatnonzero(np.diff(self.offsets[:-1] // PART_EVENTS, prepend=-1))
         for first, end in itertools.pairwise([*low.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
@@ -129,14 +132,14 @@ class EventLog:
 
     @property
     def has_history(self) -> np.ndarray:
-        """[events] bool: all but the oldest of each user."""
+        """[events] bool: all events but the oldest of each user."""
         mask = np.ones(len(self), dtype=bool)
         mask[self.offsets[:-1][self.lengths > 0]] = False
         return mask
 
     @property
     def possible_targets(self) -> np.ndarray:
-        """[events] bool: those with a history that ``KIND`` allows."""
+        """[events] bool: events that have a history and that ``KIND`` allows as targets."""
         return (
             self.has_history & self.fields[KIND].numpy()
             if KIND in self.fields
@@ -144,8 +147,12 @@ class EventLog:
         )
 
     def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return [events] how many possible targets the user of each event has, and how many of
-        them stand before the next event."""
+        """Count the possible targets of the user of each event.
+
+        Returns:
+            [events] int64 all possible targets of that user, and [events] int64 those up to the
+            event, itself included.
+        """
         before = np.concatenate(([0], np.cumsum(self.possible_targets)))
         first, end = (np.repeat(x, self.lengths) for x in (self.offsets[:-1], self.offsets[1:]))
         return before[end] - before[first], before[1:] - before[first]
@@ -159,8 +166,14 @@ class EventLog:
 def _sort_on_disk(
     fields: dict[str, Tensor], users: int, user_field: str, time_field: str, scratch: Scratch
 ) -> np.ndarray:
-    """Sort columns as ``EventLog.build`` does: first into ranges of users, of as many events as may
-    be in memory, then each of them. Return the offsets of users."""
+    """Sort columns as ``EventLog.build`` does, with the memory that ``scratch`` allows.
+
+    The first pass distributes events to ranges of users that fit into memory; the second sorts
+    each range.
+
+    Returns:
+        [users + 1] int64 offsets of users; the columns in ``fields`` are replaced by sorted ones.
+    """
     columns = {name: column.numpy() for name, column in fields.items()}
     user, counts = columns[user_field], np.zeros(users, dtype=np.int64)
     for rows in scratch.blocks(len(user)):
@@ -169,28 +182,28 @@ def _sort_on_disk(
     _, first, part = np.unique(offsets[:-1] // scratch.rows, return_index=True, return_inverse=True)
     ends = np.append(offsets[first], len(user))
     free = ends[:-1].copy()  # where the next event of each range goes
-    made = {name: scratch.empty(column.shape, column.dtype) for name, column in columns.items()}
+    result = {name: scratch.empty(column.shape, column.dtype) for name, column in columns.items()}
     for rows in scratch.blocks(len(user)):
-        into = part[user[rows]]
-        order = np.argsort(into, kind="stable")
-        many = np.bincount(into, minlength=len(free))
-        place = np.arange(len(order)) + np.repeat(free - (np.cumsum(many) - many), many)
-        free += many
+        target = part[user[rows]]
+        order = np.argsort(target, kind="stable")
+        sizes = np.bincount(target, minlength=len(free))
+        place = np.arange(len(order)) + np.repeat(free - (np.cumsum(sizes) - sizes), sizes)
+        free += sizes
         for name, column in columns.items():
-            made[name][place] = column[rows][order]
+            result[name][place] = column[rows][order]
     for begin, end in itertools.pairwise(ends.tolist()):
-        range_ = {name: column[begin:end] for name, column in made.items()}
+        range_ = {name: column[begin:end] for name, column in result.items()}
         keys = [range_[name] for name in (time_field, PART, user_field) if name in range_]
         order = np.lexsort(keys)  # stable: the order of the file breaks ties
         for column in range_.values():
             column[:] = column[order]
         scratch.release()
-    fields.update({name: torch.from_numpy(column) for name, column in made.items()})
+    fields.update({name: torch.from_numpy(column) for name, column in result.items()})
     return offsets
 
 
 def read_only(column: np.ndarray) -> Tensor:
-    """A tensor over an array that pandas or Ray keeps, and into which nothing here writes."""
+    """Return a tensor over a read-only array of pandas or Ray, without torch's warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(column)

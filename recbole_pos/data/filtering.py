@@ -14,9 +14,9 @@ Intervals = list[tuple[str, float, float, str]]
 
 
 class FilteredTables(AtomicTables):
-    """Tables of which lines are left out, by RecBole's options and ``session_filter``.
+    """Tables that leave out lines by RecBole's options and ``session_filter``.
 
-    Each filter gives the lines that RecBole's gives, in their order in the file.
+    Each filter keeps the same lines as RecBole's, in their order in the file.
     """
 
     def _data_filtering(self) -> None:
@@ -34,11 +34,12 @@ class FilteredTables(AtomicTables):
         """Keep the lines of a table (``inter``, ``user``, ``item``) where ``mask`` is true."""
         if not mask.all():
             feat = getattr(self, f"{table}_feat")
-            on_disk = self.scratch if table == "inter" else None
-            kept = on_disk.keep(feat, mask) if on_disk else feat.take(np.flatnonzero(mask))
+            scratch = self.scratch if table == "inter" else None
+            kept = scratch.keep(feat, mask) if scratch else feat.take(np.flatnonzero(mask))
             setattr(self, f"{table}_feat", kept)
 
     def _filter_nan_user_or_item(self) -> None:
+        """Leave out lines without a user or item, with RecBole's warning."""
         for field, table in ((self.uid_field, "user"), (self.iid_field, "item")):
             for name in (table, "inter"):
                 feat = getattr(self, f"{name}_feat")
@@ -54,10 +55,13 @@ class FilteredTables(AtomicTables):
                     self._keep(name, ~nameless)
 
     def _remove_duplication(self) -> None:
-        """``rm_copies``; RecBole's ``rm_dup_inter``, but equal times keep their order."""
+        """Leave out exact copies (``rm_copies``) and repeated pairs (RecBole's ``rm_dup_inter``).
+
+        RecBole may reorder interactions with equal times; here they keep their order.
+        """
         if self.config["rm_copies"]:
-            same = self.inter_feat.duplicated([self.uid_field, self.iid_field, self.time_field])
-            self._keep("inter", ~same.to_numpy())
+            copies = self.inter_feat.duplicated([self.uid_field, self.iid_field, self.time_field])
+            self._keep("inter", ~copies.to_numpy())
         keep = self.config["rm_dup_inter"]
         if keep is None:
             return
@@ -75,21 +79,27 @@ class FilteredTables(AtomicTables):
                 self._keep("inter", self.inter_feat[field].isin(feat[field]).to_numpy())
 
     def _filter_by_inter_num(self) -> None:
-        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none."""
+        """Apply ``session_filter``, then RecBole's intervals of numbers of interactions.
+
+        Names get their ids later, so that dropped ones get none.
+        """
         least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
         if max(least) > 1:
             self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
             for table, field in (("user", self.uid_field), ("item", self.iid_field)):
                 feat = getattr(self, f"{table}_feat")
                 if feat is not None:
-                    left = self.inter_feat[field].unique()
+                    remaining = self.inter_feat[field].unique()
                     dropped = before[field].unique()
-                    dropped = dropped[~dropped.isin(left)]
+                    dropped = dropped[~dropped.isin(remaining)]
                     self._keep(table, ~feat[field].isin(dropped).to_numpy())
         self._filter_by_count()
 
     def _filter_by_count(self) -> None:
-        """Leave out users and items with too few or too many interactions, until none is left."""
+        """Leave out users and items with too few or too many interactions.
+
+        Each round lowers the counts of the others, so it repeats until nothing is left out.
+        """
         tables, fields = ("user", "item"), (self.uid_field, self.iid_field)
         intervals, rows = [], []
         for table, field in zip(tables, fields, strict=True):
@@ -97,7 +107,7 @@ class FilteredTables(AtomicTables):
             if allowed and len(allowed) > 1:
                 self.logger.warning("More than one interval of interaction number are given!")
             intervals.append(allowed)
-            lines = np.empty(0, dtype=np.int64)  # the table's names as codes, -1 without events
+            lines = np.empty(0, dtype=np.int64)  # codes of the table's names, -1 without events
             if (feat := getattr(self, f"{table}_feat")) is not None:
                 names = feat[field].cat
                 places = self.inter_feat[field].cat.categories.get_indexer(names.categories)
@@ -108,30 +118,30 @@ class FilteredTables(AtomicTables):
         codes = [self.inter_feat[field].cat.codes.to_numpy() for field in fields]
         kept = np.ones(len(self.inter_feat), dtype=bool)
         stays = [np.ones(len(lines), dtype=bool) for lines in rows]
-        found = True
-        while found:
-            found, dropped = False, np.zeros(len(codes[0]), dtype=bool)
+        has_changed = True
+        while has_changed:
+            has_changed, dropped = False, np.zeros(len(codes[0]), dtype=bool)
             for side, allowed in enumerate(intervals):
                 names = self.inter_feat[fields[side]].cat.categories
-                counts = np.bincount(codes[side], minlength=len(names) + 1)  # the last is of none
+                counts = np.bincount(codes[side], minlength=len(names) + 1)  # last: for code -1
                 wrong = (counts > 0) & ~_within(counts, allowed)
-                # RecBole's rule for lines of the table, whose names need not have interactions
+                # RecBole applies the lower bound also to names of the table without interactions
                 least = allowed[0][1] if allowed else -1
                 few = stays[side] & (counts[rows[side]] < least)
                 wrong[rows[side][few]] = True
                 wrong[-1] = False
-                found |= bool(wrong.any() or few.any())
+                has_changed |= bool(wrong.any() or few.any())
                 stays[side] &= ~(few | wrong[rows[side]])
                 dropped |= wrong[codes[side]]
             kept[kept] = ~dropped
-            codes = [each[~dropped] for each in codes]
+            codes = [column[~dropped] for column in codes]
         self._keep("inter", kept)
         for table, mask in zip(tables, stays, strict=True):
             self._keep(table, mask)
 
 
 def _within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
-    """Return whether each number lies in one of the intervals; without any, it does."""
+    """Return [n] bool: whether each number lies in an interval; all do if there is none."""
     if not intervals:
         return np.ones(len(numbers), dtype=bool)
     inside = np.zeros(len(numbers), dtype=bool)

@@ -1,4 +1,4 @@
-"""Windows to packed batches, by index, wherever the log lies."""
+"""Windows to packed batches, by index, on the device that holds the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
 
-ROOM = 0.5  # of a GPU's free memory that a log may take
+ROOM = 0.5  # share of a GPU's free memory that a log may take
 T = TypeVar("T")
 
 
@@ -47,10 +47,15 @@ class WindowGatherer:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Gather [b] windows as one packed batch; ``index`` has them on the device, if there."""
+        """Gather windows as one packed batch.
+
+        Args:
+            batch: [b] windows, on the host.
+            index: the same on the device, if it was copied already.
+        """
         windows = self.windows
-        lengths_here = windows.end[batch] - windows.start[batch]
-        m, k = int(lengths_here.sum()), int(windows.counts[batch].sum())
+        host_lengths = windows.end[batch] - windows.start[batch]
+        m, k = int(host_lengths.sum()), int(windows.counts[batch].sum())
         if index is None:
             index = torch.from_numpy(batch).to(self.device)
         start, end, first = self.start[index], self.end[index], self.first[index]
@@ -58,16 +63,16 @@ class WindowGatherer:
         event = ranges(start, lengths, m)
         trained, positions = event, None
         if k < m:  # some events are context
-            some = int((windows.end[batch] - windows.first[batch]).sum())
-            positions = ranges(first - start + lengths.cumsum(0) - lengths, end - first, some)
-            if self.is_target is not None:  # sorted, since a mask would be waited for
-                other = (~self.is_target[event[positions] + 1]).byte()
-                positions = positions[other.argsort(stable=True)[:k]]
+            total = int((windows.end[batch] - windows.first[batch]).sum())
+            positions = ranges(first - start + lengths.cumsum(0) - lengths, end - first, total)
+            if self.is_target is not None:  # sorting keeps k on the host; a mask would synchronise
+                is_context = (~self.is_target[event[positions] + 1]).byte()
+                positions = positions[is_context.argsort(stable=True)[:k]]
             trained = event[positions]
         return SequenceBatch(
             items=self.items[event],
             lengths=lengths,
-            width=int(lengths_here.max()),
+            width=int(host_lengths.max()),
             targets=self.items[trained + 1],
             positions=positions,
             times=None if self.times is None else self.times[event],
@@ -78,7 +83,12 @@ class WindowGatherer:
 
 
 def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """Return [total] start[w] .. start[w] + lengths[w] - 1 of all w, one after the other."""
+    """Return [total] int64: the ranges start[w] .. start[w] + lengths[w] - 1, concatenated.
+
+    Args:
+        start, lengths: [w] begin and length of each range.
+        total: sum of ``lengths``, known on the host so that no device is waited for.
+    """
     shift = start - (lengths.cumsum(0) - lengths)
     steps = torch.arange(total, device=start.device)
     return steps + shift.repeat_interleave(lengths, output_size=total)
@@ -91,10 +101,15 @@ def lies_on(
     windows: Windows,
     features: Features,
 ) -> bool:
-    """Return whether items and times of a log should be copied to the device of a model.
+    """Return whether the log should be copied to the device of a model once, before training.
+
+    Args:
+        device: device of the model.
+        wanted: ``data_on_device``: auto, always or never.
+        log, windows, features: the data to copy.
 
     Raises:
-        UsageError: if ``data_on_device`` (``wanted``) is always, and the GPU has no room.
+        UsageError: if ``wanted`` is always, and the GPU has no room.
     """
     if device.type != "cuda" or wanted == "never":
         return device.type != "cpu" and wanted != "never"
@@ -109,11 +124,11 @@ def lies_on(
     return wanted == "always" or size <= ROOM * free
 
 
-def one_ahead(made: Iterable[T]) -> Iterator[T]:
-    """Yield the same, each made by a thread while the one before is worked on."""
-    iterator = iter(made)
+def prefetch(items: Iterable[T]) -> Iterator[T]:
+    """Yield items in order, the next one computed in a thread while the caller uses the current."""
+    iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, iterator, None)
-        while (one := coming.result()) is not None:
-            coming = thread.submit(next, iterator, None)
-            yield one
+        upcoming = thread.submit(next, iterator, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = thread.submit(next, iterator, None)
+            yield item

@@ -1,4 +1,4 @@
-"""Data that have grown since a run: those it was trained on, and what came later."""
+"""Data that have grown since a run: the data it was trained on, and later data."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from torch import Tensor
 
 from recbole_pos.data.events import PART, EventLog
 from recbole_pos.data.known import Known
-from recbole_pos.data.naming import spelled_out
+from recbole_pos.data.naming import spell_out
 from recbole_pos.data.splits import TEST
 from recbole_pos.values import Options
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What the data have beyond what the model was trained on: new users, new interactions of known
-    items, unknown items (``update`` learns them), and interactions of these, skipped.
+    """Numbers of later data, which the model was not trained on.
+
+    Attributes:
+        users: new users.
+        events: new interactions of known items.
+        items: unknown items, which ``update`` learns.
+        skipped: interactions of unknown items.
     """
 
     users: int = 0
@@ -33,13 +38,13 @@ class Growth:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a file has beyond the events that were known.
+    """Later interactions of a file, beyond the data of a run.
 
     Attributes:
-        events: rows of it whose items are known, with names as they stand in the file.
-        users: names of users that are new, by first appearance.
-        lonely: those of new users who have events of unknown items alone.
-        skipped: number of events of unknown items.
+        events: later interactions of known items, with names as they stand in the file.
+        users: names of new users with such interactions, by first appearance.
+        lonely: names of new users whose interactions are all of unknown items.
+        skipped: number of interactions of unknown items.
         items: number of unknown items.
     """
 
@@ -51,7 +56,7 @@ class HeldOut:
 
     @property
     def growth(self) -> Growth:
-        """Its numbers."""
+        """Numbers of users, events and items held out."""
         users = len(self.users) + len(self.lonely)
         return Growth(users, len(self.events), self.items, self.skipped)
 
@@ -59,21 +64,33 @@ class HeldOut:
 def divide(
     table: pd.DataFrame, known: Known, user: str, item: str, time: str
 ) -> tuple[pd.DataFrame, HeldOut]:
-    """Divide the interactions (names as in the file) into those that were known, and later ones."""
-    of_known_items = table[item].isin(known.tokens[item][1:])
-    skipped = table[~of_known_items]
-    table = table[of_known_items]
-    then = known.oldest(table[user], table[time], user)
-    later = spelled_out(table[~then])
+    """Divide interactions into the data of a run and later ones.
+
+    Args:
+        table: the interactions, with names as in the file.
+        known: names and counts of the run.
+        user, item, time: names of these columns.
+    """
+    has_known_item = table[item].isin(known.tokens[item][1:])
+    skipped = table[~has_known_item]
+    table = table[has_known_item]
+    is_old = known.find_oldest(table[user], table[time], user)
+    later = spell_out(table[~is_old])
     names = later.loc[~later[user].isin(known.tokens[user]), user].unique()
-    others = pd.Series(skipped[user].astype(str).unique(), dtype=object)
-    lonely = others[~others.isin([*known.tokens[user], *names])].to_numpy()
-    beyond = HeldOut(later, names, lonely, len(skipped), skipped[item].nunique())
-    return table.take(np.flatnonzero(then)), beyond
+    candidates = pd.Series(skipped[user].astype(str).unique(), dtype=object)
+    lonely = candidates[~candidates.isin([*known.tokens[user], *names])].to_numpy()
+    held_out = HeldOut(later, names, lonely, len(skipped), skipped[item].nunique())
+    return table.take(np.flatnonzero(is_old)), held_out
 
 
-def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
-    """Return the lines of known users or items; tokens that were not known are missing in them."""
+def keep_known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
+    """Return the lines of users or items that a run knew; tokens it did not know become missing.
+
+    Args:
+        table: the users or items.
+        key: field of their names.
+        known: names of the run.
+    """
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
         names = known.tokens[field][1:]
@@ -85,11 +102,16 @@ def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
     return table
 
 
-def extended(dataset: Any, later: HeldOut, new_users: bool) -> Any:
-    """Return a copy of the known data, after ``build``, whose log goes on with later interactions.
+def extend_log(dataset: Any, later: HeldOut, new_users: bool) -> Any:
+    """Return a copy of a dataset, after ``build``, whose log includes later interactions.
 
-    They are history: nothing is trained on them. Attributes of new users and of later interactions,
-    other than names that were known, are missing. ``new_users``: whether to add these, too.
+    These are history only: nothing is trained on them. Attributes of new users, and of later
+    interactions except known names, are missing.
+
+    Args:
+        dataset: the data of a run.
+        later: the later interactions.
+        new_users: whether to add users that the run did not know.
     """
     other = copy.copy(dataset)
     other.identity = dataset.identity  # weights learned from the known data fit
@@ -106,7 +128,7 @@ def extended(dataset: Any, later: HeldOut, new_users: bool) -> Any:
         for field, column in log.fields.items()
     }
     fields = {field: torch.cat((column, added[field])) for field, column in log.fields.items()}
-    place = f"{user_field} place"  # of every event before it is sorted
+    place = f"{user_field} place"  # column of the place of every event before sorting
     fields[place] = torch.arange(len(log) + len(events))
     split = dataset.split
     parts = np.append(split.part, np.full(len(events), TEST, split.part.dtype))
@@ -120,11 +142,13 @@ def extended(dataset: Any, later: HeldOut, new_users: bool) -> Any:
         part=parts,
         is_target=np.append(split.is_target, np.zeros(len(events), dtype=bool))[order],
     )
-    more = len(names) - dataset.user_num
+    added_users = len(names) - dataset.user_num
     other.missing = {
         field: np.append(mask, np.zeros(len(events), dtype=bool))[order]
         if field in log.fields
-        else np.append(mask, np.ones(more if _is_user_field(dataset, field) else 0, dtype=bool))
+        else np.append(
+            mask, np.ones(added_users if _is_user_field(dataset, field) else 0, dtype=bool)
+        )
         for field, mask in dataset.missing.items()
     }
     for field in added:
@@ -134,10 +158,10 @@ def extended(dataset: Any, later: HeldOut, new_users: bool) -> Any:
                 is_new[order] & ~np.isfinite(whole.fields[field].numpy())
             )
             whole.fields[field].nan_to_num_(0.0)
-    if more and dataset.user_feat is not None:
+    if added_users and dataset.user_feat is not None:
         other.user_feat = Interaction(
             {
-                field: torch.cat((column, column.new_zeros((more, *column.shape[1:]))))
+                field: torch.cat((column, column.new_zeros((added_users, *column.shape[1:]))))
                 for field, column in dataset.user_feat.interaction.items()
             }
         )
@@ -152,15 +176,26 @@ def _is_user_field(dataset: Any, field: str) -> bool:
 def _column(
     events: pd.DataFrame, field: str, like: Tensor, ids: dict[str, int] | None, config: Options
 ) -> Tensor:
-    """A field of later events as a column like that of the log; 0 or NaN where that cannot be."""
+    """Return a field of later events as a column like the log's.
+
+    Args:
+        events: the later events, with names.
+        field: name of the field.
+        like: the log's column.
+        ids: ids of names, for a token field.
+        config: options that scale fields.
+
+    Returns:
+        [events] or [events, s]; 0 or NaN where the value is not there or its scale is unknown.
+    """
     empty = like.new_zeros((len(events), *like.shape[1:]))
     if field not in events or like.dim() > 1:
         return empty
     if ids is not None:
         return torch.from_numpy(events[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
-    # the scale of those that were known is not kept
-    scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
-    scaled = scaled or field in (config["discretization"] or ())
-    if scaled and field != config["TIME_FIELD"]:
+    # the run does not keep the scale of its values, so later ones cannot be scaled alike
+    is_scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
+    is_scaled = is_scaled or field in (config["discretization"] or ())
+    if is_scaled and field != config["TIME_FIELD"]:
         return empty.fill_(torch.nan) if like.dtype.is_floating_point else empty
     return torch.from_numpy(events[field].to_numpy(dtype=np.float64, copy=True)).to(like.dtype)

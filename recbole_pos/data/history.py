@@ -1,4 +1,4 @@
-"""Which items of a user's past are left out of what is recommended."""
+"""Which items of a user's history are excluded from recommendations."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from recbole_pos.values import Options
 
 
 def masks_history(config: Options) -> bool:
-    """Return whether items of a user's past are left out: ``mask_history``, or RecBole's choice."""
-    given = config["mask_history"]
-    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if given is None else given
+    """Return whether seen items are excluded: ``mask_history``, or RecBole's choice if unset.
+
+    RecBole excludes them for all models but sequential ones.
+    """
+    choice = config["mask_history"]
+    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
 
 
 def past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (row, item) of every past interaction of each row, but the row's own target item.
+    """Return (row, item) of every past interaction of each row, except of the row's target item.
 
     Args:
-        log: what ``target_event`` points into.
-        target_event: [B] places of the targets in the log.
-        positive: [B] their items.
+        log: the interactions.
+        target_event: [B] int64 place of each row's target in the log.
+        positive: [B] int64 item of each target.
+
+    Returns:
+        [n] int64 rows and [n] int64 items.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]

@@ -1,4 +1,4 @@
-"""What a model was trained on, as digests that its checkpoint keeps."""
+"""Digests of the data that a model was trained on, which its checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 from recbole_pos.data.protocols import Dataset
 
 
-def identity(dataset: Dataset) -> dict[str, Any]:
+def compute_identity(dataset: Dataset) -> dict[str, Any]:
     """Return digests of a dataset after ``build``.
 
-    ``data`` is of items, sequences and split, then of times; ``fields`` by name of every other
-    loaded field: its values, and the tokens that its numbers stand for.
+    Returns:
+        ``data``: digest of items, sequences and split, followed by the digest of times; and
+        ``fields``: by name of every other loaded field, digest of its values and their tokens.
     """
     log = dataset.log
     ids = {log.user_field, log.item_field, log.time_field}
@@ -34,8 +35,8 @@ def identity(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Return what has changed between two identities, as words; None if nothing has.
+def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Return what has changed between two identities, in words for a message; None if nothing has.
 
     Fields are compared where both have them; earlier versions kept fewer in ``then``.
     """
@@ -46,7 +47,7 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return names of the fields that both have, with other values."""
+    """Return names of the fields that both identities have, with different values."""
     before, after = then.get("fields") or {}, now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 
@@ -57,6 +58,7 @@ def _of_field(dataset: Dataset, field: str, column: np.ndarray) -> str:
 
 
 def _digest(text: str, *columns: np.ndarray) -> str:
+    """Return the digest of a text and of the bytes of arrays, in hexadecimal."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for column in columns:
         digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)

@@ -1,7 +1,7 @@
 """Content vectors of items, made elsewhere: files of names and numbers, put in the order of ids.
 
-``.npy`` files are mapped and ``.parquet`` files read in parts, so that of a file only the rows that
-are kept are in memory, once.
+``.npy`` files are mapped and ``.parquet`` files read in parts, so that memory holds only the rows
+of known items, once.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from recbole_pos.files import write_text, writing
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
-_LARGEST = 16_384  # numbers of a vector, of whose pairs there are statistics
+_LARGEST = 16_384  # numbers of a vector; statistics need memory for the square of them
 _BLOCK = 1 << 24  # numbers that are copied at a time
-_scratch: list[tempfile.TemporaryDirectory] = []  # of vectors from memory; gone with the process
+_scratch: list[tempfile.TemporaryDirectory] = []  # folder of vectors from memory, until exit
 
 
 @dataclass(frozen=True)
 class VectorFile:
-    """One file.
+    """A file of item vectors.
 
     Attributes:
-        path: of it.
-        names: [rows] of items, each once.
+        path: path of the file.
+        names: [rows] names of items, each once.
         size: numbers of a vector.
     """
 
@@ -45,10 +45,10 @@ class VectorFile:
     size: int
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (rows [r], vectors [r, size]) from the first row on; rows without one are skipped.
+        """Yield (rows [r], vectors [r, size]) in the order of the file; empty rows are skipped.
 
         Raises:
-            UsageError: if a vector has another size.
+            UsageError: if a vector has another size, or the file cannot be read.
         """
         raise NotImplementedError
 
@@ -58,7 +58,11 @@ class NpyFile(VectorFile):
 
     @classmethod
     def open(cls, path: Path) -> NpyFile:
-        """Read names and the header."""
+        """Read the names, and the header of the matrix.
+
+        Raises:
+            UsageError: if a file cannot be read, is no matrix, or names and rows are not as many.
+        """
         names = _read_lines(path.with_suffix(".txt"), f"the names of the rows of {path.name}")
         values = _map(path)
         if values.ndim != 2 or values.dtype.kind not in "fiu":
@@ -85,7 +89,11 @@ class ParquetFile(VectorFile):
 
     @classmethod
     def open(cls, path: Path, item_field: str) -> ParquetFile:
-        """Read names and the size of the first vector."""
+        """Read the names, and the size of the first vector.
+
+        Raises:
+            UsageError: if the file cannot be read, or its columns are not names and vectors.
+        """
         with _reading(path), pq.ParquetFile(path, memory_map=True) as file:
             schema = file.schema_arrow
             lists = [field.name for field in schema if _is_vector(field.type)]
@@ -99,9 +107,9 @@ class ParquetFile(VectorFile):
             names = file.read([key]).column(0).cast(pa.string())
             if names.null_count:
                 raise UsageError(f"item_vectors: {path}: {names.null_count:,} rows have no {key}")
-            found = cls(path, pd.Index(names.to_pandas()), 0)
-            sizes = (len(vectors[0]) for _, vectors in found._lists(file, lists[0]))
-            return cls(path, found.names, next(sizes, 0))
+            unsized = cls(path, pd.Index(names.to_pandas()), 0)
+            sizes = (len(vectors[0]) for _, vectors in unsized._lists(file, lists[0]))
+            return cls(path, unsized.names, next(sizes, 0))
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with _reading(self.path), pq.ParquetFile(self.path, memory_map=True) as file:
@@ -109,6 +117,7 @@ class ParquetFile(VectorFile):
             yield from self._lists(file, column)
 
     def _lists(self, file: pq.ParquetFile, column: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield rows and vectors of a column of lists, as ``blocks`` does."""
         begin = 0
         for batch in file.iter_batches(batch_size=max(1, _BLOCK // 1024), columns=[column]):
             lists = batch.column(0)
@@ -130,11 +139,11 @@ class ParquetFile(VectorFile):
 
 @dataclass(frozen=True)
 class ItemVectors:
-    """Vectors in the order of some names.
+    """Vectors of items in the order of ids.
 
     Attributes:
         values: [names, size] float32; zeros where no file has the name.
-        notices: what was found and what was not, a sentence a file.
+        notices: for each file a sentence on how many items it has vectors of.
     """
 
     values: np.ndarray
@@ -171,16 +180,17 @@ def read_vectors(
     """Read the vectors of items.
 
     Args:
-        source: ``item_vectors``: a path, or paths by name, whose vectors are put side by side.
-        names: [n] of items, in the order wanted; the first is padding.
-        item_field: what a column of names is called.
-        out: a .npy file that gets the vectors; they are in memory if None.
+        source: ``item_vectors``: a path, or paths by name, whose vectors are concatenated.
+        names: [n] names of items by id; the first is padding.
+        item_field: name of the column of names, in parquet.
+        out: a .npy file to write the vectors to; they are in memory if None.
 
     Raises:
         UsageError: if a file cannot be read, a number is not finite, or no item has a vector.
     """
     files = open_files(source, item_field)
-    shape, notices, begin = (len(names), sum(file.size for file in files)), [], 0
+    shape = len(names), sum(file.size for file in files)
+    notices, begin = [], 0  # begin: first column of the current file
     values: np.ndarray
     if out is None:
         values = np.zeros(shape, np.float32)
@@ -191,10 +201,10 @@ def read_vectors(
         place[place == 0] = -1  # padding is no item
         found = 0
         for rows, vectors in file.blocks():
-            known = place[rows] >= 0
-            ids = place[rows[known]]
-            with np.errstate(over="ignore"):
-                part = vectors[known].astype(np.float32)
+            is_item = place[rows] >= 0
+            ids = place[rows[is_item]]
+            with np.errstate(over="ignore"):  # the next lines report overflow
+                part = vectors[is_item].astype(np.float32)
             if not np.isfinite(part).all():
                 name = names[ids[(~np.isfinite(part)).any(1).argmax()]]
                 raise UsageError(
@@ -220,13 +230,21 @@ def read_vectors(
     return ItemVectors(values, notices)
 
 
-def read_new(
+def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read names [k] and vectors [k, size] of the items that are not known yet.
+    """Read the vectors of items that a model does not know yet.
+
+    Args:
+        source: ``item_vectors``: a path, or paths by name.
+        known: ids by name of the items that the model knows.
+        item_field: name of the column of names, in parquet.
+
+    Returns:
+        [k] names and [k, size] float32 vectors.
 
     Raises:
-        UsageError: if all are, or as :func:`read_vectors`.
+        UsageError: if all items are known, or as :func:`read_vectors`.
     """
     named = (name for file in open_files(source, item_field) for name in file.names)
     new = [name for name in dict.fromkeys(named) if name and name not in known and name != "[PAD]"]
@@ -240,9 +258,16 @@ def read_new(
 
 
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
-    """Write the vectors of a run's items into its folder, so that it can be moved."""
+    """Write the vectors of a run's items into its folder, so that the folder can be moved.
+
+    Args:
+        source: ``item_vectors``: a path, or paths by name.
+        names: [n] names of items by id; the first is padding.
+        item_field: name of the column of names, in parquet.
+        folder: folder of the run.
+    """
     file = folder / KEPT
-    if absolute(source) == str(file.resolve()):  # of a run that goes on
+    if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
     with writing(file):
         read_vectors(source, names, item_field, part := folder / f".{KEPT}.part")
@@ -251,17 +276,20 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
 
 
 def to_files(value: Any) -> Any:
-    """Write vectors from memory into a file of this process, and return its path.
+    """Write vectors from memory into a temporary file, which lasts as long as the process.
 
     Args:
         value: a DataFrame with a column of names and one of lists, or of numbers with the names as
-            its index; or (names, matrix). What is a path already, or paths by name, stays.
+            its index; or (names, matrix); or any of these by name.
+
+    Returns:
+        the path of the file, or paths by name; values that are paths already are returned.
 
     Raises:
         UsageError: if names and rows are not as many.
     """
     if isinstance(value, Mapping):
-        return {name: to_files(one) for name, one in value.items()}
+        return {name: to_files(vectors) for name, vectors in value.items()}
     if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
     if not _scratch:
@@ -270,18 +298,19 @@ def to_files(value: Any) -> Any:
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         value.to_parquet(path := path.with_suffix(".parquet"), index=False)
         return str(path)
-    both = (value.index, value) if isinstance(value, pd.DataFrame) else tuple(value)
-    if len(both) != 2 or len(both[0]) != len(both[1]):
+    pair = (value.index, value) if isinstance(value, pd.DataFrame) else tuple(value)
+    if len(pair) != 2 or len(pair[0]) != len(pair[1]):
         raise UsageError("item_vectors: expected names and a matrix with a row for each of them")
-    np.save(path, np.asarray(both[1]))
-    path.with_suffix(".txt").write_text("".join(f"{name}\n" for name in both[0]), "utf-8")
+    names, matrix = pair
+    np.save(path, np.asarray(matrix))
+    path.with_suffix(".txt").write_text("".join(f"{name}\n" for name in names), "utf-8")
     return str(path)
 
 
-def absolute(source: Any) -> Any:
-    """Return paths from the root, for processes that work in another folder."""
+def make_absolute(source: Any) -> Any:
+    """Return a path, or paths by name, as absolute ones, for processes in another folder."""
     if isinstance(source, Mapping):
-        return {name: absolute(path) for name, path in source.items()}
+        return {name: make_absolute(path) for name, path in source.items()}
     return source and str(Path(source).resolve())
 
 
@@ -307,7 +336,7 @@ def _read_lines(path: Path, what: str) -> list[str]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what numpy and Arrow raise about a file into a UsageError."""
+    """Turn errors of numpy and Arrow into a UsageError, for use in a ``with`` block."""
     try:
         yield
     except UsageError:

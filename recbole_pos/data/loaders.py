@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +14,9 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import BatchRequirements, SequenceBatch, sent
+from recbole_pos.data.batch import BatchRequirements, SequenceBatch, send_to_device
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
+from recbole_pos.data.gathering import WindowGatherer, lies_on, prefetch
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Shard, current_shard
@@ -41,7 +42,7 @@ class WindowLoader:
             numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
     """
 
-    packed = True  # what it gives: windows, not rows
+    packed = True  # batches are packed windows, not rows
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class WindowLoader:
         self.epoch = 0
         self.shard = Shard()
         self._gatherer = self._gatherer_on(torch.device("cpu"))
-        self._made: tuple[int, list[np.ndarray]] | None = None
+        self._cached: tuple[int, list[np.ndarray]] | None = None  # an epoch and its batches
 
     @property
     def targets(self) -> int:
@@ -84,45 +85,54 @@ class WindowLoader:
 
     def _batches(self) -> list[np.ndarray]:
         """Return the windows of each batch of this epoch, in order."""
-        if self._made is None or self._made[0] != self.epoch:
-            self._made = self.epoch, self._make_batches()
-        return self._made[1]
+        if self._cached is None or self._cached[0] != self.epoch:
+            self._cached = self.epoch, self._make_batches()
+        return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        begin = np.cumsum(self.sizes) - self.sizes  # of each group among the members
+        """Order and cut the groups of windows into the batches of this epoch.
+
+        Shuffled groups are taken ``pool`` batches at a time, sorted by length and split into
+        batches with about equal numbers of targets; those are shuffled in turn. No group is cut.
+        """
+        begin = np.cumsum(self.sizes) - self.sizes  # place of each group among the members
         lengths = np.maximum.reduceat(self.windows.lengths[self.members], begin)
         targets = np.add.reduceat(self.windows.counts[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(begin)) if self.shuffle else np.arange(len(begin))
         batches: list[np.ndarray] = []
-        for pool in self._cut(order, self.batch_size * self.pool):
-            count = -(-int(self.sizes[pool].sum()) // self.batch_size)
+        for groups in self._cut(order, self.batch_size * self.pool):
+            count = math.ceil(int(self.sizes[groups].sum()) / self.batch_size)
             if self.pool == 1 or not self.shuffle:
-                batches += np.array_split(pool, min(count, len(pool)))
+                batches += np.array_split(groups, min(count, len(groups)))
                 continue
-            pool = pool[np.argsort(lengths[pool], kind="stable")]
-            middle = np.cumsum(targets[pool]) - targets[pool] / 2
-            share = np.minimum(middle * count // targets[pool].sum(), count - 1)
-            batches += [part for part in np.split(pool, np.flatnonzero(np.diff(share)) + 1)]
+            groups = groups[np.argsort(lengths[groups], kind="stable")]
+            batches += _split_evenly(groups, targets[groups], count)
         if self.most_events is not None:
             events = np.add.reduceat(self.windows.lengths[self.members], begin)
-            batches = [part for batch in batches for part in self._bounded(batch, events)]
+            batches = [part for batch in batches for part in self._limit_events(batch, events)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
 
-    def _bounded(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
-        """A batch, cut where it has more than ``most_events`` of the ``events`` of each group."""
-        own = events[groups]
-        total = int(own.sum())
+    def _limit_events(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
+        """Cut a batch until no part has more than ``most_events`` events, or it is one group.
+
+        Args:
+            groups: the groups of the batch.
+            events: [all groups] input events of each group.
+        """
+        total = int(events[groups].sum())
         if self.most_events is None or total <= self.most_events or len(groups) == 1:
             return [groups]
-        share = (np.cumsum(own) - own / 2) * -(-total // self.most_events) // total
-        parts = np.split(groups, np.flatnonzero(np.diff(share)) + 1)  # two or more
-        return [one for part in parts for one in self._bounded(part, events)]
+        parts = _split_evenly(groups, events[groups], math.ceil(total / self.most_events))
+        return [limited for part in parts for limited in self._limit_events(part, events)]
 
     def _groups(self, linked: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Windows that stay together: all of them, group by group, and the size of each group."""
+        """Return the windows group by group, and the size of each group.
+
+        Windows of a group stay in one batch: under ``linked`` all windows of a user, else one.
+        """
         start = self.windows.start
         if not linked:
             return np.arange(len(start)), np.ones(len(start), dtype=np.int64)
@@ -131,7 +141,7 @@ class WindowLoader:
         return members, np.unique(user, return_counts=True)[1]
 
     def _cut(self, order: np.ndarray, windows: int) -> list[np.ndarray]:
-        """Split groups into parts of about ``windows`` windows."""
+        """Split the groups ``order`` into parts of about ``windows`` windows."""
         before = np.cumsum(self.sizes[order]) - self.sizes[order]
         return np.split(order, np.flatnonzero(np.diff(before // windows)) + 1)
 
@@ -139,15 +149,15 @@ class WindowLoader:
         targets = self.windows.counts
         batches = self._batches()
         index: Iterator[Tensor | None] = itertools.repeat(None)
-        if self._gatherer.device.type != "cpu":  # the whole epoch's at once
+        if self._gatherer.device.type != "cpu":  # one copy to the device for the whole epoch
             own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
             order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
             index = iter(order.split([len(batch) for batch in own]))
-        for batch, there in zip(batches, index, strict=False):
-            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), there)
+        for batch, on_device in zip(batches, index, strict=False):
+            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), on_device)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
-        """Yield the batches of an epoch where the model is.
+        """Yield the batches of an epoch on the device of the model.
 
         Args:
             device: device of the model.
@@ -166,8 +176,8 @@ class WindowLoader:
             batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
-        if self.shard.alone:  # or its numbers would be those of the next batch
-            batches = one_ahead(batches)
+        if self.shard.alone:  # a shard counts the current batch, which must not be the next one
+            batches = prefetch(batches)
         for batch in batches:
             yield batch.to(device)
 
@@ -179,8 +189,15 @@ class WindowLoader:
         return WindowGatherer(self.log, self.windows, self.requirements, device, self.features)
 
 
+def _split_evenly(groups: np.ndarray, weights: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Split [n] groups, in order, into at most ``parts`` parts of about equal total weight."""
+    middle = np.cumsum(weights) - weights / 2  # a group goes where its middle lies
+    part = np.minimum(middle * parts // weights.sum(), parts - 1)
+    return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
+
+
 class RowLoader(TrainDataLoader):
-    """RecBole's loader of rows, one target each, distinguished by the same questions."""
+    """RecBole's loader of rows, one target each, with the interface of ``WindowLoader``."""
 
     packed = False
     shard = Shard()
@@ -193,21 +210,23 @@ class RowLoader(TrainDataLoader):
         return self.sample_size
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[Interaction]:
-        """Yield the batches of an epoch where the model is; rows are made on the host alone."""
+        """Yield the batches of an epoch on the device of the model; rows are made on the host."""
+        pack = self.requirements.pack
         for batch in self:
             if device.type == "cpu":
                 yield batch.to(device)
             else:
-                yield sent(
-                    batch if self.requirements.pack is None else self.requirements.pack(batch),
-                    device,
-                )
+                yield send_to_device(batch if pack is None else pack(batch), device)
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: torch's generator, which checkpoints keep, makes the order."""
+        """Do nothing: torch's generator, which checkpoints keep, makes the order."""
 
     def divide(self, shard: Shard) -> None:
-        """Collate this process's part of every batch."""
+        """Collate only this process's part of every batch from now on.
+
+        Raises:
+            UsageError: if batches are made in worker processes.
+        """
         if shard.alone or not self.shard.alone:
             return
         if self.num_workers:
@@ -234,12 +253,16 @@ class TargetLoader(FullSortEvalDataLoader):
         self.set_batch_size(self.step)
 
     def collate_fn(self, index: list[int]) -> tuple[Interaction, None, Tensor, Tensor]:
-        """RecBole's batch of a sequential model: rows, no history, row and item of each target."""
+        """Return RecBole's batch of a sequential model for evaluation.
+
+        Returns:
+            rows, no history, and the row and item of each target, both [rows] int64.
+        """
         rows = self.transform(self._dataset, self._dataset[self.rows[np.array(index)]])
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
 
-def training_loader(
+def make_training_loader(
     config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
     """Return packed windows under ``augmentation: all_positions``, else rows.
@@ -274,7 +297,7 @@ def training_loader(
     )
 
 
-def held_out_loaders(
+def make_held_out_loaders(
     config: Options, parts: dict[str, PosDataset | PosSequentialDataset]
 ) -> dict[str, TargetLoader | None]:
     """Return a loader for validation and for test; None for a phase without targets."""
@@ -291,21 +314,28 @@ def held_out_loaders(
 
 
 def _sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
-    """Negatives that know training events alone; RecBole counts the popularity in all parts."""
+    """Return RecBole's sampler of negatives, over training events only; None for no negatives.
+
+    RecBole's own construction counts popularity in all parts.
+
+    Raises:
+        UsageError: if sampling by popularity could never find a negative.
+    """
     options = config["train_neg_sample_args"]
     if options["distribution"] == "none":
         return None
-    given = options["distribution"], options["alpha"]
+    distribution = options["distribution"], options["alpha"]
+    by_popularity = options["distribution"] == "popularity"
     items = train.inter_feat[train.iid_field].unique().numel()
     if config["repeatable"]:
-        if given[0] == "popularity" and items == 1:
+        if by_popularity and items == 1:
             raise UsageError(  # RecBole would draw forever
                 "train_neg_sample_args: only one item occurs in training, which leaves none to "
                 "draw by popularity; use distribution: uniform"
             )
-        return RepeatableSampler(["train"], train, *given).set_phase("train")
-    sampler = Sampler(["train"], [train], *given).set_phase("train")
-    if given[0] == "popularity" and max(map(len, sampler.used_ids)) == items:
+        return RepeatableSampler(["train"], train, *distribution).set_phase("train")
+    sampler = Sampler(["train"], [train], *distribution).set_phase("train")
+    if by_popularity and max(map(len, sampler.used_ids)) == items:
         raise UsageError(  # RecBole would draw forever
             f"train_neg_sample_args: a user has all {items} items that occur in training, which "
             "leaves none to draw by popularity; use distribution: uniform"

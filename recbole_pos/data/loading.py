@@ -13,7 +13,7 @@ from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
-from recbole_pos.data.naming import spelled_out, stacked
+from recbole_pos.data.naming import spell_out, stack_tables
 from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.data.tables import Table, open_table
@@ -32,15 +32,15 @@ NAMING_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class AtomicTables(Dataset):
-    """RecBole's Dataset, reading files in its own way."""
+    """RecBole's Dataset, with a reader of its own that checks files and advises on errors."""
 
-    given: np.ndarray | None = None  # [interactions] int8 part of each, of given parts
-    scratch: Scratch | None = None  # where interactions are kept that do not fit into memory
+    given: np.ndarray | None = None  # [interactions] int8 given part of each, if files give parts
+    scratch: Scratch | None = None  # disk space for interactions that do not fit into memory
     inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
     field2seqlen: dict[str, int]
 
     def _get_preset(self) -> None:
-        """RecBole's; a given split is filtered and divided as any other is."""
+        """Set defaults as RecBole does, but filter and split given parts as any other data."""
         super()._get_preset()
         self.benchmark_filename_list = None
 
@@ -57,8 +57,17 @@ class AtomicTables(Dataset):
         return atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
     def _load_data(self, token: str, dataset_path: str) -> None:
-        more = self.config["additional_feat_suffix"] or []
-        require_dataset(token, Path(dataset_path), ["user", "item", *more], self.config)
+        """Load all tables, and check that they and the options fit together.
+
+        Args:
+            token: name of the dataset.
+            dataset_path: its folder.
+
+        Raises:
+            UsageError: if a file is missing or wrong, or an option names a field that is not there.
+        """
+        suffixes = self.config["additional_feat_suffix"] or []
+        require_dataset(token, Path(dataset_path), ["user", "item", *suffixes], self.config)
         for table in ("user", "item"):
             file = self._file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
@@ -72,6 +81,12 @@ class AtomicTables(Dataset):
             raise
         except ValueError as error:  # how RecBole refuses files or options about them
             raise UsageError(f"data: {error}") from error
+        self._require_common_names()
+        self._require_distinct_columns(token)
+        self._require_named()
+
+    def _require_common_names(self) -> None:
+        """Refuse a table of users or items without a name that has an interaction."""
         for table, key in (("user", self.uid_field), ("item", self.iid_field)):
             if (feat := getattr(self, f"{table}_feat")) is None:
                 continue
@@ -82,6 +97,9 @@ class AtomicTables(Dataset):
                     f"{shown(names[0])}, the interactions {shown(ours[0])}; write both in one way, "
                     f"or leave {table} out of load_col"
                 )
+
+    def _require_distinct_columns(self, token: str) -> None:
+        """Refuse a field, except ids, that is loaded from two tables of the dataset ``token``."""
         ids = {"inter": {self.uid_field, self.iid_field}}
         ids |= {"user": {self.uid_field}, "item": {self.iid_field}}
         tables = {table: getattr(self, f"{table}_feat") for table in ids}
@@ -95,19 +113,22 @@ class AtomicTables(Dataset):
                     f"{twice}: is loaded from {token}.{one} and from {token}.{other}. Take one of "
                     "them by load_col, or give the columns different names"
                 )
-        self._require_named()
 
     def _require_named(self) -> None:
-        """Every field that an option names must be loaded, and of the type that is needed."""
+        """Require that every field that an option names is loaded, and of a type it can have.
+
+        Raises:
+            UsageError: if one is not.
+        """
         for option, needed in NAMING_FIELDS.items():
-            given = self.config[option] or ()
+            value = self.config[option] or ()
             if option == "seq_len" and not is_strict(self.config):
                 continue
-            names = given
+            names = value
             if option == "unused_col":  # lists of fields, by table
-                names = itertools.chain(*given.values()) if given else ()
+                names = itertools.chain(*value.values()) if value else ()
             elif option == "preload_weight":  # a field of ids and one of vectors
-                names = itertools.chain(*given.items()) if given else ()
+                names = itertools.chain(*value.items()) if value else ()
             for name in names:
                 kind = self.field2type.get(name)
                 if kind is None:
@@ -123,14 +144,19 @@ class AtomicTables(Dataset):
                     )
 
         for pair in (self.config["preload_weight"] or {}).items():
-            one, other = (self.field2source[name] for name in pair)
-            if one != other:
+            ids_source, vectors_source = (self.field2source[name] for name in pair)
+            if ids_source != vectors_source:
                 raise UsageError(
                     f"preload_weight: {' and '.join(map(shown, pair))} are not in one table of "
                     "additional_feat_suffix, which has names of its own and their vectors"
                 )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
+        """Load the interactions: one file, or the files of given parts one below the other.
+
+        Raises:
+            UsageError: if an interaction has no finite time, or the files have other columns.
+        """
         tables: list[pd.DataFrame] = []
         lengths: list[dict[str, int]] = []
         self.scratch = Scratch.where_needed(self.config, self._interaction_files())
@@ -154,14 +180,14 @@ class AtomicTables(Dataset):
             lengths.append(dict(self.field2seqlen))
         self.inter_feat = tables[0]
         if len(tables) > 1:
-            self.inter_feat = stacked(tables)
-            self.field2seqlen |= {f: max(each[f] for each in lengths) for f in lengths[0]}
+            self.inter_feat = stack_tables(tables)
+            self.field2seqlen |= {f: max(sizes[f] for sizes in lengths) for f in lengths[0]}
             phases = (TRAIN, VALID, TEST) if len(tables) == 3 else (TRAIN, TEST)
             rows = [len(table) for table in tables]
             self._phases = np.repeat(np.array(phases, dtype=np.int8), rows)
 
     def _reset_index(self) -> None:
-        """RecBole's; until then the index of the interactions says where they stood in files."""
+        """Take the given parts of the remaining interactions, by their row in the files."""
         if self.config["benchmark_filename"]:
             self.given = self._phases[self.inter_feat.index]
         super()._reset_index()
@@ -169,7 +195,7 @@ class AtomicTables(Dataset):
     def _load_user_or_item_feat(
         self, token: str, dataset_path: str, source: FeatureSource, field_name: str
     ) -> pd.DataFrame | None:
-        """RecBole's, of a table that may be parquet."""
+        """Load the table of users or items, text or parquet; None if there is no such file."""
         file, field = self._file(source.value), getattr(self, field_name)
         feat = self._load_feat(file, source) if file.is_file() else None
         if feat is not None:
@@ -179,10 +205,18 @@ class AtomicTables(Dataset):
         return feat
 
     def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
-        """RecBole's, by a reader that takes no line for something else than it is.
+        """Read the columns to load of a table, and note their types for RecBole.
+
+        Args:
+            filepath: text, or parquet.
+            source: table of the fields, or a suffix of ``additional_feat_suffix``.
 
         Returns:
-            columns to load, see ``Table.read``; None if there are none.
+            the columns, see ``Table.read``; None if none are loaded.
+
+        Raises:
+            UsageError: if ids or times are not loaded, an option names a column that is not there,
+                or the file cannot be read.
         """
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
@@ -205,7 +239,7 @@ class AtomicTables(Dataset):
             return None
         table = file.read(wanted, self.scratch if source == FeatureSource.INTERACTION else None)
         if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
-            table = spelled_out(table)
+            table = spell_out(table)
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
         if source in ids:
             self._require_one_line_each(file, table, ids[source])
@@ -225,9 +259,13 @@ class AtomicTables(Dataset):
         return table
 
     def _require_one_line_each(self, file: Table, table: pd.DataFrame, key: str) -> None:
-        """RecBole keeps the first line of a user or item, whatever the others hold."""
-        twice = table[table[key].duplicated(keep=False)]
-        for name, lines in twice.groupby(key, sort=False, observed=True):
+        """Refuse users or items whose lines contradict each other; RecBole keeps the first line.
+
+        Raises:
+            UsageError: if two lines of a name have different values of a field.
+        """
+        repeated = table[table[key].duplicated(keep=False)]
+        for name, lines in repeated.groupby(key, sort=False, observed=True):
             for field in table.columns:
                 values = list(dict.fromkeys(str(value) for value in lines[field]))
                 if len(values) > 1:
@@ -241,16 +279,25 @@ class AtomicTables(Dataset):
     def _require_fields(
         self, file: Table, source: FeatureSource | str, wanted: dict[str, str]
     ) -> None:
-        """Refuse a file of which ids or times are not loaded, or are of another type."""
+        """Refuse a file whose ids or times are not loaded, or are of another type.
+
+        Args:
+            file: the table.
+            source: which table it is.
+            wanted: types of the columns to load, by name.
+
+        Raises:
+            UsageError: if an id or the time is not loaded, or has another type.
+        """
         ids = {
             "USER_ID_FIELD": (self.uid_field, "token", FeatureSource.USER),
             "ITEM_ID_FIELD": (self.iid_field, "token", FeatureSource.ITEM),
         }
-        inter = source == FeatureSource.INTERACTION
-        roles = ids | ({"TIME_FIELD": (self.time_field, "float", source)} if inter else {})
+        is_inter = source == FeatureSource.INTERACTION
+        roles = ids | ({"TIME_FIELD": (self.time_field, "float", source)} if is_inter else {})
         for key, (field, kind, table) in roles.items():
             actual = wanted.get(field)
-            if actual is None and (inter or table == source):
+            if actual is None and (is_inter or table == source):
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose "
                     f"columns are "

@@ -1,4 +1,4 @@
-"""Where the files of a dataset are, and what to type for what was typed instead of its name."""
+"""Where the files of a dataset are, and advice where a name or path leads to no dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown, suggest
 
-# ends of tables; the first of them make a folder one of tables
+# Suffixes of raw tables; a folder with a file of one of _RAW is taken for a folder of tables.
 _RAW = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")
 _TABLES = (*_RAW, ".txt", ".dat", ".json", ".xlsx", ".zip")
 PARQUET = ".parquet"
@@ -20,10 +20,15 @@ _ATOMIC = (".inter", ".item", ".user", ".yaml")
 
 
 def atomic_file(folder: Path, name: str, suffix: str) -> Path:
-    """Return where a table of a dataset is, as text or as parquet; as text if none exists.
+    """Return the path of a table of a dataset: of parquet if it exists, else of text.
+
+    Args:
+        folder: folder of the dataset.
+        name: name of the dataset.
+        suffix: inter, item, user, or another suffix of atomic files.
 
     Raises:
-        UsageError: if it is there twice, or no file can have its name.
+        UsageError: if both exist, or no file can have the name.
     """
     text, parquet = (folder / f"{name}.{suffix}{end}" for end in ("", PARQUET))
     try:
@@ -75,19 +80,22 @@ def dataset_name(dataset: Any) -> str | None:
 
 
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
-    """Return the name of a dataset, and the folder that holds its folder; None for a name.
+    """Return the name of a dataset, and for a path also the folder that holds the dataset's.
 
     Args:
         dataset: a name, or a path from here or from data_path, as shells complete it.
-        data_path: where datasets are looked for.
+        data_path: folder in which datasets are looked for.
+
+    Returns:
+        name, and folder; None for a name, or a path that leads to no dataset.
     """
     if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
         return dataset, None
     for place in (Path(data_path) / dataset, Path(dataset)):
         folder = place if place.name else place.resolve()
         name = folder.name
-        given = f"{glob.escape(name)}.*.inter*"  # a part of benchmark_filename
-        if name and (atomic_file(folder, name, "inter").exists() or any(folder.glob(given))):
+        parts = f"{glob.escape(name)}.*.inter*"  # files of benchmark_filename
+        if name and (atomic_file(folder, name, "inter").exists() or any(folder.glob(parts))):
             return name, str(folder.parent)
     return dataset, None
 
@@ -102,8 +110,8 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
         config: configuration of the run, for benchmark_filename.
 
     Raises:
-        UsageError: if name is not a name or ``folder/name.inter`` does not exist; what to type; if
-            something else than a file has the name of one.
+        UsageError: if name is not a name or ``folder/name.inter`` does not exist, with advice; or
+            if a folder has the name of a file.
     """
     is_name = Path(name).name == name
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
@@ -117,7 +125,11 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
 
 
 def _advise(name: str, folder: Path) -> str:
-    """Return what to type instead of a name that was not found in ``folder``."""
+    """Return advice, for a message, on a name that was not found in ``folder``.
+
+    In this order: raw tables to convert; datasets in the folder or at the path; else where a
+    dataset of the name would have to be.
+    """
     given = Path(name)
     if raw := _find_tables(given, folder):
         name = given.name.split(".")[0] or given.resolve().name
@@ -154,7 +166,7 @@ def _advise(name: str, folder: Path) -> str:
 
 
 def _find_tables(given: Path, folder: Path) -> Path | None:
-    """Return what was given, if it is a table, or a folder of tables and not of datasets."""
+    """Return the path of a raw table, or of a folder of raw tables and no datasets; else None."""
     if _suffix(given) in _TABLES:
         return given
     for place in (given, folder) if given.name not in ("", "..") else ():
@@ -165,7 +177,7 @@ def _find_tables(given: Path, folder: Path) -> Path | None:
 
 
 def _suffix(file: Path) -> str:
-    """Return the end of a name; of an atomic table, also as parquet, that of the table."""
+    """Return the suffix of a file; of an atomic table in parquet the suffix before .parquet."""
     inner = Path(file.name.removesuffix(PARQUET)).suffix
     return inner if inner in _ATOMIC else file.suffix.lower()
 

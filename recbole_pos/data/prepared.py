@@ -1,6 +1,6 @@
-"""A dataset that was filtered, numbered, sorted and split, as arrays and plain values.
+"""A prepared dataset (filtered, numbered, sorted, split) as arrays and plain values, and back.
 
-What a cache keeps of it, and how it is made from that again: no step of preparing is done twice.
+The cache stores these, so that no step of preparing is done twice.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ _PLAIN = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity")
 
 
 def capture(dataset: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return arrays by name of a dataset with its split, and the rest as values that json keeps."""
+    """Return the state of a dataset with its split, for :func:`restore`.
+
+    Returns:
+        arrays by name, and all else as values that json keeps.
+    """
     log, split = dataset.log, dataset.split
-    rooms = {"log": log.fields, "missing": dataset.missing, "weight": dataset._preloaded_weight}
-    rooms |= {n: getattr(dataset, n).interaction for n in dataset.feat_name_list[1:]}
+    groups = {"log": log.fields, "missing": dataset.missing, "weight": dataset._preloaded_weight}
+    groups |= {n: getattr(dataset, n).interaction for n in dataset.feat_name_list[1:]}
     arrays = {
         "offsets": log.offsets,
         "part": split.part,
         "is_target": split.is_target,
         "events_of_users": dataset.events_of_users,
         **{
-            f"{room}/{name}": np.asarray(c)
-            for room, all_ in rooms.items()
-            for name, c in all_.items()
+            f"{group}/{name}": np.asarray(column)
+            for group, columns in groups.items()
+            for name, column in columns.items()
         },
     }
     tokens: dict[str, str] = {}  # fields that share names have them in one array
@@ -58,10 +62,14 @@ def capture(dataset: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def restore(dataset: Any, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-    """Give a dataset, of which nothing was read, what ``capture`` took of another.
+    """Set the state of a dataset, before it has read its files, to one of :func:`capture`.
+
+    Args:
+        dataset: the dataset, which is changed only if the state is valid.
+        arrays, state: results of ``capture``.
 
     Raises:
-        Exception: of any kind, if they are not what it took; the dataset is then as before.
+        Exception: of any kind, if they are not.
     """
     tables = state["feat_name_list"][1:]
     _require(state["arrays"] == sorted(arrays), state["feat_name_list"][0] == "inter_feat")
@@ -69,18 +77,19 @@ def restore(dataset: Any, arrays: dict[str, np.ndarray], state: dict[str, Any]) 
         _require(isinstance(names, list), all(isinstance(name, str) for name in names))
     sizes = {**state["field2seqlen"], **state["field2bucketnum"]}.values()
     _require(all(type(size) is int for size in sizes))
-    rooms: dict[str, dict[str, Any]] = {"log": {}, "missing": {}, "weight": {}, "tokens": {}}
-    rooms |= {name: {} for name in tables}
+    groups: dict[str, dict[str, Any]] = {"log": {}, "missing": {}, "weight": {}, "tokens": {}}
+    groups |= {name: {} for name in tables}
     for key, array in arrays.items():
-        room, slash, name = key.partition("/")
+        group, slash, name = key.partition("/")
         if slash:
-            is_column = room == "log" or room in tables
-            rooms[room][name] = torch.from_numpy(array) if is_column else array
+            is_column = group == "log" or group in tables
+            groups[group][name] = torch.from_numpy(array) if is_column else array
     ids = {
-        f"tokens/{f}": {n: i for i, n in enumerate(a.tolist())} for f, a in rooms["tokens"].items()
+        f"tokens/{field}": {name: i for i, name in enumerate(names.tolist())}
+        for field, names in groups["tokens"].items()
     }
     fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
-    log = EventLog(rooms["log"], arrays["offsets"], *fields)
+    log = EventLog(groups["log"], arrays["offsets"], *fields)
     values = {
         **{name: state[name] for name in _PLAIN},
         "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
@@ -92,14 +101,14 @@ def restore(dataset: Any, arrays: dict[str, np.ndarray], state: dict[str, Any]) 
         "_rest_fields": np.array(state["rest"]),
         "field2id_token": {field: arrays[key] for field, key in state["tokens"].items()},
         "field2token_id": {field: ids[key] for field, key in state["tokens"].items()},
-        "missing": rooms["missing"],
-        "_preloaded_weight": rooms["weight"],
+        "missing": groups["missing"],
+        "_preloaded_weight": groups["weight"],
         "events_of_users": arrays["events_of_users"],
         "split": Split(log, arrays["part"], arrays["is_target"], state["summary"]),
         **{"user_feat": None, "item_feat": None},
-        **{name: Interaction(rooms[name]) for name in tables},
+        **{name: Interaction(groups[name]) for name in tables},
     }
-    _require_possible(values, {name: rooms[name] for name in tables})
+    _require_possible(values, {name: groups[name] for name in tables})
     for name, value in values.items():
         setattr(dataset, name, value)
 
@@ -122,20 +131,21 @@ def _require_possible(values: dict[str, Any], tables: Mapping[str, Any]) -> None
     ):
         _require(array.dtype == kind, array.shape == (shape,))
     _require(offsets[0] == 0, offsets[-1] == events > 0, (lengths >= 0).all(), lengths[0] == 0)
-    some, column = np.flatnonzero(lengths), log.users.numpy()
-    begins = offsets[some]
-    _require(np.array_equal(column[begins], some), (column[1:] >= column[:-1]).all())
-    _require(np.array_equal(column[offsets[some + 1] - 1], some))
+    active, column = np.flatnonzero(lengths), log.users.numpy()  # users with events
+    begins = offsets[active]
+    _require(np.array_equal(column[begins], active), (column[1:] >= column[:-1]).all())
+    _require(np.array_equal(column[offsets[active + 1] - 1], active))
     _require(log.times.dtype == torch.float64, log.items.dtype == torch.int64, log.items.min() > 0)
-    falls = np.flatnonzero(np.diff(part) < 0) + 1  # only between users
+    falls = np.flatnonzero(np.diff(part) < 0) + 1  # parts may fall only from user to user
     _require(part.min() >= TRAIN, part.max() <= TEST, np.isin(falls, begins).all())
     _require(not is_target[begins].any(), (values["events_of_users"] >= lengths).all())
     sizes = {"user_feat": users, "item_feat": items, "inter_feat": events}
     for name, columns in {"inter_feat": log.fields, **tables}.items():
         for field, column in columns.items():
             kind = values["field2type"][field].value
-            wide = kind.endswith("seq") or values["field2bucketnum"].get(field, 2) > 2  # in buckets
-            _require(column.dim() == 1 + wide, len(column) == sizes.get(name, len(column)))
+            # a float field in buckets has two columns
+            is_wide = kind.endswith("seq") or values["field2bucketnum"].get(field, 2) > 2
+            _require(column.dim() == 1 + is_wide, len(column) == sizes.get(name, len(column)))
             if field in tokens:
                 low, high = column.aminmax() if column.numel() else (0, 0)
                 _require(column.dtype == torch.int64, 0 <= low, high < len(tokens[field]))
@@ -147,7 +157,7 @@ def _require_possible(values: dict[str, Any], tables: Mapping[str, Any]) -> None
         _require(weight.dtype.kind == "f", len(weight) == len(tokens[field]))
     for names in tokens.values():
         _require(names.dtype.kind == "U", names.ndim == 1, names[0] == "[PAD]")
-    describe(split.summary)  # has what is read of it
+    describe(split.summary)  # raises if a key that it reads is missing
     identity, ids = values["identity"], {log.user_field, log.item_field, log.time_field}
     digests = [identity["data"], *identity["fields"].values()]
     _require(all(isinstance(text, str) for text in digests))

@@ -1,4 +1,4 @@
-"""What is read of a dataset, as types: RecBole gives none, and its classes hold far more."""
+"""Types of the dataset attributes that this package reads; RecBole declares none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recbole_pos.values import Options
 
 
 class Fields(Protocol):
-    """A dataset after ``build``, as it is read by who looks for fields; its names are RecBole's."""
+    """A dataset after ``build``, as code that looks up fields reads it; the names are RecBole's."""
 
     config: Options
     dataset_name: str
@@ -53,4 +53,4 @@ class Dataset(Fields, Protocol):
     def popularity(self) -> np.ndarray: ...
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> spmatrix:
-        """[users, items] the events of the phase."""
+        """Return [users, items] the events of the phase."""

@@ -34,8 +34,8 @@ _SESSIONS = (
 )
 
 
-def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
-    """Return LS, RS, GT or ST, and the value given with it.
+def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
+    """Return the kind of split in ``eval_args`` (LS, RS, GT or ST) and its value.
 
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
@@ -62,7 +62,7 @@ def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
 
 
 def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
-    """Label every interaction.
+    """Label every interaction as training, validation or test.
 
     Args:
         log: the interactions.
@@ -74,27 +74,34 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
     """
-    kind, value = split_kind(eval_args)
+    kind, value = read_split(eval_args)
     if kind == "GT":
-        return global_time(log.times.numpy(), value)
+        return split_by_time(log.times.numpy(), value)
     if kind == "ST":
-        return session_time(log, value)
-    rule, part = leave_one_out if kind == "LS" else ratio, np.empty(len(log), dtype=np.int8)
-    for place, some in log.in_parts():
-        part[place] = rule(*some.count_targets(), value)
-    return part, []
+        return split_sessions(log, value)
+    label = leave_one_out if kind == "LS" else split_by_ratio
+    labels = np.empty(len(log), dtype=np.int8)
+    for place, users_log in log.in_parts():
+        labels[place] = label(*users_log.count_targets(), value)
+    return labels, []
 
 
 def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
     """Hold out the last target of each user for test, the one before for validation.
 
-    Users with too few for both keep one target for training first. What follows a held-out target
-    and is none itself belongs to its part.
+    A user with too few targets for all parts keeps one for training first. An event after a
+    held-out target that cannot be a target itself belongs to that target's part.
 
     Args:
-        targets: [events] possible targets of the user of each event.
-        places: [events] how many of them are up to the event, itself included.
-        mode: which to hold out.
+        targets: [events] number of possible targets of the user of each event.
+        places: [events] how many of these are up to the event, itself included.
+        mode: valid_and_test, valid_only or test_only.
+
+    Returns:
+        [events] int8 labels.
+
+    Raises:
+        UsageError: for another mode.
     """
     held_out = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
     if not isinstance(mode, str) or mode not in held_out:
@@ -106,13 +113,22 @@ def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndar
     return part
 
 
-def ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float]) -> np.ndarray:
-    """Cut each user's targets in time order by ratios, as RecBole's ``split_by_ratio`` does.
+def split_by_ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float]) -> np.ndarray:
+    """Cut each user's targets in time order by ratios, as RecBole's method of this name does.
 
-    ``targets`` and ``places`` are those of :func:`leave_one_out`.
+    Args:
+        targets: [events] number of possible targets of the user of each event.
+        places: [events] how many of these are up to the event, itself included.
+        ratios: of training, validation and test.
+
+    Returns:
+        [events] int8 labels.
+
+    Raises:
+        UsageError: if there are not three ratios of at least 0.
     """
-    three = isinstance(ratios, (list, tuple)) and len(ratios) == 3 and all(map(is_number, ratios))
-    if not (three and min(ratios) >= 0 and sum(ratios) > 0):
+    are_three = isinstance(ratios, (list, tuple)) and len(ratios) == 3
+    if not (are_three and all(map(is_number, ratios)) and min(ratios) >= 0 and sum(ratios) > 0):
         raise UsageError(f"eval_args.split.RS: expected three ratios, found {shown(ratios)}")
     share = np.asarray(ratios, dtype=float) / sum(ratios)
     valid, test = (share[1] * targets).astype(int), (share[2] * targets).astype(int)
@@ -127,19 +143,22 @@ def ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float]) -> np.nd
     return labels
 
 
-def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, list[float]]:
+def split_by_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, list[float]]:
     """Cut all users at the same times (Gusak et al., "Time to Split", 2025).
 
     Args:
         times: [events] float64 times.
-        numbers: one or two quantiles of them. Train is everything up to the first boundary, the
-            boundary included; test everything after the last; validation what lies between.
+        numbers: one or two quantiles of the times. Training is everything up to the first boundary,
+            the boundary included; test everything after the last; validation what lies between.
 
     Returns:
-        [events] int8 labels, equal times always under the same one; the boundaries.
+        [events] int8 labels, the same for equal times; the boundaries, as times.
+
+    Raises:
+        UsageError: for other numbers, or if they leave a held-out part empty.
     """
-    known = isinstance(numbers, (list, tuple)) and len(numbers) in (1, 2)
-    edges = [0, *numbers, 1] if known and all(is_number(n) for n in numbers) else []
+    is_list = isinstance(numbers, (list, tuple)) and len(numbers) in (1, 2)
+    edges = [0, *numbers, 1] if is_list and all(is_number(n) for n in numbers) else []
     if not edges or any(not low < high for low, high in zip(edges, edges[1:], strict=False)):
         raise UsageError(
             "eval_args.split.GT: expected one or two numbers above 0 and below 1, each larger than "
@@ -147,8 +166,8 @@ def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, li
         )
     boundaries = np.quantile(times, numbers)
     part = np.searchsorted(boundaries, times, side="left").astype(np.int8)  # b[i-1] < t <= b[i]
-    shared = [int((times == b).sum()) for b in boundaries]
-    at = [f"{show_time(b)} (shared by {n} events)" for b, n in zip(boundaries, shared, strict=True)]
+    counts = [int((times == b).sum()) for b in boundaries]
+    at = [f"{show_time(b)} (shared by {n} events)" for b, n in zip(boundaries, counts, strict=True)]
     if not (part == len(numbers)).any():
         raise UsageError(
             f"eval_args.split.GT: {shown(numbers)} leaves no event for test: none is later than "
@@ -170,17 +189,17 @@ def show_time(time: float) -> str:
     return np.format_float_positional(time, trim="-")
 
 
-def session_time(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
+def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
     """Cut whole sessions in the order of their times.
 
     Args:
         log: the interactions; sessions are its users.
-        value: where the parts end: one or two fractions of all sessions (rounded down) or numbers
-            of sessions; with one there is no validation.
+        value: ends of training and validation: one or two fractions of all sessions (rounded down)
+            or numbers of sessions; with one there is no validation.
 
     Returns:
-        [events] int8 labels, the same for all of a session; the times of the last session of
-        training and, if there is one, of validation.
+        [events] int8 labels, the same for all events of a session; the times of the last session
+        of training and, if there is one, of validation.
 
     Raises:
         UsageError: for another value, or one that leaves a part empty.
@@ -197,21 +216,30 @@ def session_time(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
 
 
 def _order_sessions(log: EventLog) -> np.ndarray:
-    """Return [sessions with events] ids by the time of the last one, ties as in the file."""
+    """Return [sessions with events] ids in the order of their last times; ties as in the file."""
     sessions = np.flatnonzero(log.lengths)  # RecBole's ids are in the order of the file
     ends = log.times.numpy()[log.offsets[sessions + 1] - 1]
     return sessions[np.argsort(ends, kind="stable")]
 
 
 def _read_bounds(value: Any, sessions: int) -> list[int]:
-    """Return the number of sessions up to the end of training, and up to that of validation."""
+    """Return the numbers of sessions up to the end of training, and of validation if there is one.
+
+    Args:
+        value: fractions or numbers of sessions, as the user gave them.
+        sessions: number of all sessions.
+
+    Raises:
+        UsageError: for another value, or one that leaves a part empty.
+    """
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
-    whole = [is_whole(n) and n > 0 for n in numbers]
-    shares = [isinstance(n, float) and 0 < n < 1 for n in numbers]
-    rising = (all(whole) or all(shares)) and numbers == sorted(set(numbers))
-    if len(numbers) not in (1, 2) or not rising:
+    are_counts = all(is_whole(n) and n > 0 for n in numbers)
+    are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)
+    are_rising = (are_counts or are_shares) and numbers == sorted(set(numbers))
+    if len(numbers) not in (1, 2) or not are_rising:
         raise UsageError(f"eval_args.split.ST: expected {_SESSIONS}; found {shown(value)}")
-    bounds = numbers if whole[0] else [math.floor(Fraction(str(n)) * sessions) for n in numbers]
+    # Fraction of the text: 0.29 * 100 is less than 29 in floats
+    bounds = numbers if are_counts else [math.floor(Fraction(str(n)) * sessions) for n in numbers]
     names = ["training", "test"] if len(bounds) == 1 else ["training", "validation", "test"]
     for name, count in zip(names, np.diff([0, *bounds, sessions]), strict=True):
         if count <= 0:
@@ -251,11 +279,11 @@ def keep_recent_sessions(
         train_fraction: share of the training sessions, the newest; None for all.
 
     Returns:
-        the log and parts that are left; numbers of sessions of each phase, of those left out, and
-        of held-out ones that begin before the last training interaction.
+        the log and labels that remain; and numbers of sessions: by phase, ``left_out``, and
+        ``overlapping`` (held-out sessions that begin before the last training interaction).
 
     Raises:
-        UsageError: if none is left.
+        UsageError: if no training session remains.
     """
     left_out = 0
     if train_fraction is not None:
@@ -279,14 +307,17 @@ def keep_recent_sessions(
 
 
 def read_session_filter(value: Any) -> tuple[int, int]:
-    """Return least interactions of a session and of an item; 1 where ``session_filter`` has none.
+    """Return the least interactions of a session and of an item; 1 where none is configured.
+
+    Args:
+        value: the option ``session_filter``.
 
     Raises:
-        UsageError: for anything but such numbers.
+        UsageError: if it is not a dict of such numbers.
     """
-    given = {} if value is None else value
-    if isinstance(given, dict) and set(given) <= {"session", "item"}:
-        least = given.get("session", 1), given.get("item", 1)
+    numbers = {} if value is None else value
+    if isinstance(numbers, dict) and set(numbers) <= {"session", "item"}:
+        least = numbers.get("session", 1), numbers.get("item", 1)
         if all(type(number) is int and number >= 1 for number in least):
             return least
     raise UsageError(
@@ -298,14 +329,15 @@ def read_session_filter(value: Any) -> tuple[int, int]:
 def filter_sessions(
     events: pd.DataFrame, session: str, item: str, least: tuple[int, int]
 ) -> pd.DataFrame:
-    """Drop short sessions, rare items, and sessions that this has made short, in one pass.
+    """Drop short sessions, then rare items, then sessions that have become short.
 
-    As PosRec's section 5.1.2 and the code of SR-GNN: afterwards an item may be rare again.
+    This is one pass, as in PosRec's section 5.1.2 and the code of SR-GNN: afterwards an item may
+    be rare again.
 
     Args:
         events: a row per interaction.
-        session, item: their columns.
-        least: interactions of a session and of an item.
+        session, item: names of these columns.
+        least: least interactions of a session and of an item.
     """
     for field, number in ((session, least[0]), (item, least[1]), (session, least[0])):
         events = events[events.groupby(field, observed=True)[field].transform("size") >= number]

@@ -1,8 +1,8 @@
 """Tables of a dataset, text or parquet, whose columns are named as name:type.
 
 Text is read once, in blocks of whole lines. Arrow reads a block. Where it finds anything unusual
-(a cell too many, a number it does not know) the block is read again line by line in Python, which
-either knows better (``+5``, ``True``, ``1e400``) or can tell in which line and cell the fault is.
+(a cell too many, a number it cannot parse) the block is read again line by line in Python, which
+accepts more (``+5``, ``True``, ``1e400``) or reports the line and cell of the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NONE = frozenset(MISSING)
 _TRUTH = {"true": 1.0, "false": 0.0}  # columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
 _BLOCK = 1 << 22  # bytes
-_ROWS = 1 << 18  # of a block of parquet
+_ROWS = 1 << 18  # rows of a block of parquet
 _ARROW_LIMIT = (1 << 31) - 1  # bytes of a block
 _TOKENS_LIMIT = 1 << 33  # bytes of the array in which RecBole keeps the tokens of a column
 _EXPECTED = {
@@ -49,18 +49,18 @@ def open_table(path: str | Path, config: Options) -> Table:
 
 
 class Table:
-    """One file.
+    """A file of one table; subclasses read its format.
 
     Args:
         path: path of the file.
-        config: RecBole's, for seq_separator.
+        config: RecBole's configuration, for seq_separator.
 
     Attributes:
         columns: name -> kind of each column.
     """
 
-    head: str  # what names its columns
-    empty: str  # what is wrong where there is no row
+    head: str  # where the columns are named, for messages
+    empty: str  # message on a file without rows
 
     def __init__(self, path: Path, config: Options) -> None:
         self.path, self.inner = path, config["seq_separator"]
@@ -69,19 +69,19 @@ class Table:
             raise UsageError("seq_separator is empty: nothing stands between names or numbers")
 
     def read(self, names: Iterable[str], scratch: Scratch | None = None) -> pd.DataFrame:
-        """Read the named columns of every row; once, since it goes through the file.
+        """Read some columns of every row; only once, since it consumes the open file.
 
         Args:
-            names: of the columns.
-            scratch: where numbers and codes of names are kept; in memory if None.
+            names: names of the columns.
+            scratch: disk space for numbers and codes of names; in memory if None.
 
         Returns:
-            one row a line: categories of str (token, nan if missing), float64 (float, nan if
+            one row per line: categories of str (token, nan if missing), float64 (float, nan if
             missing), arrays (token_seq and float_seq, empty if missing).
 
         Raises:
-            UsageError: for the first row that has not a cell for every column, whose quotes do not
-                end, or in which a number is not one; if there is no row.
+            UsageError: for the first row with a wrong number of cells, an unclosed quote or a cell
+                that is not a number; if there is no row.
         """
         kinds = {name: self.columns[name] for name in names}
         parts: dict[str, list[Any]] = {name: [] for name in kinds}
@@ -97,14 +97,19 @@ class Table:
                 f"{self.path} {self.empty}; fill it; a .user or .item file may also be removed"
             )
         columns = {name: self._join(name, parts.pop(name), writers.get(name)) for name in kinds}
-        pa.default_memory_pool().release_unused()  # of a large file, hundreds of megabytes
+        pa.default_memory_pool().release_unused()  # hundreds of megabytes after a large file
         return pd.DataFrame(columns, copy=False)
 
     def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield columns of some rows: arrays of numbers, dictionaries of names, lists of arrays."""
+        """Yield blocks of rows, as columns: number arrays, name dictionaries, lists of arrays."""
         raise NotImplementedError
 
     def _join(self, name: str, parts: list[Any], writer: ColumnWriter | None) -> Any:
+        """Join the blocks of a column, from memory or from its writer.
+
+        Raises:
+            UsageError: if RecBole's array of the names would be too large.
+        """
         if parts and isinstance(parts[0], list):
             return pd.Series([value for part in parts for value in part], dtype=object)
         if parts and isinstance(parts[0], np.ndarray):
@@ -127,10 +132,10 @@ class Table:
         return as_categories(codes, pd.CategoricalDtype(pd.Index(names, dtype=object)))
 
     def _list(self, cell: Any, kind: str) -> np.ndarray:
-        """Return a cell of a sequence as an array.
+        """Return a cell of a sequence (text, or a list from parquet) as an array.
 
         Raises:
-            ValueError: if something in it is no finite number of a float_seq.
+            ValueError: if a part of a float_seq is not a number in the range of float32.
         """
         if isinstance(cell, str):
             cell = () if cell in _NONE else cell.split(self.inner)
@@ -138,7 +143,7 @@ class Table:
         if kind == "token_seq":
             return np.array(parts)
         numbers = np.array(list(map(float, parts)))
-        if not (np.abs(numbers) <= LARGEST).all():  # a mean has no meaning here
+        if not (np.abs(numbers) <= LARGEST).all():  # no mean can be filled in within a sequence
             raise ValueError("nan or inf")
         return numbers
 
@@ -148,7 +153,7 @@ class TextTable(Table):
 
     Args:
         path: path of the file.
-        config: RecBole's, for field_separator, seq_separator and encoding.
+        config: RecBole's configuration, for field_separator, seq_separator and encoding.
 
     Raises:
         UsageError: if the file cannot be opened or decoded, or its first line names no columns.
@@ -167,7 +172,7 @@ class TextTable(Table):
                 'quotation mark nor the end of a line; a tab is "\\t" in a yaml file'
             )
         self._text = self._decode()
-        self._first: tuple[int, str] = (1, "")  # what was read with the line of names
+        self._first: tuple[int, str] = (1, "")  # line number and text read after the line of names
         self._read_names()
 
     def _fail(self, line: int, text: str) -> UsageError:
@@ -181,9 +186,13 @@ class TextTable(Table):
         )
 
     def _decode(self) -> Iterator[tuple[int, str]]:
-        """Yield whole lines, a block at a time, with the number of the first; ends are ``\\n``."""
+        """Yield blocks of whole lines, with the number of their first line; ends are ``\\n``.
+
+        Raises:
+            UsageError: if the file cannot be opened or decoded, or has a NUL byte.
+        """
         try:
-            "".encode(self.encoding)  # refuses codecs that are not of text
+            "".encode(self.encoding)  # raises for codecs that do not encode text
             codec = codecs.getincrementaldecoder(self.encoding)()
         except (LookupError, ValueError) as error:
             raise UsageError(
@@ -197,14 +206,14 @@ class TextTable(Table):
                     raw = file.read(size)
                     text = rest + decoder.decode(raw, final=not raw)
                     cut = text.rfind("\n") + 1 if raw else len(text)
-                    size = _BLOCK if cut else 2 * size  # of a long line
+                    size = _BLOCK if cut else 2 * size  # a line longer than a block
                     block, rest = text[:cut], text[cut:]
                     if first == 1:
                         block = block.removeprefix("\ufeff")  # as Excel writes it
                     if "\0" in block:
                         line = first + block.count("\n", 0, block.index("\0"))
                         raise self._not_text(line, "a NUL byte")
-                    block.encode()  # utf-7 and the like can hold what is no character
+                    block.encode()  # raises for lone surrogates, which utf-7 and others can hold
                     yield first, block
                     first += block.count("\n")
         except OSError as error:
@@ -218,9 +227,14 @@ class TextTable(Table):
             raise self._not_text(first, str(error)) from error
 
     def _read_names(self) -> None:
+        """Read names and types of the columns from the first line with text.
+
+        Raises:
+            UsageError: if there is none, or a cell of it is not name:type, or a name repeats.
+        """
         for first, text in self._text:
             if body := text.lstrip():
-                start = text.rfind("\n", 0, len(text) - len(body)) + 1  # of the line with text
+                start = text.rfind("\n", 0, len(text) - len(body)) + 1  # where that line begins
                 line, _, rest = text[start:].partition("\n")
                 number = first + text.count("\n", 0, start)
                 self._first = (number + 1, rest)
@@ -256,10 +270,10 @@ class TextTable(Table):
                 yield self._read_slowly(first, text, kinds)
 
     def _read_fast(self, text: str, kinds: dict[str, str]) -> dict[str, Any]:
-        """Return the columns of a block.
+        """Return the columns of a block, read by Arrow.
 
         Raises:
-            ValueError: if there is anything in it that only ``_read_slowly`` can tell.
+            ValueError, ArrowException: if the block needs ``_read_slowly``.
         """
         if len(self.columns) == 1:
             raise ValueError("a blank line and an empty cell are the same")
@@ -296,7 +310,11 @@ class TextTable(Table):
         return columns
 
     def _read_slowly(self, first: int, text: str, kinds: dict[str, str]) -> dict[str, Any]:
-        """Return the columns of a block, or raise the error of its first wrong line."""
+        """Return the columns of a block, read line by line; ``first`` is its line number.
+
+        Raises:
+            UsageError: for the first wrong line.
+        """
         columns: dict[str, Any] = {name: [] for name in kinds}
         places = [(place, name) for place, name in enumerate(self.columns) if name in kinds]
         for number, line in enumerate(text.split("\n"), first):
@@ -322,12 +340,13 @@ class TextTable(Table):
         return columns
 
     def _describe_count(self, cells: list[str]) -> str:
+        """Return the message on a line with too few or too many cells."""
         number = len(self.columns)
         have = f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"
         names = ", ".join(list(self.columns)[:8]) + (", ..." if number > 8 else "")
-        more = len(cells) > number
-        hint = "Fill in or cut the line" if not more else "Remove what is too much"
-        if more and not any(cells[number:]):
+        is_long = len(cells) > number
+        hint = "Remove what is too much" if is_long else "Fill in or cut the line"
+        if is_long and not any(cells[number:]):
             hint = f"Remove the {shown(self.separator)} at its end"
         return (
             f"has {have}, but the first line names {number} columns ({names}). Every line must "
@@ -336,9 +355,10 @@ class TextTable(Table):
         )
 
     def _cells(self, number: int, line: str) -> list[str]:
+        """Return the cells of line ``number``; UsageError if a quotation mark is not closed."""
         if '"' not in line:
             return line.split(self.separator)
-        longest = csv.field_size_limit(len(line) + 1)  # is one for the whole process
+        longest = csv.field_size_limit(len(line) + 1)  # a setting of the process, restored below
         try:
             return next(csv.reader([line], delimiter=self.separator, strict=True))
         except csv.Error as error:
@@ -351,13 +371,19 @@ class TextTable(Table):
             csv.field_size_limit(longest)
 
     def _check_quotes(self, text: str) -> None:
-        """Refuse a quote that does not end where its cell does: Arrow takes it for any other."""
+        """Refuse a quote that does not end where its cell does; Arrow would accept it.
+
+        Raises:
+            UsageError: for the first such cell.
+        """
         cut = re.escape(self.separator)
-        doubtful = rf'(?:^|{cut})"(?![^"\n]*(?:""[^"\n]*)*"(?:{cut}|$))'  # a few are all right
+        # a quote after a separator that no quote before a separator closes; csv decides on it
+        doubtful = rf'(?:^|{cut})"(?![^"\n]*(?:""[^"\n]*)*"(?:{cut}|$))'
         for quote in re.finditer(doubtful, text, re.MULTILINE):
             self._cells(0, text[text.rfind("\n", 0, quote.end()) + 1 :].partition("\n")[0])
 
     def _value(self, cell: str, kind: str) -> Any:
+        """Return a cell as a value of its type; ValueError if it is not a number."""
         if kind.endswith("_seq"):
             return self._list(cell, kind)
         missing = cell in _NONE
@@ -372,7 +398,7 @@ class ParquetTable(Table):
 
     Args:
         path: path of the file.
-        config: RecBole's, for column_types and seq_separator.
+        config: RecBole's configuration, for column_types and seq_separator.
 
     Raises:
         UsageError: if the file cannot be read, or a column has no type.
@@ -387,7 +413,7 @@ class ParquetTable(Table):
             self.file = parquet.ParquetFile(self.path)
         except (OSError, pa.ArrowException) as error:
             raise self._damage(error) from error
-        self.names: dict[str, str] = {}  # name -> what the column is called
+        self.names: dict[str, str] = {}  # name of a field -> name of its column in the file
         types = config["column_types"] or {}
         for called in self.file.schema_arrow.names:
             name, _, kind = called.rpartition(":")
@@ -421,18 +447,28 @@ class ParquetTable(Table):
             raise self._damage(error) from error
 
     def _convert(self, first: int, name: str, kind: str, column: pa.Array) -> Any:
-        """Return one block of a column; ``first`` counts the rows before it."""
+        """Convert one block of a column to its kind.
+
+        Args:
+            first: number of rows before the block, for messages.
+            name: name of the field.
+            kind: token, float, token_seq or float_seq.
+            column: the block.
+
+        Raises:
+            UsageError: if the column is of a type that cannot be converted.
+        """
         has_codes = pa.types.is_dictionary(column.type)
-        of = column.type.value_type if has_codes else column.type
-        if pa.types.is_null(of):  # nothing in it has a value
-            column, of = column.cast(pa.string()), pa.string()
-        if kind == "token" and (pa.types.is_integer(of) or _is_text(of)):
+        dtype = column.type.value_type if has_codes else column.type
+        if pa.types.is_null(dtype):  # all cells are missing
+            column, dtype = column.cast(pa.string()), pa.string()
+        if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
             return self._tokens(name, column)
-        if kind == "float" and (_is_number(of) or pa.types.is_boolean(of)):
+        if kind == "float" and (_is_number(dtype) or pa.types.is_boolean(dtype)):
             numbers = column.dictionary_decode() if has_codes else column
             return np.array(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
-        is_list = pa.types.is_list(of) or pa.types.is_large_list(of)
-        inside = of.value_type if is_list else of
+        is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
+        inside = dtype.value_type if is_list else dtype
         if kind.endswith("seq") and (_is_text(inside) or (is_list and _is_number(inside))):
             return self._lists(first, name, kind, column)
         raise UsageError(
@@ -441,6 +477,7 @@ class ParquetTable(Table):
         )
 
     def _tokens(self, name: str, column: pa.Array) -> pa.DictionaryArray:
+        """Return a block of tokens as a dictionary of names, null where one is missing."""
         coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         names = coded.dictionary.cast(pa.string())
         if compute.any(compute.match_substring(names, "\0")).as_py():
@@ -452,6 +489,7 @@ class ParquetTable(Table):
         return pa.DictionaryArray.from_arrays(codes, names)
 
     def _lists(self, first: int, name: str, kind: str, column: pa.Array) -> list[np.ndarray]:
+        """Return a block of sequences as arrays; UsageError if one is not of numbers."""
         lists = []
         for row, cell in enumerate(column.to_pylist(), first + 1):
             try:

@@ -1,14 +1,14 @@
-"""Which held-out interactions are predicted; what is counted of a split, and what leaks.
+"""Which held-out interactions are targets; counts of a split, and of leaks between its parts.
 
 The protocol of Gusak et al., "Time to Split: Exploring Data Splitting Strategies for Offline
 Evaluation of Sequential Recommenders", 2025, over any split of ``splits.py``, or over parts that
 files give (``benchmark_filename``): every held-out interaction is a target of its own (successive
 evaluation), or one per user and phase.
 
-The order of a user's interactions at one time is in no dataset (``eval_args.ties``): on
-MovieLens-100K and Amazon Beauty another one would hold out another interaction for four users in
-ten. ``file`` takes the order of the file, as RecBole does; ``random(SEED)`` another one; ``drop``
-leaves out targets that depend on it.
+No dataset tells the order of a user's interactions at the same time (``eval_args.ties``): on
+MovieLens-100K and Amazon Beauty another order would hold out another interaction for four users in
+ten. ``file`` takes the order of the file, as RecBole does; ``random(SEED)`` a random one; ``drop``
+leaves out targets that depend on the order.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from recbole_pos.data.splits import (
     TRAIN,
     VALID,
     keep_recent_sessions,
+    read_split,
     show_time,
     split_events,
-    split_kind,
 )
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, listed, shown, suggest
@@ -48,10 +48,11 @@ class Split:
     """The interactions of a dataset, their parts and the targets among them, for all models.
 
     Attributes:
-        log: the interactions; under ``cold_items: drop`` without the held-out ones of cold items.
+        log: the interactions; under ``cold_items: drop`` without held-out interactions of cold
+            items.
         part: [events] int8 of TRAIN, VALID and TEST.
-        is_target: [events] bool; one without history never is.
-        summary: what was split, held out and left out, in plain values; see :func:`make_split`.
+        is_target: [events] bool; False for interactions without history.
+        summary: settings and counts of the split, in plain values; see :func:`make_split`.
     """
 
     log: EventLog
@@ -61,11 +62,13 @@ class Split:
 
 
 class LaterTargets:
-    """The next interactions after a state as its targets: training targets of the same user only.
+    """Looks up the next interactions after an event, as further targets to learn from.
+
+    Only training targets of the same user count.
 
     Args:
-        split: of the dataset.
-        weights: of the next interaction, of the one after it, and so on.
+        split: split of the dataset.
+        weights: weight of the next interaction, of the one after it, and so on.
     """
 
     def __init__(self, split: Split, weights: Sequence[float]) -> None:
@@ -74,32 +77,33 @@ class LaterTargets:
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
     def move(self, device: torch.device) -> None:
-        """Look up on a device from now on."""
+        """Copy the columns to a device, on which :meth:`after` works from now on."""
         self.columns = tuple(column.to(device) for column in self.columns)
         self.weights = self.weights.to(device)
 
     def after(self, events: Tensor) -> tuple[Tensor, Tensor]:
-        """Return items and weights, [k, n], from each of [k] events on, the next targets by place.
+        """Return the next targets from each of [k] events on, by their place in the log.
 
-        The weight is 0 where the user has no such target in training.
+        Returns:
+            [k, n] int64 items and [k, n] float64 weights, 0 where the user has no such target.
         """
         items, users, trained = self.columns
         later = events[:, None] + torch.arange(len(self.weights), device=events.device)
-        known = later < len(users)
-        later = later.where(known, events[:, None])
-        known &= (users[later] == users[events][:, None]) & trained[later]
-        return items[later], self.weights.where(known, 0.0)
+        is_valid = later < len(users)
+        later = later.where(is_valid, events[:, None])
+        is_valid &= (users[later] == users[events][:, None]) & trained[later]
+        return items[later], self.weights.where(is_valid, 0.0)
 
 
 def read_ties(value: Any) -> str | int:
-    """Return ``file``, ``drop``, or the seed of a random order.
+    """Read ``eval_args.ties``: return ``file``, ``drop``, or the seed of ``random(SEED)``.
 
     Raises:
         UsageError: for anything else.
     """
     text = str(value).strip()
-    if found := _RANDOM.fullmatch(text):
-        return int(found[1])
+    if random := _RANDOM.fullmatch(text):
+        return int(random[1])
     if text not in (FILE, DROP):
         raise UsageError(
             f"eval_args.ties: {shown(value)} is not one of file, drop and random(SEED), such as "
@@ -109,7 +113,10 @@ def read_ties(value: Any) -> str | int:
 
 
 def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor]:
-    """Return columns in the order in which interactions at one time shall stand."""
+    """Shuffle the rows of an interaction table by the seed ``ties``; file and drop change nothing.
+
+    Sorting by time is stable, so only ties keep the random order.
+    """
     if isinstance(ties, str):
         return fields
     count = len(next(iter(fields.values())))
@@ -118,22 +125,22 @@ def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor
 
 
 def find_ties(log: EventLog) -> np.ndarray:
-    """Return [events] bool: whether another item of the same user stands at the same time."""
+    """Return [events] bool: whether the user has another item at the same time."""
     users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
     new = np.ones(len(log), dtype=bool)
     new[1:] = (users[1:] != users[:-1]) | (times[1:] != times[:-1])
     group = np.cumsum(new) - 1
-    several = np.zeros(int(new.sum()), dtype=bool)
-    several[group[items != items[new][group]]] = True
-    return several[group]
+    has_several = np.zeros(int(new.sum()), dtype=bool)
+    has_several[group[items != items[new][group]]] = True
+    return has_several[group]
 
 
 def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
-    """Return [events] bool: which interactions ``target_events`` names; None if it names none.
+    """Return [events] bool: which interactions ``target_events`` selects; None without the option.
 
     Args:
-        dataset: with its configuration and names.
-        fields: columns of the interactions, in the order wanted.
+        dataset: dataset with its configuration and names.
+        fields: columns of the interactions, whose order the result has.
 
     Raises:
         UsageError: for a field that is not one of interactions, or a value that never occurs.
@@ -142,20 +149,20 @@ def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
     if not wanted:
         return None
     kind = np.ones(len(next(iter(fields.values()))), dtype=bool)
-    known = fields.keys() - {dataset.uid_field, dataset.iid_field, dataset.time_field}
-    known = {field for field in known if fields[field].dim() == 1}
-    for field, given in wanted.items():
-        if field not in known:
+    allowed = fields.keys() - {dataset.uid_field, dataset.iid_field, dataset.time_field}
+    allowed = {field for field in allowed if fields[field].dim() == 1}
+    for field, selected in wanted.items():
+        if field not in allowed:
             raise UsageError(
                 f"target_events: {shown(field)} is no token or float field of interactions that "
-                f"load_col names; it names {listed(known) or 'none'}"
+                f"load_col names; it names {listed(allowed) or 'none'}"
             )
         column, names = fields[field].numpy(), dataset.field2id_token.get(field)
-        has = ~dataset.missing.get(field, np.zeros(len(kind), dtype=bool))
-        codes = {str(v if names is None else names[v]): v for v in pd.unique(column[has])}
+        has_value = ~dataset.missing.get(field, np.zeros(len(kind), dtype=bool))
+        codes = {str(v if names is None else names[v]): v for v in pd.unique(column[has_value])}
         codes.pop("[PAD]", None)
-        values = given if isinstance(given, (list, tuple)) else [given]
-        if names is None:  # as the data have them, in float32
+        values = selected if isinstance(selected, (list, tuple)) else [selected]
+        if names is None:  # compare numbers in float32, as the data store them
             values = [np.float32(value) if is_number(value) else value for value in values]
         for value in map(str, values):
             if value not in codes:
@@ -163,15 +170,19 @@ def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
                     f"target_events: no interaction has {field}: {shown(value)}"
                     f"{suggest(value, codes)}; they have {listed(codes)}"
                 )
-        kind &= has & np.isin(column, [codes[str(value)] for value in values])
+        kind &= has_value & np.isin(column, [codes[str(value)] for value in values])
     return kind
 
 
 def check_given(files: Sequence[str], split: Any) -> None:
-    """Require that names of parts are two or three, and leave the split to their files.
+    """Require two or three names of parts, and a split that does not contradict them.
+
+    Args:
+        files: ``benchmark_filename``.
+        split: ``eval_args.split``.
 
     Raises:
-        UsageError: if not.
+        UsageError: if the names are wrong, or three files give all parts and a split is set.
     """
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(
@@ -189,8 +200,17 @@ def check_given(files: Sequence[str], split: Any) -> None:
 def _take_given_parts(
     log: EventLog, given: np.ndarray, eval_args: dict[str, Any], files: int
 ) -> np.ndarray:
-    """Return the part of every interaction; of two files the split cuts validation from the first:
-    whatever it holds out, under LS the last of each user."""
+    """Return the part of every interaction of given files.
+
+    Two files give training and test. The split then cuts validation from the first: all that it
+    holds out, under LS the last target of each user.
+
+    Args:
+        log: the interactions.
+        given: [events] int8 part that the file of each interaction stands for.
+        eval_args: RecBole's option of that name.
+        files: number of files.
+    """
     if files == 3:
         return given
     if eval_args["split"] == _DEFAULT:
@@ -202,14 +222,14 @@ def _take_given_parts(
 
 
 def find_copies(log: EventLog, by_time: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Find interactions with the user, item and time of one that stands before them.
+    """Find exact copies: interactions with user, item and time of an earlier one in the log.
 
     Args:
-        log: all interactions.
-        by_time: whether those of a user are sorted by time.
+        log: the interactions.
+        by_time: whether the interactions of a user are sorted by time.
 
     Returns:
-        [copies] int64 their places in the log, and [copies] that of the first of each.
+        [copies] int64 places of the copies in the log, and [copies] int64 places of the originals.
     """
     users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
     place = np.arange(len(log)) if by_time else np.lexsort((times, users))
@@ -228,17 +248,22 @@ def find_copies(log: EventLog, by_time: bool = True) -> tuple[np.ndarray, np.nda
 
 
 def count_items(log: EventLog, mask: np.ndarray, item_num: int) -> np.ndarray:
-    """Return [items] int64 how many of the interactions in ``mask`` are of each item."""
+    """Return [items] int64 number of interactions in ``mask`` ([events] bool) of each item."""
     counts = np.zeros(item_num, dtype=np.int64)
-    for place, some in log.in_parts():
-        counts += np.bincount(some.items.numpy()[mask[place]], minlength=item_num)
+    for place, users_log in log.in_parts():
+        counts += np.bincount(users_log.items.numpy()[mask[place]], minlength=item_num)
     return counts
 
 
 def _count_leaks(
     log: EventLog, part: np.ndarray, copy: np.ndarray, original: np.ndarray
 ) -> dict[str, dict[str, int]]:
-    """Count what held-out interactions of given parts have in common with earlier parts.
+    """Count held-out interactions of given parts that leak into, or from, earlier parts.
+
+    Args:
+        log: the interactions.
+        part: [events] int8 part of each.
+        copy, original: [copies] places of exact copies and of the first of each.
 
     Returns:
         for validation and test: ``in_earlier_part``, interactions that stand in an earlier part
@@ -254,14 +279,14 @@ def _count_leaks(
         np.maximum.at(latest, users[before], times[before])
         early[now] = times[now] < latest[users[now]]
     last = times[part == TRAIN].max(initial=-np.inf)
-    found = {
+    leaking = {  # parts of the leaking interactions
         "in_earlier_part": part[copy][part[original] < part[copy]],
         "before_earlier_part": part[early],
         "before_training_ends": part[(part != TRAIN) & (times < last)],
     }
     return {
         name: {PHASES[phase]: int((parts == phase).sum()) for phase in (VALID, TEST)}
-        for name, parts in found.items()
+        for name, parts in leaking.items()
     }
 
 
@@ -273,7 +298,7 @@ def make_split(
     train_fraction: Any = None,
     files: Sequence[str] | None = None,
 ) -> Split:
-    """Cut the log, leave out old training sessions and cold items if asked to, choose the targets.
+    """Split the log, leave out old training sessions and cold items if configured, choose targets.
 
     Args:
         log: all interactions.
@@ -295,7 +320,7 @@ def make_split(
         UsageError: for a split that cannot be read, or a ``train_fraction`` without sessions.
     """
     mode, cold_mode = eval_args["target"], eval_args["cold_items"]
-    kind, value = split_kind(eval_args)
+    kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
         raise UsageError(
             "train_fraction: counts training sessions and needs eval_args.split: {ST: ...}; "
@@ -312,11 +337,11 @@ def make_split(
         log, part, sessions = keep_recent_sessions(log, part, train_fraction)
     cold = count_items(log, part == TRAIN, item_num) == 0
     cut, is_copy = part, np.zeros(len(log), dtype=bool)
-    found = [
-        place.start + np.stack(find_copies(some, by_time=given is None))
-        for place, some in log.in_parts()
+    pairs = [
+        place.start + np.stack(find_copies(users_log, by_time=given is None))
+        for place, users_log in log.in_parts()
     ]
-    copy, original = np.concatenate(found, axis=1)
+    copy, original = np.concatenate(pairs, axis=1)
     is_copy[copy] = True
     leaks = {} if given is None else {"leaks": _count_leaks(log, part, copy, original)}
     if cold_mode == "drop":
@@ -359,8 +384,15 @@ def make_split(
 
 
 def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
-    """Return [targets] places of the held-out interactions that count: all with a history, or one
-    per user and phase."""
+    """Choose the held-out interactions that are targets, by their places in the log.
+
+    Args:
+        log: the interactions.
+        part: [events] int8 part of each.
+        mode: ``eval_args.target``: all possible targets, or per user and phase the first, the last
+            or a random one.
+        user_tokens: [users] name of each user, by which the random one is chosen.
+    """
     held_out = np.flatnonzero((part != TRAIN) & log.possible_targets)
     if mode == "all":
         return held_out
@@ -375,17 +407,17 @@ def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray)
         return held_out[start + count - 1]
     names = user_tokens[group // len(PHASES)].tolist()
     phases = (PHASES[phase] for phase in group % len(PHASES))
-    draws = [_draw(f"{phase} {name}") for phase, name in zip(phases, names, strict=True)]
-    return held_out[start + np.array(draws, dtype=np.int64) % count]
+    numbers = [_hash(f"{phase} {name}") for phase, name in zip(phases, names, strict=True)]
+    return held_out[start + np.array(numbers, dtype=np.int64) % count]
 
 
-def _draw(text: str) -> int:
-    """Return a number that looks random and depends on the text only: on no seed, no user id."""
+def _hash(text: str) -> int:
+    """Return a pseudorandom number that depends on the text only, not on a seed or user id."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """Return a summary as one line for people; empty where nothing is worth a line."""
+    """Return the summary of a split as one line of text; empty where nothing is unusual."""
     notes = {
         "without_history": "without history",
         "other_events": "not of target_events",
@@ -395,33 +427,34 @@ def describe(summary: dict[str, Any]) -> str:
     }
     times = " and ".join(show_time(time) for time in summary["boundaries"])
     sessions = summary["sessions"]
-    whole = {phase: f" of {_sessions(n)}" for phase, n in sessions.items()}
-    trained = whole.get("train", "")
+    in_sessions = {phase: f" of {_sessions(n)}" for phase, n in sessions.items()}
+    trained = in_sessions.get("train", "")
     if sessions.get("left_out"):
         trained += f" ({sessions['left_out']:,} older ones left out)"
-    parts, noted = [f"train {summary['events']['train']:,} events{trained}"], bool(times)
+    parts = [f"train {summary['events']['train']:,} events{trained}"]
+    is_unusual = bool(times)
     for phase in PHASES[1:]:
         events = summary["events"][phase]
         remarks = [
             f"{summary[key][phase]:,} {text}" for key, text in notes.items() if key in summary
         ]
         remarks = [text for text in remarks if not text.startswith("0 ")]
-        noted |= bool(remarks)
+        is_unusual |= bool(remarks)
         if events:
             note = f" ({', '.join(remarks)})" if remarks else ""
-            note = whole.get(phase, "") + note
+            note = in_sessions.get(phase, "") + note
             parts.append(
                 f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{note}"
             )
     where = f" at time {times}" if times else ""
-    return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if noted else ""
+    return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if is_unusual else ""
 
 
-def warnings_about(summary: dict[str, Any]) -> list[str]:
-    """Return what makes the metrics of a split easier than they look; a line each.
+def describe_warnings(summary: dict[str, Any]) -> list[str]:
+    """Return warnings about copies and leaks, which make metrics too good; a line each.
 
     Args:
-        summary: of :func:`make_split`; of earlier versions, which counted less, too.
+        summary: summary of :func:`make_split`, also of earlier versions, which counted less.
     """
     lines = []
     copies, targets = (summary.get(key) or {} for key in ("copies", "copied_targets"))
@@ -455,5 +488,5 @@ def _per_phase(part: np.ndarray) -> dict[str, int]:
     return {name: int(np.count_nonzero(part == i)) for i, name in enumerate(PHASES)}
 
 
-def _subtract(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
-    return {phase: one[phase] - two[phase] for phase in one}
+def _subtract(total: dict[str, int], part: dict[str, int]) -> dict[str, int]:
+    return {phase: total[phase] - part[phase] for phase in total}

@@ -28,9 +28,12 @@ TARGET_EVENT = "target_event"
 class Windows:
     """Training windows for models that learn from all positions at once.
 
-    Input events of window w are start[w] : end[w]; the target of an event is the next one. Only
-    events from first[w] on are trained, those before are context; and of them, with ``is_target``
-    ([events] bool), those before such an event.
+    The target of an input event is the next event.
+
+    Attributes:
+        start, end: [windows] the input events of window w are start[w] : end[w].
+        first: [windows] first event with a target; earlier ones are context.
+        is_target: [events] bool, which events may be targets; None for all.
     """
 
     start: np.ndarray
@@ -57,10 +60,10 @@ class Windows:
         return int(self.counts.sum())
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Return the windows that have a target among some events ([events] bool), for these."""
-        every = Windows(self.start, self.end, self.first, is_target)
-        some = every.counts > 0
-        return Windows(self.start[some], self.end[some], self.first[some], is_target)
+        """Restrict targets to ``is_target`` ([events] bool), and drop windows without a target."""
+        restricted = Windows(self.start, self.end, self.first, is_target)
+        keep = restricted.counts > 0
+        return Windows(self.start[keep], self.end[keep], self.first[keep], is_target)
 
 
 def training_windows(
@@ -73,9 +76,12 @@ def training_windows(
         max_length: most inputs of a window, L.
         mode: ``last`` (the most recent window only), ``chunk`` (windows of L targets, end to end,
             counted from the newest), ``sliding`` (``stride`` new targets a window, up to L - stride
-            inputs of context before them) or ``prefix`` (one target a window). But under last,
-            every interaction except a user's first is a target exactly once.
+            inputs of context before them) or ``prefix`` (one target a window). Except under last,
+            every interaction but a user's first is a target exactly once.
         stride: new targets per window under ``sliding``; L // 2 when None.
+
+    Raises:
+        UsageError: for a stride that the mode cannot have.
     """
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
@@ -90,13 +96,13 @@ def training_windows(
     trainable = user_end - user_start >= 2
     user_start, last = user_start[trainable], user_end[trainable] - 1  # inputs are start : last
     events = last - user_start
-    # the oldest window of a user holds what is left over, up to L targets
+    # the oldest window of a user holds the remaining targets, up to L
     if mode == "last":
         count = np.ones_like(events)
     elif mode == "prefix":
         count = events
     else:
-        count = -(-np.maximum(events - max_length, 0) // stride) + 1
+        count = -(-np.maximum(events - max_length, 0) // stride) + 1  # division rounded up
     user = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)  # 0 is the newest
     end = last[user] - nth * stride
@@ -113,18 +119,19 @@ def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 class PrefixRows(Interaction):
-    """RecBole's augmented interactions without their memory: row r is a target and its history.
+    """RecBole's augmented interactions, computed on access: row r is a target and its history.
 
-    Stands where RecBole keeps an ``Interaction`` whose every field is a [rows, L] tensor. Rows are
-    gathered when they are asked for, so memory is O(interactions).
+    It replaces RecBole's ``Interaction`` of [rows, L] tensors. Rows are gathered when they are
+    read, so memory is O(interactions).
 
     Args:
         log: the interactions.
-        is_target: [interactions] bool which of them have a row that predicts them.
+        is_target: [interactions] bool, which interactions have a row.
         max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
-        features: columns of the log and of users that rows have in place of, and beside, its own.
+        features: columns of events, which replace those of the log in histories, and of users,
+            which rows have in addition.
     """
 
     def __init__(
@@ -149,6 +156,7 @@ class PrefixRows(Interaction):
 
     @property
     def columns(self) -> list[str]:
+        """Names of all fields of a row."""
         names = list(self.log.fields)
         lists = [name + self.suffix for name in names if name != self.log.user_field]
         return [*names, *lists, self.length_field, *self.features.users]
@@ -160,7 +168,10 @@ class PrefixRows(Interaction):
         return name in self.columns
 
     def __getitem__(self, index: Any) -> Tensor | _LazyHistory | Interaction:
-        """Return a field by name (a history as an object that gathers rows), or rows."""
+        """Return a field by its name, or rows by a slice or index.
+
+        A history field is an object that gathers its rows when it is indexed.
+        """
         if isinstance(index, str):
             return self._column(index)
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
@@ -180,11 +191,12 @@ class PrefixRows(Interaction):
         return Interaction(fields)
 
     def _start(self, target: Tensor) -> Tensor:
-        """Return the oldest event of each target's history."""
+        """Return [n] int64 the oldest event of each target's history."""
         user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
         return torch.maximum(user_start, target - self.max_length)
 
     def _history(self, start: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [n, L] int64 events of each history, and [n, L] bool which places are padding."""
         event = start[:, None] + torch.arange(self.max_length)
         padding = event >= target[:, None]
         return event.masked_fill_(padding, 0), padding
@@ -196,6 +208,7 @@ class PrefixRows(Interaction):
         return history
 
     def _column(self, name: str) -> Tensor | _LazyHistory:
+        """Return a field of all rows; KeyError if there is none of this name."""
         if name in self.log.fields:
             return self.log.fields[name][self.target]
         if name == self.length_field:

@@ -15,7 +15,7 @@ from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.counts import require_counts
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.known import Known
-from recbole_pos.data.loaders import held_out_loaders, training_loader
+from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.distributed import current_shard
@@ -69,7 +69,7 @@ def prepare(
         parts = dict(zip(PHASES, dataset.build(), strict=True))
         if fresh and config.expected_counts:
             require_counts(config["dataset"], config.expected_counts, dataset)
-        held_out = held_out_loaders(config, parts)
+        held_out = make_held_out_loaders(config, parts)
     except UsageError:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
@@ -91,7 +91,7 @@ def prepare(
     model = build_model(config, dataset, parts["train"])
     require_request(config, model)
     requirements = adapter(config, model).requirements()
-    train = training_loader(config, parts["train"], requirements)
+    train = make_training_loader(config, parts["train"], requirements)
     start_from(model, config, dataset.identity, weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)

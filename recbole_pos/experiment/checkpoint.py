@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.identity import changes
+from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment import archive
 from recbole_pos.files import whole
@@ -305,7 +305,7 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
     Raises:
         CheckpointError: if they differ in events or split, or in a field that both have loaded.
     """
-    if changed := changes(state, data):
+    if changed := describe_changes(state, data):
         raise CheckpointError(
             f"{path} was trained on other data or another split: {changed} have changed since, so "
             "its weights do not fit"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from recbole_pos.data.history import masks_history
-from recbole_pos.data.targets import warnings_about
+from recbole_pos.data.targets import describe_warnings
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import describe_device, device_line
 from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
@@ -164,7 +164,7 @@ def make_result(
         test_targets=_targets(experiment.loaders["test"]),
         split=experiment.dataset.split.summary,
         warnings=[
-            *warnings_about(experiment.dataset.split.summary),
+            *describe_warnings(experiment.dataset.split.summary),
             *([KNOWS_WHEN] if config["request_time"] == "target" else []),
         ],
         peak_rss_mb=peak_rss_mb(),

@@ -111,7 +111,7 @@ def _train_and_test(
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     dataset = experiment.dataset
-    known = Known.of(dataset)
+    known = Known.from_dataset(dataset)
     trainer.known = known.digest
     folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
-from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
+from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import Progress
@@ -123,7 +123,7 @@ class PosTrainer(EvaluatingTrainer):
         """The loader of training; RecBole's own quick start brings one of rows in any case."""
         if isinstance(train_data, (RowLoader, WindowLoader)):
             return train_data
-        return training_loader(self.config, train_data._dataset, self.adapter.requirements())
+        return make_training_loader(self.config, train_data._dataset, self.adapter.requirements())
 
     def fit(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 from recbole_pos.config.arguments import AttachArguments, RunArguments, arguments
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.identity import changes
+from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
@@ -119,4 +119,4 @@ def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str,
 def _has_other_data(begun: RunFolder, config: PosConfig) -> bool:
     dataset = load_dataset(begun, config)
     dataset.build()
-    return bool(changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))
+    return bool(describe_changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))

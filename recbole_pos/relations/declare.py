@@ -17,9 +17,9 @@ CHOICES = {
     "scope": ("sequence", "batch"),
 }
 KEYS = ("field", *CHOICES, "within", "scales")
-# of which source a field of a table may be, the default first
+# sources that a field of each table may have, the default first
 SOURCES = {"item": ("item", "behaviour"), "user": ("user",)}
-POSITION, TIME = "position", "time"  # fields that every log has
+POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two events
 TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
 
@@ -29,14 +29,14 @@ class Relation:
     """One attribute as an explicit relation.
 
     Attributes:
-        field: its name; for the time of events that of the time field.
-        kind: categorical (equation 10, above) or numerical (below).
-        source: what the paper counts it under: item, behaviour or user. Relations of users go into
+        field: name of the field; for the built-in time the name of the time field.
+        kind: categorical or numerical, the two cases of equation 10.
+        source: the paper's category: item, behaviour or user. Relations of users go into
             position-to-position aggregation, the others into relation-augmented heads.
         scope: sequence (events of one user) or batch.
         table: the atomic file the field stands in (item, user, inter), or position or time.
         within: field of the same table that both sides must share, or None.
-        scales: r_norm of equation 10; of several the mean is taken (appendix A.2).
+        scales: values of r_norm in equation 10, whose relations are averaged (appendix A.2).
     """
 
     field: str
@@ -48,22 +48,22 @@ class Relation:
     scales: tuple[float, ...]
 
 
-def read_relations(given: Any, dataset: Dataset) -> list[Relation]:
+def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
     """Read the option ``relations`` against the fields of a dataset.
 
     Args:
-        given: a list of mappings, or of names of fields for all defaults.
-        dataset: RecBole's dataset; has the loaded fields and their types.
+        entries: a list of mappings, or of names of fields for all defaults.
+        dataset: RecBole's dataset, with the loaded fields and their types.
 
     Raises:
-        UsageError: for anything that is not a relation, naming entry, field and what to do.
+        UsageError: for anything that is not a relation, with entry, field and advice.
     """
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(entries, (list, tuple)):
         raise UsageError(
-            f"relations: expected a list such as [{{field: brand}}], found {shown(given)}"
+            f"relations: expected a list such as [{{field: brand}}], found {shown(entries)}"
         )
     relations: list[Relation] = []
-    for entry in given:
+    for entry in entries:
         relation = _read(entry, dataset)
         if any(relation.field == other.field for other in relations):
             raise UsageError(f"relations: field {shown(relation.field)} is given twice")
@@ -72,6 +72,11 @@ def read_relations(given: Any, dataset: Dataset) -> list[Relation]:
 
 
 def _read(entry: Any, dataset: Dataset) -> Relation:
+    """Read one entry of ``relations``, with defaults for what it leaves out.
+
+    Raises:
+        UsageError: if a key or value is unknown, or does not suit the field.
+    """
     entry = {"field": entry} if isinstance(entry, str) else entry
     for key in entry if isinstance(entry, Mapping) else ():
         if key not in KEYS:
@@ -112,7 +117,7 @@ def _read(entry: Any, dataset: Dataset) -> Relation:
 
 
 def _table(field: str, dataset: Dataset) -> str:
-    """The table a field stands in; a field called time or position wins over the built-in one."""
+    """Return the table of a field; a loaded field time or position precedes the built-in one."""
     if field in loaded_fields(dataset):
         return TIME if field == dataset.time_field else find_table(field, dataset)
     if field in (POSITION, TIME):
@@ -121,7 +126,11 @@ def _table(field: str, dataset: Dataset) -> str:
 
 
 def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
-    """Return the kind of a field, and why it is of that kind and what would make it another."""
+    """Return the kind of a field, and the reason for messages: its type, and how to change it.
+
+    Raises:
+        UsageError: if no relation can be made of the field.
+    """
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value
@@ -138,6 +147,7 @@ def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, st
 
 
 def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None:
+    """Check the key ``within``, and return it: a token field of the same ``table``, or None."""
     if within is None:
         return None
     where = f"{where}: within: "
@@ -156,16 +166,17 @@ def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None
     return within
 
 
-def _scales(given: Any, kind: str, by_type: str, table: str, where: str) -> tuple[float, ...]:
-    if given is None:
+def _scales(scales: Any, kind: str, by_type: str, table: str, where: str) -> tuple[float, ...]:
+    """Read the key ``scales`` of a field of ``kind``; None gives the default of its table."""
+    if scales is None:
         return () if kind == "categorical" else TIME_SCALES if table == TIME else (1.0,)
     if kind == "categorical":
         raise UsageError(
             f"{where}: scales are for numerical fields, and this one is categorical{by_type}"
         )
-    values = given if isinstance(given, (list, tuple)) else [given]
+    values = scales if isinstance(scales, (list, tuple)) else [scales]
     if not values or not all(is_number(v) and v > 0 for v in values):
         raise UsageError(
-            f"{where}: scales: expected numbers above 0 (r_norm), found {shown(given)}"
+            f"{where}: scales: expected numbers above 0 (r_norm), found {shown(scales)}"
         )
     return tuple(float(v) for v in values)

@@ -1,8 +1,8 @@
-"""Relations within histories outside the dataset: what ``lookup.py`` finds, traceable.
+"""Relations within histories outside the dataset, as traceable modules for export.
 
-Rows are whole ([b, t], padding behind), and so are matrices of relations: an event reads the k
-strongest of the older ones in its row. Relations are those of items,
-their order and their times.
+They give what ``lookup.py`` finds for a history alone. Rows are padded on the right to [b, t], and
+matrices of relations are dense: an event reads the k strongest older events of its row. Relations
+may be of items, their order and their times.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from recbole_pos.relations.declare import POSITION, TIME, Relation
 from recbole_pos.relations.lookup import RelationLookup, TableRelation
 from recbole_pos.relations.tables import WEAKEST, RelationTable
 
-FAR = 1 << 52  # after everything that is read, and exact in any type a number goes through
+FAR = 1 << 52  # larger than any order of preference, and exact in float64
 
 
 @dataclass(frozen=True)
 class BlockProduct:
-    """As ``SparseProduct``, of relations [b, M, t, t] within rows: [b * t, d] to [M * b * t, d]."""
+    """Multiplies states [b * t, d] by relations [b, M, t, t] within rows, to [M * b * t, d].
+
+    It has the interface of ``SparseProduct``.
+    """
 
     weight: Tensor
 
@@ -38,7 +41,7 @@ class BlockProduct:
 
 
 class TableLookup(nn.Module):
-    """How items are related, and which of them come first: the table of a relation by bisection."""
+    """Looks up relations of items and their order of preference in a table, by bisection."""
 
     group: Tensor
     codes: Tensor
@@ -62,8 +65,15 @@ class TableLookup(nn.Module):
             self.register_buffer(name, torch.from_numpy(array), persistent=False)
 
     def forward(self, items: Tensor) -> tuple[Tensor, Tensor]:
-        """Return items [b, t] to relations [b, t, t] of each (row) with each, float64 and 0 for
-        none; and which class of its reader it is, the most related first."""
+        """Look up the relations of all pairs of items in a row.
+
+        Args:
+            items: [b, t] int64 items.
+
+        Returns:
+            [b, t, t] float64 relation of each reader (row) to each source (column), 0 for none; and
+            [b, t, t] int64 place of the source's class in the reader's order of preference.
+        """
         group = self.group[items]
         code = group[:, :, None] * self.classes + group[:, None]
         low = torch.zeros_like(code)
@@ -77,11 +87,11 @@ class TableLookup(nn.Module):
 
 
 class HistoryRelations(nn.Module):
-    """The normalised relations of the events of each row to older ones of the row.
+    """Computes the normalised relations of the events of each row to older events of the row.
 
     Args:
-        lookup: lookup of the model; its tables are taken.
-        declared: the same relations, as declared.
+        lookup: lookup of the model, whose tables are used.
+        declared: the declared relations, in the order of the lookup.
 
     Raises:
         UsageError: for a relation of anything but items, order and times.
@@ -90,9 +100,9 @@ class HistoryRelations(nn.Module):
     def __init__(self, lookup: RelationLookup, declared: Sequence[Relation]) -> None:
         super().__init__()
         heads = [relation for relation in declared if relation.source != "user"]
-        if behind := [relation.field for relation in heads if relation.table == "inter"]:
+        if fields := [relation.field for relation in heads if relation.table == "inter"]:
             raise UsageError(
-                f"AttrFormer cannot be exported with relations of {', '.join(behind)}: a field of "
+                f"AttrFormer cannot be exported with relations of {', '.join(fields)}: a field of "
                 "events, of which an exported model gets items and times only"
             )
         self.heads, self.k = heads, lookup.top_k
@@ -102,7 +112,7 @@ class HistoryRelations(nn.Module):
             if isinstance(relation, TableRelation)
         }
         self.tables = nn.ModuleDict(tables)
-        self.own = _own(lookup)
+        self.own = _compute_own(lookup)
 
     @property
     def needs_time(self) -> bool:
@@ -110,18 +120,27 @@ class HistoryRelations(nn.Module):
         return any(relation.table == TIME for relation in self.heads)
 
     def forward(self, ctx: PaddedContext) -> BatchRelations:
-        """Return those of a batch."""
+        """Return the relations of a batch of padded rows."""
         weights = [self._normalised(*self._head(n, ctx)) for n in range(len(self.heads))]
         heads = BlockProduct(torch.stack(weights, 1)) if weights else None
         return BatchRelations(heads, None if self.own is None else self._aggregated)
 
     def _aggregated(self, x: Tensor) -> Tensor:
-        """Norm(R^U) of a history alone: what its user is to itself."""
+        """Apply Norm(R^U) of a history alone: the relation of its user to itself."""
         assert self.own is not None
         return x * self.own
 
     def _head(self, number: int, ctx: PaddedContext) -> tuple[Tensor, Tensor]:
-        """Return relations of a head [b, t, t] in float64, and what is read first: the lowest."""
+        """Return the relations of a head, before selection and normalisation.
+
+        Args:
+            number: which head.
+            ctx: the padded rows.
+
+        Returns:
+            [b, t, t] float64 relations, and [b, t, t] int64 order in which sources are read, the
+            lowest first.
+        """
         b, t, relation = ctx.batch_size, ctx.width, self.heads[number]
         step = torch.arange(t, device=ctx.lengths.device)
         back = (step[:, None] - step).expand(b, t, t)
@@ -134,24 +153,33 @@ class HistoryRelations(nn.Module):
         else:
             times = ctx.elapsed.view(b, t)
             difference = times[:, :, None] - times[:, None]
-        each = [torch.exp(-difference.abs() / scale) for scale in relation.scales]
-        value = sum(each[1:], each[0]) / len(each)
-        # nothing but the nearest k is looked at, which are the strongest
+        terms = [torch.exp(-difference.abs() / scale) for scale in relation.scales]
+        value = sum(terms[1:], terms[0]) / len(terms)
+        # positions and times rise, so the nearest k are the strongest
         return value.masked_fill((value < WEAKEST) | (back > self.k), 0), back
 
     def _normalised(self, value: Tensor, order: Tensor) -> Tensor:
-        """D^-1/2 R D^-1/2 of the k strongest relations to older events, as of a batch."""
+        """Return [b, t, t] D^-1/2 R D^-1/2 of the k strongest relations to older events.
+
+        Args:
+            value: [b, t, t] relations.
+            order: [b, t, t] order in which sources are read, the lowest first.
+        """
         step = torch.arange(value.size(-1), device=value.device)
         order = order.masked_fill((step[:, None] <= step) | (value == 0), FAR)
-        # as many columns more as are chosen, or a short history would not have as many
+        # k columns of padding, since topk fails on a history of fewer than k events
         kth = -(-F.pad(order, (0, self.k), value=FAR)).topk(self.k, -1).values[..., -1:]
         value = value.masked_fill((order > kth) | (order == FAR), 0)
         degree = value.sum(-1).clamp(min=1)
         return value / (degree[:, :, None] * degree[:, None]).sqrt()
 
 
-def _own(lookup: RelationLookup) -> float | None:
-    """Return what every user is to itself in position-to-position aggregation; None without it."""
+def _compute_own(lookup: RelationLookup) -> float | None:
+    """Return the normalised relation of every user to itself; None without relations of users.
+
+    Raises:
+        UsageError: if it is not the same for all users.
+    """
     if lookup.user_table is None:
         return None
     own = lookup.user_table.own[np.diff(lookup.offsets) > 0]

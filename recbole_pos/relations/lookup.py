@@ -1,16 +1,16 @@
 """Relations of a batch: who may read whom, what is related, and with which weight.
 
-No leakage is a matter of one order. Every batch has a clock (``cross_sequence``), an event reads
-other users' events only if they are strictly before it on that clock, and its own user's only if
-they are older. Whatever is read, through any number of layers, lies before the reader, so nothing
-comes back to a user from the user's own future: not values, not which relations are kept, not how
-many. The degrees that normalise a relation count what its two ends themselves read, for the same
-reason. (Where a window of training begins does depend on how many training events follow: windows
-are counted from the newest, for every model.)
+One order prevents leakage. Every batch has a clock (``cross_sequence``). An event reads events of
+other users only if they are strictly before it on that clock, and of its own user only if they are
+older. Everything read, through any number of layers, lies before the reader, so nothing of a user's
+own future reaches the user: neither values, nor which relations are kept, nor how many. For the
+same reason the degrees that normalise a relation count what its two ends themselves read. (Where a
+window of training begins does depend on how many training events follow: windows are counted from
+the newest, for every model.)
 
-The paper aggregates over the whole batch. That gives an event its own target by way of another user
-within two layers, so to mask the user's own future would not be enough. The order costs half of the
-pairs.
+The paper aggregates over the whole batch. Within two layers an event then reads its own target by
+way of another user, so masking the user's own future would not be enough. The order costs half of
+the pairs.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PackedSequences:
     """Packed sequences of a batch by the places of their events in the log.
 
     Attributes:
-        events: [m] int64.
+        events: [m] int64 place of each event in the log.
         lengths: [b] int64 number of events of each row.
-        chain: [b] int64, never falling; consecutive chunks of a user share one.
+        chain: [b] int64 chain of each row, never falling; consecutive chunks of a user share one.
         source: [m] bool, whether other users may read the event.
-        last: whether the row is there to be predicted from; [b] bool.
+        last: [b] bool, whether predictions are made from the row.
     """
 
     events: np.ndarray
@@ -56,11 +56,14 @@ class PackedSequences:
     last: np.ndarray
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
-        """Both, one after the other."""
+        """Return the rows of both, with different chains."""
         chain = other.chain + (self.chain[-1] + 1 if len(self.chain) else 0)
-        both = [np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values())]  # noqa: B905
         return PackedSequences(
-            both[0], both[1], np.concatenate((self.chain, chain)), both[3], both[4]
+            events=np.concatenate((self.events, other.events)),
+            lengths=np.concatenate((self.lengths, other.lengths)),
+            chain=np.concatenate((self.chain, chain)),
+            source=np.concatenate((self.source, other.source)),
+            last=np.concatenate((self.last, other.last)),
         )
 
 
@@ -90,7 +93,7 @@ class TableRelation:
         return top_relations(self.table, group, order, lookup.top_k, across and self.across)
 
     def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] values of what events are about; 0 where the log does not have them."""
+        """Return [m] values of each event, or of its item; 0 for events beyond the table."""
         if self.by_item:
             return values[lookup.items.numpy()[events]]
         return take_or_missing(values, events, 0)
@@ -101,10 +104,10 @@ class NumberRelation:
     """A relation between numbers of events, within a sequence.
 
     Attributes:
-        source: whose numbers: position, time, or inter (a field of events).
+        source: where numbers come from: position, time, or inter (a field of events).
         scales: r_norm of equation 10.
-        longest: events looked back at.
-        values: [events of the log] float64, NaN where missing; of inter only.
+        longest: how many events back are compared.
+        values: [events of the log] float64, NaN where missing; for inter only.
     """
 
     source: str
@@ -129,33 +132,36 @@ class NumberRelation:
         self, events: np.ndarray, lookup: RelationLookup, order: EventOrder, across: bool
     ) -> Edges:
         """Return the strongest relations of packed ``events`` ([m] places in the log)."""
-        rising = self.source in (POSITION, TIME)  # in a user's history
-        values = self.numbers(events, lookup)
-        return top_differences(values, order.chain, lookup.top_k, self.scales, self.longest, rising)
+        is_rising = self.source in (POSITION, TIME)  # along a user's history
+        values, k = self.numbers(events, lookup), lookup.top_k
+        return top_differences(values, order.chain, k, self.scales, self.longest, is_rising)
 
 
 def take_or_missing(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
-    """Return [m] values at places, ``missing`` for those after the last (``with_histories``)."""
-    known = places < len(values)
-    if known.all():
+    """Return [m] values at places, ``missing`` where a place is beyond the last value.
+
+    Users and events that ``RelationLookup.with_histories`` adds are beyond it.
+    """
+    is_known = places < len(values)
+    if is_known.all():
         return values[places]
-    found = np.full(len(places), missing, dtype=values.dtype)
-    found[known] = values[places[known]]
-    return found
+    result = np.full(len(places), missing, dtype=values.dtype)
+    result[is_known] = values[places[is_known]]
+    return result
 
 
 class RelationLookup:
     """Precomputed relations of a dataset, and the rules of who may read whom.
 
     Args:
-        relations: as declared.
+        relations: the declared relations.
         dataset: the built training part; gives fields, log and split.
         top_k: relations kept of each event and attribute.
         cross_sequence: the order across users: random_order, time_respecting, or none.
         max_length: L, events of a window.
-        seconds: how many seconds the time field counts by.
-        unknown: what an event is to itself if its user has no attribute: 1 where aggregation by
-            users takes the place of a state, 0 where it is added.
+        seconds: seconds in one unit of the time field.
+        unknown: relation to itself of an event whose user has no attribute: 1 where aggregation by
+            users replaces a state, 0 where it is added.
     """
 
     def __init__(
@@ -185,7 +191,7 @@ class RelationLookup:
         self.user_table = build_user_table(users, dataset, self.notices)
 
     def _compile(self, relation: Relation, dataset: Dataset) -> TableRelation | NumberRelation:
-        """Return a relation of source item or behaviour, ready to be looked up."""
+        """Return a relation of source item or behaviour, with its table or numbers."""
         source, scales, longest = relation.table, relation.scales, self.max_length
         if source in (POSITION, TIME):
             return NumberRelation(source, scales, longest)
@@ -200,14 +206,14 @@ class RelationLookup:
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
     ) -> RelationLookup:
-        """Return a copy that knows more users: their events stand after all others.
+        """Return a copy with further users, whose events follow those of the log.
 
         Other fields of these events, and attributes of these users, are missing.
 
         Args:
-            items: [m] their histories, packed.
-            lengths: [b] events of each.
-            times: [m], or None if nothing reads them.
+            items: [m] int64 items of their histories, packed.
+            lengths: [b] int64 number of events of each history.
+            times: [m] float64 times of the events, or None if no relation reads them.
         """
         times = np.zeros(len(items)) if times is None else times
         ranks = np.arange(len(items)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -223,11 +229,11 @@ class RelationLookup:
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
     ) -> PackedSequences:
-        """Return rows of a training batch.
+        """Return the windows of a training batch as rows, none of them to predict from.
 
         Args:
             events: [m] places in the log of the packed events.
-            lengths: [b] events of each row.
+            lengths: [b] number of events of each row.
             source: [m] bool; where rows overlap, each event should be a source in one of them.
             linked: whether chunks of a user that follow each other form one chain.
         """
@@ -240,14 +246,14 @@ class RelationLookup:
         return PackedSequences(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
 
     def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> PackedSequences:
-        """Return events start : end of each chain, cut into windows of L counted from the newest.
+        """Return histories as rows: windows of L events, counted from the newest.
 
         Args:
-            start, end: [chains] places in the log, start < end.
-            bank: whether they are there to be read (True) or to predict from (False).
+            start, end: [chains] each history is the events start : end of the log, start < end.
+            bank: whether the rows are for others to read (True) or to predict from (False).
         """
         size = end - start
-        count = -(-size // self.max_length)
+        count = -(-size // self.max_length)  # division rounded up
         chain = np.repeat(np.arange(len(size)), count)
         lengths = np.full(len(chain), self.max_length)
         lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
@@ -261,11 +267,11 @@ class RelationLookup:
         )
 
     def bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the newest window of training events of each user who has any.
+        """Return the newest window of training events of each user who has any, as rows to read.
 
-        Training has all chunks of fewer users, so an early event of a long history finds fewer
-        neighbours here. Whole histories, tried on models trained on ml-100k, were not better, for
-        twice the events.
+        A training batch has all chunks of fewer users, so an early event of a long history finds
+        fewer neighbours here. Whole histories took twice the events and gave no better metrics on
+        ml-100k.
         """
         users = users[self.train_end[users] > self.offsets[users]]
         end = self.train_end[users]
@@ -273,17 +279,22 @@ class RelationLookup:
         return self.histories(start, end, bank=True)
 
     def order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
-        """Return who may read whom. The only place where the rules stand."""
+        """Return who may read whom, by all rules of this module.
+
+        Args:
+            rows: rows of the batch.
+            rng: generator of the random clock; unused under ``time_respecting``.
+        """
         row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         first = np.cumsum(rows.lengths) - rows.lengths
         events = rows.events
         if self.clock == "time_respecting":
             key = self.times[events]
         else:
-            asked, key = rows.last[row], np.empty(len(events))
-            key[~asked] = self._random_clock(events[~asked], rng)
-            # the mean of clocks, not a sample: no predicted row moves another's
-            key[asked] = self.ranks[events[asked]] + 1
+            is_predicted, key = rows.last[row], np.empty(len(events))
+            key[~is_predicted] = self._random_clock(events[~is_predicted], rng)
+            # the mean of the random clock, so that a prediction does not depend on other rows
+            key[is_predicted] = self.ranks[events[is_predicted]] + 1
         return EventOrder(
             user=self.users[events],
             chain=rows.chain[row],
@@ -294,11 +305,11 @@ class RelationLookup:
         )
 
     def _random_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return [m] times of a Poisson process for each user, one arrival an event.
+        """Return [m] float64 arrival times of a Poisson process for each user, one per event.
 
-        Early events of a user come before most of the others', late ones after. The draw of an
-        event does not depend on how many events of its user follow: a clock that spread the events
-        of a user evenly would reveal to every one how many follow.
+        Early events of a user come before most events of others, late ones after. The time of an
+        event does not depend on how many events of its user follow: spreading a user's events
+        evenly over the clock would leak that number.
         """
         distinct, place = np.unique(events, return_inverse=True)
         user, rank = self.users[distinct], self.ranks[distinct]
@@ -311,7 +322,11 @@ class RelationLookup:
         return arrival[place.reshape(-1)]
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
-        """Return top-K relations of every event, attribute by attribute; and those of its user."""
+        """Find the top-K relations of every event.
+
+        Returns:
+            relations of each attribute; and relations of users, or None without any declared.
+        """
         across = self.clock != "none"
         heads = [relation.top(rows.events, self, order, across) for relation in self.heads]
         if self.user_table is None:
@@ -327,7 +342,17 @@ class RelationLookup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> BatchRelations:
-        """Return the normalised relations of a batch, on a device."""
+        """Return the normalised relations of a batch.
+
+        Args:
+            rows: rows of the batch, m events in all.
+            rng: generator of the random clock that orders events across users.
+            device, dtype: of the sparse matrices.
+
+        Returns:
+            ``heads`` [M * m, m] with a matrix for each attribute, ``users`` [m, m] between the
+            events of related users; None where no such relation is declared.
+        """
         order = self.order(rows, rng)
         heads, users = self.find(rows, order)
         m = len(order)
@@ -340,25 +365,25 @@ class RelationLookup:
     def _smoothing(
         self, edges: Edges, order: EventOrder, device: torch.device, dtype: torch.dtype
     ) -> SparseProduct:
-        """Norm(R^U) with every event's relation to itself, position by position (section 3.1.3).
+        """Return [m, m] Norm(R^U), the relations of users and of every event to itself.
 
-        An event whose user has no attribute keeps its state: it is related to itself at most.
+        Section 3.1.3. An event whose user has no attribute is related to itself at most.
         """
         assert self.user_table is not None
         m, event = len(order), np.arange(len(order))
         own = take_or_missing(self.user_table.own, order.user, 0)
         own[own == 0] = self.unknown
-        kept = edges.reader, edges.source, edges.value
-        edges = Edges.from_parts([(event, event, own), kept])
+        to_others = edges.reader, edges.source, edges.value
+        edges = Edges.from_parts([(event, event, own), to_others])
         scaled = _normalise(edges, m)
         return SparseProduct.build(edges.reader, edges.source, scaled, m, m, device, dtype)
 
 
 def _normalise(edges: Edges, m: int) -> np.ndarray:
-    """[E] D^-1/2 R D^-1/2 of an attribute; D sums what an event itself reads, at least 1 (eq. 6).
+    """Return [E] weights D^-1/2 R D^-1/2 of the relations of one attribute (equation 6).
 
-    Every shared token of a multi-hot attribute is a relation, so sums are what counts one-hot ones.
-    A source may read nothing and still be read: it then has one.
+    D sums the relations that an event reads. It is at least 1, since a source may read nothing.
+    For a one-hot attribute the sum is the number of relations.
     """
     degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
     return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])

@@ -1,9 +1,9 @@
 """Search the strongest relations of every event among the events it may read.
 
-Events of a batch have an order (:class:`EventOrder`); an event reads only what stands before it.
-Sources are sorted once by class and order, so what a reader may read of a class is a run that ends
-where the reader stands, found by bisection. Cost grows with readers times the classes looked at,
-mostly few, and never with the square of the batch.
+Events of a batch have an order (:class:`EventOrder`); an event reads only events before it.
+Sources are sorted once by class and order, so the events of a class that a reader may read are a
+run that ends at the reader's place, found by bisection. The cost is readers times classes searched,
+mostly few, not the square of the batch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from recbole_pos.data.windows import gather_index
 from recbole_pos.relations.tables import WEAKEST, RelationTable, similarity
 
-# classes of a reader looked at in the first round, at most; four times as many in each later one
+# most classes of a reader searched in the first round; each later round searches four times as many
 FIRST_CLASSES = 8
-PAIRS = 1 << 22  # events times events looked back at that are compared at once
+PAIRS = 1 << 22  # pairs of events that are compared at once
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class EventOrder:
 
     An event reads
 
-    - events of its own *chain* (a sequence, or linked chunks of one) that stand before it, and
+    - events before it in its own *chain* (a sequence, or linked chunks of one), and
     - events of other users' chains that are sources and whose ``rank`` is strictly lower.
 
-    Ranks rise along a chain, so every chain of reads falls in rank, or stays with one user and goes
-    back in time: nothing that an event reads, however indirectly, is of the same user and later.
+    Ranks rise along a chain, so successive reads fall in rank, or stay with one user and go back in
+    time: nothing that an event reads, however indirectly, is of the same user and later.
 
     Attributes:
-        user: [m] int64.
+        user: [m] int64 user of the event.
         chain: [m] int64, never falling; events of a chain lie one after the other, oldest first.
         rank: [m] int64 >= 0, the order across users.
         source: [m] bool, whether other users may read the event.
@@ -68,7 +68,12 @@ class Edges:
 
 
 class _Runs:
-    """Events sorted by a code of class and order: runs of a class up to a place in the order."""
+    """Events sorted by a code of class and order, to find a class's run up to a place by bisection.
+
+    Args:
+        events: [n] int64 events.
+        codes: [n] int64 code of each event; codes of one class and reader group are consecutive.
+    """
 
     def __init__(self, events: np.ndarray, codes: np.ndarray) -> None:
         by_code = np.argsort(codes, kind="stable")
@@ -91,8 +96,8 @@ def top_relations(
     """Return the k strongest relations of every event to events that it may read.
 
     Among equal relations, the larger cosine of the classes goes first, then the lower class, then
-    events of the own chain, then what is nearest before the reader (in its chain, or in rank; in
-    equal ranks what stands later in the batch). An event is not related to itself here.
+    events of the own chain, then the nearest before the reader (in its chain, or in rank; at equal
+    ranks the later in the batch). An event is not related to itself here.
 
     Args:
         table: the relation.
@@ -121,7 +126,7 @@ def top_relations(
     others = _Runs(source, cell[source] * ranks + rank[source])
     by_user = _Runs(source, (cell[source] * users + user[source]) * ranks + rank[source])
 
-    # where a class has many events, the first ones give k; half of them stand after the reader
+    # so many classes have about 2 k events, of which half stand before the reader
     classes = min(FIRST_CLASSES, 1 + 2 * k * cells // max(len(known), 1))
     need, cursor, last = (np.zeros(m, dtype=np.int64) for _ in range(3))
     need[known], cursor[known], last[known] = k, offsets[local], offsets[local + 1]
@@ -136,7 +141,8 @@ def top_relations(
         begin = here * ranks
         end, count = others.between(begin, begin + rank[reader])
         begin = (here * users + user[reader]) * ranks
-        _, own_among = by_user.between(begin, begin + rank[reader])  # which are not read
+        # the run of other users includes events of the reader's user, which are not read from it
+        _, own_among = by_user.between(begin, begin + rank[reader])
         wanted = _divide(own_count, count - own_among, need[reader], looked)
         value = strength[pair]
         parts.append(_newest(own, own_end, wanted[:, 0], wanted[:, 0], reader, value))
@@ -152,12 +158,14 @@ def top_relations(
 def _divide(
     own: np.ndarray, others: np.ndarray, need: np.ndarray, looked: np.ndarray
 ) -> np.ndarray:
-    """Return [n, 2] how many events to take of each class, its own chain before other users.
+    """Return [n, 2] how many events to take of each class: of the own chain, and of other users.
+
+    Classes are filled in order, and in each class the own chain first, until the need is met.
 
     Args:
-        own, others: [n] how many there are, reader by reader, class by class.
-        need: [n] what the reader of each class still needs.
-        looked: [readers] how many classes of each reader there are.
+        own, others: [n] number of available events, reader by reader, class by class.
+        need: [n] number of events that the reader of each class still needs.
+        looked: [readers] number of classes of each reader.
     """
     available = np.stack((own, others), 1).reshape(-1)
     before = np.cumsum(available) - available
@@ -169,7 +177,16 @@ def _divide(
 def _related(
     table: RelationTable, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows and columns of the classes of a batch: offsets, related (renumbered), values."""
+    """Restrict a table to the classes of a batch.
+
+    Args:
+        table: the relation.
+        present: [classes] sorted classes that occur in the batch, by which they are renumbered.
+
+    Returns:
+        [classes + 1] offsets of each class's relations, [pairs] related classes (renumbered), and
+        [pairs] values.
+    """
     local = np.full(len(table.indptr) - 1, -1)
     local[present] = np.arange(len(present))
     size = np.diff(table.indptr)[present]
@@ -190,10 +207,15 @@ def _newest(
     value: np.ndarray,
     user: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the last ``wanted`` of the last ``fetch`` events of every run, newest first.
+    """Return the newest events of every run, as edges (reader, event, value).
 
-    Given the ``user`` of every event ([m]), the reader's own are not counted: of the last
-    wanted + own events of a run at most as many are the reader's own.
+    Args:
+        runs: events that runs are of.
+        end: [runs] end of each run.
+        wanted: [runs] number of events to return.
+        fetch: [runs] number of events to look at, ``wanted`` and the reader's user's own.
+        reader, value: [runs] reader of each run, and the relation.
+        user: [m] user of each event, to skip events of the reader's user; None to skip none.
     """
     run = np.repeat(np.arange(len(fetch)), fetch)
     nth = np.arange(len(run)) - np.repeat(np.cumsum(fetch) - fetch, fetch)
@@ -223,9 +245,9 @@ def top_differences(
         chain: [m] as in :class:`EventOrder`.
         k: most relations of an event.
         scales: r_norm of equation 10.
-        longest: how many events back are looked at.
-        rising: whether values never fall along a chain, as times and positions; the nearest
-            events are then the strongest, and nothing else is looked at.
+        longest: how many events back are compared.
+        rising: whether values never fall along a chain, as times and positions; the k nearest
+            events are then the strongest, and only they are compared.
     """
     m, before = len(values), np.bincount(chain).max(initial=1) - 1
     back = np.arange(1, min(longest, before, k if rising else longest) + 1)

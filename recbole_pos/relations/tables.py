@@ -1,4 +1,4 @@
-"""Relations between classes of entities, made once (scipy.sparse) and looked up in every batch.
+"""Relations between classes of entities, built once (scipy.sparse) and looked up in every batch.
 
 Entities (items, users or events) with the same value of an attribute are one *class*: a brand, a
 set of categories, a price within a brand. How two entities are related depends on their classes
@@ -21,7 +21,7 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.relations.declare import Relation
 
-# what is weaker relates to nothing: exp of a difference has no end, and float32 would not notice
+# Weaker relations count as 0: exp(-difference) is never 0, and float32 sums do not change by them.
 WEAKEST = 1e-6
 LARGEST = 50_000_000  # pairs of classes; about a gigabyte while a table is made
 PART = 1_000_000  # pairs whose rows are multiplied at once
@@ -48,7 +48,12 @@ class RelationTable:
 
     @classmethod
     def from_matrix(cls, group: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """Order the rows of a symmetric matrix of classes by preference."""
+        """Make a table of a symmetric matrix, its rows ordered by preference.
+
+        Args:
+            group: [entities] int64 class of each entity.
+            matrix: [classes, classes] relations.
+        """
         matrix = matrix.tocoo()
         keep = matrix.data >= WEAKEST
         row, col, value = matrix.row[keep], matrix.col[keep], matrix.data[keep]
@@ -60,7 +65,7 @@ class RelationTable:
 
     @cached_property
     def known(self) -> np.ndarray:
-        """[entities] bool, whether an entity can be related: it then is to itself."""
+        """[entities] bool, whether an entity can be related; then it is related to itself."""
         return np.diff(self.indptr)[self.group] > 0
 
     @cached_property
@@ -69,22 +74,26 @@ class RelationTable:
         return self.matrix().diagonal()[self.group]
 
     def matrix(self) -> sp.csr_matrix:
-        """Return [classes, classes] the relations, sorted by number."""
+        """Return [classes, classes] relations, the columns of a row in order."""
         n = len(self.indptr) - 1
         matrix = sp.csr_matrix((self.values, self.classes, self.indptr), shape=(n, n))
         return matrix.sorted_indices()
 
 
 def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Return classes of one-hot ([entities]) or multi-hot ([entities, s], 0 is padding) columns.
+    """Number the classes of a token column: entities with the same tokens are of one class.
+
+    Args:
+        column: [entities], or multi-hot [entities, s], tokens; 0 is padding.
 
     Returns:
-        [entities] classes, and [classes, tokens] with 1 where a class has a token.
+        [entities] int64 classes, 0 without a token; and [classes, tokens] with 1 where a class has
+        a token.
     """
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
-    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # multi-hot: a name counts once
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # a repeated token counts once
     rows = np.sort(rows, 1)
-    # in front, so that what has no name is class 0
+    # an empty row first, so that entities without a token get class 0
     rows = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
     kinds, group = np.unique(rows, axis=0, return_inverse=True)
     kind, place = np.nonzero(kinds)
@@ -98,43 +107,63 @@ def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
 def categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     """Return [classes, classes] dot products of multi-hot classes (equation 10)."""
     size = np.bincount(hot.indices).astype(float)
-    _check(float(size @ size), name, f"use a field with fewer distinct values, or {WITHIN}")
+    _require_few_pairs(
+        float(size @ size), name, f"use a field with fewer distinct values, or {WITHIN}"
+    )
     return (hot @ hot.T).tocsr()
 
 
 def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Return [n] the same, pair by pair: classes i and j, both [n]."""
+    """Return [n] dot products of multi-hot classes i and j, both [n], pair by pair."""
     parts = [slice(start, start + PART) for start in range(0, max(len(i), 1), PART)]
     products = [hot[i[part]].multiply(hot[j[part]]).sum(1) for part in parts]
     return np.asarray(np.concatenate(products)).reshape(-1)
 
 
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
-    """exp(-|z_i - z_j| / r_norm), the mean over several r_norm (equation 10, appendix A.2)."""
+    """Return exp(-|z_i - z_j| / r_norm), the mean over all r_norm (equation 10, appendix A.2).
+
+    Args:
+        difference: z_i - z_j, of any shape.
+        scales: values of r_norm.
+    """
     difference = np.abs(difference)
-    each = [np.exp(-difference / scale) for scale in scales]
-    return sum(each[1:], each[0]) / len(each)
+    terms = [np.exp(-difference / scale) for scale in scales]
+    return sum(terms[1:], terms[0]) / len(terms)
 
 
 def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[entities] classes of equal numbers (0 for what is not finite: missing), [classes] values."""
-    known = np.isfinite(column)
-    values, place = np.unique(column[known], return_inverse=True)
+    """Number the classes of a float column: entities with equal numbers are of one class.
+
+    Returns:
+        [entities] int64 classes, 0 where the number is not finite (missing); and [classes] float64
+        number of each class, NaN for class 0.
+    """
+    is_known = np.isfinite(column)
+    values, place = np.unique(column[is_known], return_inverse=True)
     group = np.zeros(len(column), dtype=np.int64)
-    group[known] = place + 1
+    group[is_known] = place + 1
     return group, np.concatenate(([np.nan], values))
 
 
 def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
-    """Return relations of classes of numbers ([classes], the first is missing) by their difference.
+    """Return [classes, classes] relations of numbers by their difference (equation 10).
 
-    Differences so large that the relation is below ``WEAKEST`` are never formed.
+    Pairs so far apart that their relation is below ``WEAKEST`` are never formed.
+
+    Args:
+        values: [classes] float64 rising numbers, the first NaN for missing.
+        scales: values of r_norm.
+        name: name of the field, for messages.
+
+    Raises:
+        UsageError: if there are too many pairs.
     """
     known = values[1:]
     reach = max(scales) * -np.log(WEAKEST)
     low = np.searchsorted(known, known - reach, "left")
     size = np.searchsorted(known, known + reach, "right") - low
-    _check(
+    _require_few_pairs(
         float(size.sum()), name, f"use fewer distinct values (steps), a smaller scale, or {WITHIN}"
     )
     row = np.repeat(np.arange(len(known)), size) + 1
@@ -144,11 +173,14 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
 
 
 def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]]:
-    """Return classes of entities that agree in several classifications.
+    """Number joint classes: entities that agree in all of several classifications are of one.
+
+    Args:
+        groups: [entities] class of each entity, by classification.
 
     Returns:
-        [entities] joint classes (none of them 0), and for each classification a one-hot matrix
-        [joint classes + 1, its classes]; entities of no class have an empty row.
+        [entities] joint classes, from 1; and for each classification a one-hot matrix
+        [joint classes + 1, its classes], whose row is empty for class 0.
     """
     kinds, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
     member = []
@@ -167,16 +199,19 @@ def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_
 def spread_matrix(
     member: sp.csr_matrix, matrix: sp.csr_matrix, name: str, advice: str
 ) -> sp.csr_matrix:
-    """Return a matrix of classes as one of joint classes.
+    """Return [joint classes, joint classes] relations, from relations of one classification.
 
     Args:
-        member: [joint classes, classes] one-hot.
-        matrix: [classes, classes].
-        name, advice: advice of the error where there are too many pairs.
+        member: [joint classes, classes] one-hot class of each joint class.
+        matrix: [classes, classes] relations.
+        name, advice: field and advice of the message where there are too many pairs.
+
+    Raises:
+        UsageError: if there are too many pairs.
     """
     n = member.shape[1]
     matrix, size = matrix[:n, :n], np.bincount(member.indices, minlength=n).astype(float)
-    _check(float(size @ ((matrix > 0) @ size)), name, advice)
+    _require_few_pairs(float(size @ ((matrix > 0) @ size)), name, advice)
     return (member @ matrix @ member.T).tocsr()
 
 
@@ -187,16 +222,19 @@ def restrict_within(
     condition_matrix: sp.csr_matrix,
     name: str,
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """A relation between entities that also share a value of another attribute (appendix A.2).
+    """Restrict a relation to entities that share a value of another attribute (appendix A.2).
 
     Args:
         group: [entities] classes of the relation.
-        relate: their relation, pair by pair: classes [n] and classes [n] to [n].
-        condition, condition_matrix: those of the other attribute.
-        name: for the message.
+        relate: relation of classes, pair by pair: [n] and [n] classes to [n] values.
+        condition, condition_matrix: [entities] classes of the other attribute, and their relations.
+        name: name of the field, for messages.
 
     Returns:
-        Joint classes and their relations.
+        [entities] joint classes, and [joint classes, joint classes] relations.
+
+    Raises:
+        UsageError: if there are too many pairs.
     """
     group, (value, shared) = join_classes([group, condition])
     advice = "use a field with fewer distinct values, or a condition that fewer entities share"
@@ -204,13 +242,14 @@ def restrict_within(
     kind = np.zeros(value.shape[0], dtype=np.int64)  # the class of relation of a joint class
     kind[np.repeat(np.arange(len(kind)), np.diff(value.indptr))] = value.indices
     row, col = together.row, together.col
-    known = (kind[row] > 0) & (kind[col] > 0)
-    row, col = row[known], col[known]
+    is_known = (kind[row] > 0) & (kind[col] > 0)
+    row, col = row[is_known], col[is_known]
     data = relate(kind[row], kind[col])
     return group, sp.csr_matrix((data, (row, col)), shape=together.shape)
 
 
-def _check(pairs: float, name: str, advice: str) -> None:
+def _require_few_pairs(pairs: float, name: str, advice: str) -> None:
+    """Refuse a relation ``name`` of so many pairs of classes that memory would not suffice."""
     if pairs > LARGEST:
         raise UsageError(
             f"relations: {name} relates up to {pairs:,.0f} pairs of values, more than {LARGEST:,}; "
@@ -222,9 +261,9 @@ def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> Rel
     """Return the table of a declared relation of items, users or events (equation 10).
 
     Args:
-        relation: categorical, or of numbers of items or users.
-        dataset: has the fields and the log.
-        notices: takes what to report before training.
+        relation: the relation; not a numerical one of events.
+        dataset: dataset with the fields and the log.
+        notices: list to which messages to show before training are added.
     """
     return RelationTable.from_matrix(*_classes(relation, dataset, notices))
 
@@ -232,21 +271,35 @@ def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> Rel
 def build_user_table(
     relations: Sequence[Relation], dataset: Dataset, notices: list[str]
 ) -> RelationTable | None:
-    """Return the mean of all relations of users, R^U of section 3.1.3; a missing attribute is 0."""
+    """Return the mean of all relations of users, R^U of section 3.1.3; a missing attribute is 0.
+
+    Args:
+        relations: declared relations of users.
+        dataset: dataset with the fields of users.
+        notices: list to which messages to show before training are added.
+
+    Returns:
+        the table, or None without relations.
+    """
     if not relations:
         return None
-    both = [_classes(relation, dataset, notices) for relation in relations]
-    group, members = join_classes([group for group, _ in both])
+    classified = [_classes(relation, dataset, notices) for relation in relations]
+    groups, matrices = zip(*classified, strict=True)
+    group, members = join_classes(groups)
     name = " and ".join(relation.field for relation in relations)
     advice = "users differ in all of them together: use fields with fewer distinct values (steps)"
-    spread = [spread_matrix(m, s, name, advice) for m, (_, s) in zip(members, both, strict=True)]
+    pairs = zip(members, matrices, strict=True)
+    spread = [spread_matrix(member, matrix, name, advice) for member, matrix in pairs]
     return RelationTable.from_matrix(group, (sum(spread[1:], spread[0]) / len(spread)).tocsr())
 
 
 def _classes(
     relation: Relation, dataset: Dataset, notices: list[str]
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Return classes of entities and their relations, within a condition if there is one."""
+    """Return [entities] classes of a declared relation, and [classes, classes] relations.
+
+    Under ``within`` the classes are joint ones of both fields.
+    """
     column = read_column(relation.field, relation.table, dataset)
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray]
     if relation.kind == "categorical":
@@ -272,7 +325,7 @@ def _classes(
 
 
 def describe_empty(relation: Relation, dataset: Dataset) -> str:
-    """Return the notice on a relation whose field nothing has."""
+    """Return the message on a relation whose field has no value in any used line."""
     both = f" and {relation.within}" if relation.within else ""
     return (
         f"relations: {relation.field} relates nothing, as if it were not given: no line of "

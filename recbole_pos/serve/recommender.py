@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
-from recbole_pos.data.item_vectors import read_new, to_files
+from recbole_pos.data.item_vectors import read_new_vectors, to_files
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
@@ -180,7 +180,7 @@ class Recommender(ExplainingModel):
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
                 "train it with item_vectors and item_vectors_use: add, replace or late"
             )
-        names, vectors = read_new(to_files(item_vectors), self.ids, dataset.iid_field)
+        names, vectors = read_new_vectors(to_files(item_vectors), self.ids, dataset.iid_field)
         model.add_items(vectors)
         self.items = np.append(self.items, names)
         self.ids |= {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}

@@ -11,7 +11,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
-from recbole_pos.data.batch import each_tensor
+from recbole_pos.data.batch import map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
@@ -73,7 +73,7 @@ class Scorer:
             parts.append(asked.at)
         options = {}
         if any(self.fields.values()):
-            options["features"] = each_tensor(asked.features, self._send)
+            options["features"] = map_tensors(asked.features, self._send)
         return self.model.after(
             *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **options
         )

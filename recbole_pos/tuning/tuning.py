@@ -19,9 +19,9 @@ from ray import tune
 from recbole_pos.config.arguments import SearchArguments, divide
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.conversion.frames import beside
-from recbole_pos.data.identity import changes
+from recbole_pos.data.identity import describe_changes
 from recbole_pos.data.location import dataset_name
-from recbole_pos.data.targets import describe, warnings_about
+from recbole_pos.data.targets import describe, describe_warnings
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder, versions
@@ -179,7 +179,7 @@ def _prepare(settings: Settings) -> Experiment:
         UsageError: if the data of a resumed search have changed, or have no validation targets.
     """
     experiment = prepare(settings.config())
-    if changed := changes(settings.identity, experiment.dataset.identity):
+    if changed := describe_changes(settings.identity, experiment.dataset.identity):
         raise UsageError(
             f"--resume: {changed} have changed since the search began; give the folder that has "
             "the data of then as --data_path, or start a new search"
@@ -321,7 +321,7 @@ def _print_head(
         reporter.line(f"the space has {points} combinations; --searcher grid trains each once")
     if split := describe(experiment.dataset.split.summary):
         reporter.line(split)
-    for text in warnings_about(experiment.dataset.split.summary):
+    for text in describe_warnings(experiment.dataset.split.summary):
         reporter.warning(text)
 
 
