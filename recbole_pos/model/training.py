@@ -93,7 +93,7 @@ class NativeAdapter(RecBoleAdapter):
         embedding = self.model.item_embedding
         if not isinstance(embedding, ItemTable) or embedding.parts:
             return None
-        weight = embedding.weight
+        weight: nn.Parameter = self.model.item_embedding.weight
         is_large = weight.nbytes > LARGE and weight.device.type == "cpu"
         # cross-entropy touches all rows
         is_worth = weight.requires_grad and is_large and self.config["loss_type"] != "CE"
