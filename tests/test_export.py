@@ -169,6 +169,6 @@ def test_what_differs_is_not_written(runs: Path, tmp_path: Path, monkeypatch: An
     monkeypatch.setattr(
         module, "load_program", lambda path: lambda given: [encoder(*given.values()) + 1e-2]
     )
-    with pytest.raises(UsageError, match="what was written differs from it by"):
+    with pytest.raises(UsageError, match="its output differs from it by"):
         recbole_pos.export(runs / "TORoPE", tmp_path / "served", "torch_export")
     assert not list(tmp_path.iterdir())

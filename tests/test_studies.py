@@ -13,7 +13,7 @@ import pytest
 
 from recbole_pos.cli.main import main
 from recbole_pos.study.configs import row_config
-from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence, fits
+from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence, list_fits
 from recbole_pos.study.study_file import read_plan
 
 ROOT = Path(__file__).parent.parent
@@ -28,10 +28,10 @@ def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_is_planned_without_data(study: str) -> None:
     plan = read_plan(study)
-    made = [fit for fit in fits(plan) if not fit.repeats]
+    made = [fit for fit in list_fits(plan) if not fit.repeats]
     table = dry_run(plan)
-    assert list(table["row"]) == list(plan.rows) and table["fits"].sum() == len(made)
-    assert f"{len(made)} fits" in dry_run_sentence(plan)
+    assert list(table["configuration"]) == list(plan.rows) and table["runs"].sum() == len(made)
+    assert f"{len(made)} runs" in dry_run_sentence(plan)
     assert plan.title and plan.question and plan.protocol
     shown = {row for table_plan in plan.tables for row in table_plan.rows}
     assert shown == set(plan.rows), "rows that no table has"
@@ -62,7 +62,7 @@ def test_the_command_of_a_study_is_that_of_its_file(study: str) -> None:
 def test_a_dry_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "studies/first.yaml", "--dry_run"]) == 0
     message = capsys.readouterr().out
-    assert "5 rows, 2 seeds, 10 fits on ml-100k; differences are to GRU4Rec" in message
+    assert "5 configurations, 2 seeds, 10 runs on ml-100k; differences are from GRU4Rec" in message
 
 
 def test_the_sixteenth_has_the_rows_of_the_whole() -> None:

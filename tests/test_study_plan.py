@@ -18,7 +18,7 @@ from recbole_pos.study.expand import (
     digest,
     dry_run,
     dry_run_sentence,
-    fits,
+    list_fits,
     with_unread,
 )
 from recbole_pos.study.plan import Attach, Plan, Ties
@@ -105,13 +105,13 @@ def test_rows_that_are_attached_come_after_what_they_are_attached_to(study):
     assert plan.root("RoPE + kernel") == "RoPE"
     assert plan.coupled("RoPE + kernel", "late") and not plan.coupled("RoPE", "NoPE")
     done: set[str] = set()
-    for fit in fits(plan):
+    for fit in list_fits(plan):
         assert set(fit.after) <= done
         done.add(fit.name)
 
 
 def test_fits_of_a_study(study):
-    made = fits(study())
+    made = list_fits(study())
     trials = [fit for fit in made if fit.stage == "trial"]
     assert [(fit.row, fit.options["hidden_dropout_prob"]) for fit in trials] == [
         (row, value) for row in ("NoPE", "RoPE", "Ours") for value in (0.2, 0.3)
@@ -152,8 +152,10 @@ def test_a_space_has_a_budget(study):
     search = plan.rows["NoPE"].search
     assert search.trials == 20 and search.grid is None
     assert search.lines["learning_rate"].endswith("study.yaml, line 15")
-    assert len(fits(plan)) == 3 * 20 + 15
-    repeats = [fit.name for fit in fits(plan) if fit.repeats]  # tested only: a trial trained it
+    assert len(list_fits(plan)) == 3 * 20 + 15
+    repeats = [
+        fit.name for fit in list_fits(plan) if fit.repeats
+    ]  # tested only: a trial trained it
     assert repeats == [f"{row}, seed 2020" for row in ("NoPE", "RoPE", "Ours")]
 
 
@@ -211,7 +213,7 @@ def test_whatever_stands_anywhere_is_taken_or_refused_in_words():
         except UsageError as error:
             assert str(error).startswith("here: ")  # noqa: PT017 (either is right)
         else:
-            fits(plan), dry_run(plan), dry_run_sentence(plan)
+            list_fits(plan), dry_run(plan), dry_run_sentence(plan)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import finish, plan
 
 from recbole_pos.study.collect import collect_results
-from recbole_pos.study.expand import dry_run, fits
+from recbole_pos.study.expand import dry_run, list_fits
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.preview import preview
 from recbole_pos.study.result_tables import search_table
@@ -46,7 +46,7 @@ def train(scheduler: Scheduler, values: dict[tuple[int, int], float | None] = VA
 
 def test_every_trial_has_every_seed(tiny: Path) -> None:
     made = searched(tiny)
-    names = [fit.name for fit in fits(made)]
+    names = [fit.name for fit in list_fits(made)]
     tried = [
         "NoPE, trial 0",
         "NoPE, trial 0, seed 2021",
@@ -54,10 +54,10 @@ def test_every_trial_has_every_seed(tiny: Path) -> None:
         "NoPE, trial 1, seed 2021",
     ]
     assert names == [*tried, "NoPE, seed 2020", "NoPE, seed 2021", "NoPE, seed 2022"]
-    assert [fit.seed for fit in fits(made)] == [2020, 2021, 2020, 2021, 2020, 2021, 2022]
-    assert [fit.repeats for fit in fits(made)][4:] == [True, True, False]
+    assert [fit.seed for fit in list_fits(made)] == [2020, 2021, 2020, 2021, 2020, 2021, 2022]
+    assert [fit.repeats for fit in list_fits(made)][4:] == [True, True, False]
     assert list(dry_run(made)["runs"]) == [5]
-    alone = [fit.name for fit in fits(searched(tiny, search_seeds=1))]
+    alone = [fit.name for fit in list_fits(searched(tiny, search_seeds=1))]
     assert set(alone) <= set(names), "with more seeds a search goes on, it does not begin again"
 
 

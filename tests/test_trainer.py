@@ -35,6 +35,9 @@ def run(tiny: Path, folder: Path, model: str = "FPARec", **options):
         given = {k: v for k, v in given.items() if k not in ("hidden_size", "inner_size")}
     if model in ("FPMC", "Pop"):  # which know no history
         given.pop("MAX_ITEM_LIST_LENGTH", None)
+    if model == "Pop":  # which counts, once
+        given = {k: v for k, v in given.items() if k not in ("train_batch_size", "stopping_step")}
+        given["epochs"] = 1
     return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
 
 

@@ -407,14 +407,14 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 )
 def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.explanation import draw_explanation
-    from recbole_pos.inspect.trained import registered_name
+    from recbole_pos.inspect.trained import describe_run
     from recbole_pos.serve.recommend import read_at
     from recbole_pos.serve.recommender import Recommender
 
     trained = Recommender.load(args.checkpoint, args.data_path, args.user is None)
     found = trained.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     print(found.groupby("item", sort=False).head(3).to_string(index=False))
-    title = f"{registered_name(trained.experiment)}: why {args.user or 'one'} gets these items"
+    title = f"{describe_run(trained.experiment)}: why {args.user or 'one'} gets these items"
     print(draw_explanation(found, args.out or f"{args.checkpoint}/because.png", title))
 
 

@@ -29,13 +29,13 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, listed, shown
 
 TABLES = ("inter", "item", "user")
-# RecBole's own names, those that relations are made of, and names it makes of others
+# Names that RecBole uses or derives from others, and the built-in fields of relations.
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
-_OWN = 0.9  # of the rows have a value of their own: such a token tells nothing of others
-_ENOUGH = 100  # rows before it is reported
-_TOKENS = 1 << 30  # bytes of the array in which RecBole keeps the names of a field
-_FEW = 0.1  # of the contradictions that chance would make
+_OWN = 0.9  # a token with more different values per row than this relates nothing, nor is loaded
+_ENOUGH = 100  # least rows for that rule
+_TOKENS = 1 << 30  # most bytes of the array in which RecBole keeps the names of a field
+_FEW = 0.1  # largest share of the contradictions expected by chance for a column of items or users
 _PROBE = 1 << 20  # interactions that decide where a column goes
 _PAIRS = 20_000_000  # of values that a relation may have; AttrFormer refuses 50 million
 _HOUR, _DAY, _WEEK = 3600, 86400, 604800
@@ -43,7 +43,7 @@ _HOUR, _DAY, _WEEK = 3600, 86400, 604800
 
 @dataclass(frozen=True)
 class ColumnOverrides:
-    """What the user says about columns, by their names: of fields, and separators of numbers."""
+    """Options of the user for single columns, by column: fields, and separators of numbers."""
 
     type: Mapping[str, str] = field(default_factory=dict)
     table: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,11 @@ class ColumnOverrides:
     thousands: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, sources: list[Source]) -> None:
-        """Refuse overrides of columns that there are not, and impossible ones."""
+        """Refuse overrides of missing columns, and impossible values.
+
+        Raises:
+            UsageError: for the first one.
+        """
         columns = {name: column for source in sources for name, column in source.columns.items()}
         for option, overrides in vars(self).items():
             for name, value in overrides.items():
@@ -72,7 +76,10 @@ class ColumnOverrides:
 
 
 def field_name(column: str, taken: Iterable[str]) -> str:
-    """Return a name of letters, digits and _; another one if it is taken or has a meaning."""
+    """Return a name for the field of a column, of letters, digits and _.
+
+    A reserved name gets a prefix, and a name in ``taken`` a number.
+    """
     decomposed = unicodedata.normalize("NFKD", column)
     plain = "".join(c for c in decomposed if not unicodedata.combining(c))
     name = re.sub(r"\W+", "_", plain).strip("_") or "column"
@@ -85,11 +92,11 @@ def field_name(column: str, taken: Iterable[str]) -> str:
 
 
 class EntityIndex:
-    """The items, or the users, in the order in which they first occur.
+    """Numbers the items, or the users, in the order in which they first occur.
 
     Attributes:
-        codes: [events] which, from 0.
-        cells: [entities] their names.
+        codes: [events] number of the entity of each event, from 0.
+        cells: [entities] names of the entities.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -104,7 +111,7 @@ class EntityIndex:
         return len(self.cells.codes)
 
     def find(self, names: Cells) -> np.ndarray:
-        """Return [rows] which entity each cell is, -1 for none."""
+        """Return [rows] number of the entity that each cell names, -1 for none."""
         known = self.cells.values.take(pa.array(self.cells.codes))
         places = pc.index_in(names.values, known).fill_null(-1).to_numpy()
         return np.where(names.codes > 0, places[names.codes], -1)
@@ -112,12 +119,12 @@ class EntityIndex:
 
 @dataclass(frozen=True)
 class ColumnAssignment:
-    """A column with one cell for each entity.
+    """A column of events reduced to one cell for each entity.
 
     Attributes:
         cells: [entities] the first value that is not missing.
-        contradicting: [events] bool, which differ from it.
-        repeated: how many events have a value of an entity that had one before.
+        contradicting: [events] bool, which events have another value.
+        repeated: number of events with a value whose entity had a value before.
     """
 
     cells: Cells
@@ -126,11 +133,17 @@ class ColumnAssignment:
 
 
 def assign(cells: Cells, entities: np.ndarray, number: int) -> ColumnAssignment:
-    """Take the first value of every one of ``number`` entities, [events] ``entities`` from 0."""
+    """Take the first value of every entity.
+
+    Args:
+        cells: [events] the column.
+        entities: [events] number of the entity of each event, from 0.
+        number: number of entities.
+    """
     rows = np.flatnonzero(cells.codes)
     codes, places = cells.codes[rows], entities[rows]
     first = np.zeros(number, dtype=cells.codes.dtype)
-    first[places[::-1]] = codes[::-1]  # of several the last one that is assigned stays: the first
+    first[places[::-1]] = codes[::-1]  # reversed, since the last assignment to a place stays
     contradicting = np.zeros(len(cells.codes), dtype=bool)
     contradicting[rows] = codes != first[places]
     repeated = len(rows) - int(np.count_nonzero(first))
@@ -140,8 +153,8 @@ def assign(cells: Cells, entities: np.ndarray, number: int) -> ColumnAssignment:
 def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     """Return where a column of the interactions belongs: item, user or inter.
 
-    It belongs to items (users) if it contradicts itself under a tenth as often as by chance; if no
-    item (user) has two values, nothing can contradict, and nothing is known.
+    A column belongs to items (users) if values of one item (user) differ at most a tenth as often
+    as by chance. If no item (user) has two values, this cannot be tested, and it does not.
     """
     cells = cells.take(np.arange(min(len(cells.codes), _PROBE)))
     shares = {}
@@ -162,8 +175,10 @@ class Builder:
 
     Args:
         source: source of the interactions.
-        events: those that are kept.
+        events: interactions that are kept.
         roles: columns of user, item and time.
+        overrides: options of the user for single columns.
+        report: report to fill.
     """
 
     def __init__(
@@ -195,10 +210,14 @@ class Builder:
         report.columns.append(time)
 
     def add_file(self, source: Source, role: str) -> None:
-        """Add attributes of items or users from a file of their own.
+        """Add attributes of items or users from a separate file.
+
+        Args:
+            source: the file as read.
+            role: item or user.
 
         Raises:
-            UsageError: if no column names them.
+            UsageError: if no column names them, or none of them has an interaction.
         """
         key, index, notes = self._find_key(source, role), self.entities[role], self.report.notes
         names = encode(source.columns[key], key)
@@ -231,21 +250,29 @@ class Builder:
                 self._add_attribute(column, source, role, cells.take(rows), places[rows], rows)
 
     def _find_key(self, source: Source, role: str) -> str:
+        """Find the column of a file of items or users that names them.
+
+        In this order: the column called as in the interactions; the only one with a usual name of
+        the role; one called id.
+
+        Raises:
+            UsageError: if there is none.
+        """
         if self.roles[role] in source.columns:
             return self.roles[role]
-        found = by_name(role, source.columns)
-        if len(found) != 1:
-            found = [name for name in source.columns if name.lower() == "id"]
-        if len(found) != 1:
+        names = by_name(role, source.columns)
+        if len(names) != 1:
+            names = [name for name in source.columns if name.lower() == "id"]
+        if len(names) != 1:
             raise UsageError(
                 f"{source.path}: no column is called {shown(self.roles[role])} as in the events, "
                 f"so no one knows which {role} a line is about; rename one of "
                 f"{listed(source.columns)}"
             )
-        return found[0]
+        return names[0]
 
     def add_columns(self) -> None:
-        """Add all other columns of the interactions, each where it belongs."""
+        """Add all other columns of the interactions, each to the table where it belongs."""
         rows = self.events.rows
         for column in self.source.columns:
             if column in self.roles.values():
@@ -263,7 +290,7 @@ class Builder:
                 self._add_attribute(column, self.source, table, cells, codes, rows)
 
     def _read(self, source: Source, column: str) -> Cells | None:
-        """Return the cells of a column and their type; None if it is left out, which is noted."""
+        """Return the typed cells of a column; None if it is left out, which the report notes."""
         note = "has no name" if _NAMELESS.fullmatch(column) else ""
         try:
             cells = None if note else encode(source.columns[column], column)
@@ -287,7 +314,16 @@ class Builder:
         entities: np.ndarray,
         rows: np.ndarray,
     ) -> None:
-        """Add a column of items or users: the first value of each, and what contradicts it."""
+        """Add a column of items or users: the first value of each; report contradicting lines.
+
+        Args:
+            column: name of the column.
+            source: file of the column.
+            table: item or user.
+            cells: [n] cells of the column.
+            entities: [n] number of the entity of each cell.
+            rows: [n] row of the source of each cell.
+        """
         assigned = assign(cells, entities, len(self.entities[table]))
         if source is self.source and (empty := int((cells.codes == 0).sum())):
             note = f"{empty:,} of {len(cells.codes):,} interactions have none: those of the {table}"
@@ -298,6 +334,7 @@ class Builder:
             self.report.contradictions[name] = {"table": table, "lines": lines, "first": first}
 
     def _add(self, column: str, source: Source, table: str, cells: Cells, role: str = "") -> str:
+        """Add cells to a table, report the column, and return the name of its field."""
         taken = {name for columns in self.tables.values() for name in columns}
         name = self.fields[role] if role else self.overrides.rename.get(column)
         if name is not None and name in taken:
@@ -331,7 +368,7 @@ class Builder:
             if column.column not in self.roles.values() and (why := _describe_useless(cells)):
                 column.loaded = False
                 column.notes.append(f"written, not loaded: {why}")
-        # those of items or users only if they have attributes
+        # tables of items or users only if they have attributes
         tables: dict[str, Table] = {
             n: t for n, t in self.tables.items() if n == "inter" or len(t) > 1
         }
@@ -340,7 +377,12 @@ class Builder:
         return tables, loaded
 
     def list_relations(self, loaded: Mapping[str, list[str]], has_time: bool) -> list[str]:
-        """Return entries of the option ``relations`` in yaml, of fields that tell some apart."""
+        """Return yaml entries of the option ``relations``, for fields that can relate events.
+
+        Args:
+            loaded: fields to load, by table.
+            has_time: whether the time field is a time, not only an order.
+        """
         entries = []
         for table, names in loaded.items():
             for name in names:
@@ -362,7 +404,7 @@ class Builder:
 
 
 def _describe_useless(cells: Cells) -> str:
-    """Return why a run has nothing of a field, if it has not."""
+    """Return why a field is of no use to a run; empty if it is of use."""
     rows = int(np.count_nonzero(cells.codes))
     if not rows:
         return "it is empty"
@@ -376,8 +418,11 @@ def _describe_useless(cells: Cells) -> str:
 
 
 def _find_scale(cells: Cells) -> float | None:
-    """Return how far numbers are akin, to one digit: a tenth of the middle half of them, and at
-    least a step between two; None where there is nothing to compare."""
+    """Return a scale (r_norm) of differences between numbers, rounded to one digit.
+
+    It is a tenth of the interquartile range, and at least the median step between two values; None
+    with fewer than two values, or too many to relate.
+    """
     if cells.different**2 > _PAIRS:
         return None
     numbers = cells.values.slice(1).cast("float64").to_numpy()
@@ -390,7 +435,7 @@ def _find_scale(cells: Cells) -> float | None:
 
 
 def _count_pairs(cells: Cells) -> float:
-    """Return at most how many pairs of different values have a name in common."""
+    """Return an upper bound of the pairs of different values with a name in common."""
     if cells.kind == "token":
         return cells.different
     names = pc.split_pattern(cells.values.slice(1), INNER).flatten()

@@ -38,10 +38,10 @@ _PIPED = 0.05  # of the different cells must have a | for all of them to be list
 
 @dataclass(frozen=True)
 class Cells:
-    """A column.
+    """A column of text, as codes of its different values.
 
     Attributes:
-        codes: [rows] which of the values stands there; 0 where none does.
+        codes: [rows] place of each cell's value in ``values``; 0 where it is missing.
         values: [different cells + 1] text, the first empty; names of a sequence with ``INNER``
             between them.
         kind: token, token_seq, float or float_seq; empty before it is guessed.
@@ -69,14 +69,20 @@ class Cells:
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
-        """Return cells whose values but the first are written otherwise; equal ones become one."""
-        one = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
-        empty = pc.equal(one.dictionary, "").to_numpy(zero_copy_only=False)
-        again = np.where(empty, 0, np.cumsum(~empty)).astype(np.int32)
-        names = one.dictionary.filter(pa.array(~empty))
+        """Return cells with other values, of which equal ones become one.
+
+        Args:
+            values: new text of each value but the first; an empty one is missing.
+            kind: new kind.
+            notes: notes to add.
+        """
+        encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
+        empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
+        new_codes = np.where(empty, 0, np.cumsum(~empty)).astype(np.int32)
+        names = encoded.dictionary.filter(pa.array(~empty))
         cells = replace(
             self,
-            codes=again[one.indices.to_numpy()][self.codes],
+            codes=new_codes[encoded.indices.to_numpy()][self.codes],
             values=pa.concat_arrays([pa.array([""]), names]),
         )
         return cells.as_kind(kind, *notes)
@@ -130,7 +136,13 @@ def _join(chunk: Any) -> pa.Array:
 
 
 def _without_missing(codes: np.ndarray, text: pa.Array, raw: str) -> Cells:
-    """Return cells of codes from 1; those of words for missing values, and of nothing, are 0."""
+    """Return cells in which empty text and words for missing values have code 0.
+
+    Args:
+        codes: [rows] int32 place of each cell in ``text``, from 1; 0 for null.
+        text: the different values.
+        raw: what the source calls the type.
+    """
     words = pc.is_in(text, _WORDS).to_numpy(zero_copy_only=False)
     none = words | (pc.binary_length(text).to_numpy(zero_copy_only=False) == 0)
     notes: tuple[str, ...] = ()
@@ -157,10 +169,12 @@ def number_text(numbers: Any) -> pa.Array:
 
 
 def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
-    """Give cells the type they most likely are of.
+    """Guess the kind of a column, and convert its cells to it.
 
-    ``field_name``: of which ends such as _id tell that numbers are names; ``decimal_comma``:
-    whether 12,99 is a number.
+    Args:
+        cells: the column.
+        field_name: name of its field; numbers in one that ends in _id or the like are tokens.
+        decimal_comma: whether 12,99 is a number.
     """
     values = cells.values[1:]
     if cells.raw == "time":
@@ -193,9 +207,14 @@ def convert_cells(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """Convert cells to the type that the user names; ``column`` is its name.
+    """Convert cells to the kind that the user gives.
 
-    ``decimal_comma``: whether a comma that may be either separator is that of decimals.
+    Args:
+        cells: the column.
+        kind: token, token_seq, float or float_seq.
+        column: name of the column, for messages.
+        decimal_comma: whether a comma that may be either separator is that of decimals.
+        decimal, thousands: separators that the user gives.
 
     Raises:
         UsageError: for an unknown type, or if cells cannot be of it.
@@ -233,10 +252,7 @@ def convert_cells(
 
 
 def whole_ids(cells: Cells) -> Cells:
-    """Write ids as whole numbers where some are written as floats are: 1034.0 is 1034.
-
-    Not if others have decimals, as names of versions do.
-    """
+    """Write ids such as 1034.0 as whole numbers, unless others have decimals, as versions do."""
     values = cells.values[1:]
     floats = pc.match_substring_regex(values, r"^-?\d+\.0$")
     others = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), floats)
@@ -271,15 +287,19 @@ def _read_floats(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> tuple[np.ndarray | None, str]:
-    """Return [n] float64, None if one is not a number or in doubt; and a note."""
+    """Read values as numbers.
+
+    Returns:
+        [n] float64, or None if a value is not a number or can be read in two ways; and a note.
+    """
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()
             return numbers, _POINTS if _has_all(values, _GROUPED) else ""
     readings = find_readings(values, decimal, thousands)
-    certain = [one for one in readings if one.certain]
+    certain = [reading for reading in readings if reading.certain]
     if len(readings) > 1:
-        certain = [one for one in certain if one.decimal == ","][:1] if decimal_comma else []
+        certain = [reading for reading in certain if decimal_comma and reading.decimal == ","][:1]
     if certain:
         return certain[0].numbers, certain[0].note
     return None, describe_doubt(values, readings) if readings else ""

@@ -41,12 +41,12 @@ _UNREADABLE = (
 )
 _CUTOFF = 20  # the largest that rankings have by default
 _MODEL = "PosSASRec"
-_FRAME = "interactions"  # what messages call a frame of them
+_FRAME = "interactions"  # name of a frame of interactions in messages
 _FRAMES = {"events": _FRAME, "valid": "valid", "test": "test", "item": "items", "user": "users"}
 _PARTS = ("train", "valid", "test")
 _INTER = ("inter", *(f"{part}.inter" for part in _PARTS))
 _NAME = re.compile(r"\w[\w.-]*")
-_LONGEST = 200  # bytes of a name, so that there is room for what files add to it
+_LONGEST = 200  # bytes of a name; file systems allow 255, of which suffixes need some
 
 
 def convert(events: Any, *, settings: ConvertArguments | None = None, **given: Any) -> Report:
@@ -93,7 +93,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
 
 @contextmanager
 def _refusing(file: str) -> Iterator[None]:
-    """Within, what no reader of files expects is an error about the file, too."""
+    """Turn unexpected errors of readers into a UsageError on the file, for a ``with`` block."""
     try:
         yield
     except PosError:
@@ -104,7 +104,16 @@ def _refusing(file: str) -> Iterator[None]:
 
 
 def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False) -> Report:
-    """Do what :func:`convert` does; ``allow_empty``: columns that are named may have no value."""
+    """Convert a file or frame of events, as :func:`convert` does, by checked arguments.
+
+    Args:
+        events: path or frame of the interactions.
+        asked: the arguments.
+        allow_empty: whether columns that the arguments name may have no value.
+
+    Returns:
+        the report; unless ``dry_run``, the dataset is written.
+    """
     what = Path(events if isinstance(events, (str, os.PathLike)) else _FRAME)
     name = asked.name or (what.name or what.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
@@ -136,7 +145,7 @@ def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False
     report = Report(name)
     report.lines["events"] = Lines.count(source, kept.dropped)
     report.times = dict(kept.forms)
-    report.notes += [note for one in (source, *sources.values()) for note in one.notes]
+    report.notes += [note for table in (source, *sources.values()) for note in table.notes]
     builder = Builder(source, kept, roles, overrides, report)
     for role, other in sources.items():
         builder.add_file(other, role)
@@ -202,6 +211,7 @@ def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False
 
 
 def _describe_copies(counts: dict[str, Any]) -> str:
+    """Return the note on exact copies; a warning if they are targets of leave-one-out."""
     note = (
         f"{counts['copies']:,} of {counts['events']:,} interactions are exact copies of an earlier "
         "one (user, item and time); --rm_copies leaves them out"
@@ -217,9 +227,9 @@ def _describe_copies(counts: dict[str, Any]) -> str:
 
 
 def belongs_to_dataset(file: Path, name: str) -> bool:
-    """Return whether a file in the folder of a dataset is replaced with it, or made of what was.
+    """Return whether a file belongs to the dataset ``name``, so that overwriting it replaces it.
 
-    Others are the user's own, and stay.
+    Tables, yaml, report, cache and unfinished files do; other files in the folder stay.
     """
     suffixes = {*TABLES, *_INTER}
     tables = [f"{name}.{suffix}{end}" for suffix in suffixes for end in ("", ".parquet")]
@@ -229,12 +239,13 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
 
 
 def parquet_files(folder: Path, name: str) -> list[Path]:
-    """Return the tables of a dataset that are there in parquet."""
+    """Return the tables of a dataset that exist in parquet."""
     files = [folder / f"{name}.{suffix}.parquet" for suffix in TABLES]
     return [file for file in files if file.exists()]
 
 
 def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
+    """Refuse a name that no dataset can have, or one that exists, unless it is overwritten."""
     if not (_NAME.fullmatch(name) and len(name.encode()) <= _LONGEST):
         raise UsageError(
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
@@ -252,12 +263,16 @@ def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
         raise UsageError(f"{folder} is a file, where the folder of the dataset would be")
 
 
-def _pairs(option: str, given: Any) -> dict[str, str]:
-    """``column=value`` words as a dict, which may be given itself."""
-    if isinstance(given, Mapping):
-        return dict(given)
+def _pairs(option: str, words: Any) -> dict[str, str]:
+    """Return the ``COLUMN=VALUE`` words of an option, or its dict, as a dict.
+
+    Raises:
+        UsageError: if a word is not of that form.
+    """
+    if isinstance(words, Mapping):
+        return dict(words)
     pairs = {}
-    for word in given:
+    for word in words:
         column, equals, value = str(word).rpartition("=")
         if not (column and equals and value):
             raise UsageError(f"{option}: expected COLUMN=VALUE, found {shown(word)}")
@@ -266,7 +281,14 @@ def _pairs(option: str, given: Any) -> dict[str, str]:
 
 
 def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
-    """Return what is read, by what it is of: events, item, user."""
+    """Read all files or frames.
+
+    Returns:
+        sources by role: events (with given parts below), item, user; without dropped columns.
+
+    Raises:
+        UsageError: if an argument is wrong, or a file cannot be read.
+    """
     for option in ("min_user", "min_item", "core"):
         if getattr(asked, option) < 1:
             raise UsageError(f"{option}: expected a number of events, at least 1")
@@ -306,8 +328,8 @@ def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
     for column in asked.drop:
         require_column(column, columns, "drop")
     return {
-        of: replace(s, columns={n: c for n, c in s.columns.items() if n not in asked.drop})
-        for of, s in sources.items()
+        role: replace(s, columns={n: c for n, c in s.columns.items() if n not in asked.drop})
+        for role, s in sources.items()
     }
 
 

@@ -17,7 +17,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
 _ORDER_NOTE = "order of the rows of each user, no time"
-_ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # multipliers that spread what they are given
+_ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # odd multipliers of a 64-bit hash
 # What an id cannot have: line ends, NUL, and the name of RecBole's padding.
 _UNWRITABLE = "[\r\n\x00]|^\\[PAD\\]$"
 
@@ -27,11 +27,11 @@ class Events:
     """Interactions in the order of their lines.
 
     Attributes:
-        rows: [events] int64 which row of the source each is.
-        user, item: [events] who and what.
-        seconds: [events] float64 when.
-        forms: how times were written.
-        dropped: rows of the source that are no interactions, by reason.
+        rows: [events] int64 row of the source of each interaction.
+        user, item: [events] names of users and items.
+        seconds: [events] float64 times in seconds since 1970.
+        forms: number of rows by the form of their times.
+        dropped: rows of the source that are left out, by reason.
     """
 
     rows: np.ndarray
@@ -42,7 +42,7 @@ class Events:
     dropped: dict[str, np.ndarray] = field(default_factory=dict)
 
     def keep(self, wanted: np.ndarray, reason: str) -> None:
-        """Drop the interactions that are not wanted, [events] bool."""
+        """Keep the ``wanted`` interactions ([events] bool), and drop the others for ``reason``."""
         if wanted.all():
             return
         before = self.dropped.get(reason, np.empty(0, np.int64))
@@ -52,7 +52,7 @@ class Events:
         self.user, self.item = self.user.take(rows), self.item.take(rows)
 
     def keep_core(self, min_user: int, min_item: int) -> None:
-        """Drop users and items with fewer interactions, again and again until none is left.
+        """Drop users and items with fewer interactions, repeatedly until none has fewer.
 
         Raises:
             UsageError: if nothing is left.
@@ -114,7 +114,7 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
 
 
 def _rank_rows(codes: np.ndarray) -> np.ndarray:
-    """Return [rows] float64, how many rows of the same user are above."""
+    """Return [rows] float64 number of earlier rows of the same user, which serves as time."""
     rows = np.argsort(codes, kind="stable")
     counts = np.bincount(codes)
     place = np.empty(len(codes))
@@ -123,19 +123,21 @@ def _rank_rows(codes: np.ndarray) -> np.ndarray:
 
 
 def find_copies(events: Events) -> np.ndarray:
-    """Return [events] bool, which have user, item and time of an earlier one."""
+    """Return [events] bool, which events are exact copies (user, item, time) of an earlier one."""
     pair = events.user.codes.astype(np.uint64) << np.uint64(32)
     pair |= events.item.codes.astype(np.uint64)
-    # alike if they are the same, and hardly ever if not: one sort shows that there are none
+    # hashes of equal events are equal, and others hardly ever: only events with equal hashes are
+    # compared below
     mixed = pair * np.uint64(_ODD[0]) ^ events.seconds.view(np.uint64) * np.uint64(_ODD[1])
     ordered = np.sort(mixed)
     rows = np.flatnonzero(np.isin(mixed, ordered[1:][ordered[1:] == ordered[:-1]]))
     seconds = events.seconds
     rows = rows[np.lexsort((rows, seconds[rows], pair[rows]))]
-    one, two = rows[:-1], rows[1:]
-    copies = np.zeros(len(mixed), dtype=bool)
-    copies[two[(pair[two] == pair[one]) & (seconds[two] == seconds[one])]] = True
-    return copies
+    earlier, later = rows[:-1], rows[1:]
+    is_copy = np.zeros(len(mixed), dtype=bool)
+    is_same = (pair[later] == pair[earlier]) & (seconds[later] == seconds[earlier])
+    is_copy[later[is_same]] = True
+    return is_copy
 
 
 def count_copied_targets(events: Events) -> int:

@@ -1,4 +1,4 @@
-"""DataFrames in the place of files: pandas, polars, pyarrow, relations of DuckDB, by Arrow."""
+"""Datasets made of DataFrames: pandas, polars, pyarrow, relations of DuckDB, by Arrow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Dataset(os.PathLike[str]):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.report: Any = None
-        self.home: TemporaryFolder | None = None  # of a dataset that goes with this object
+        self.home: TemporaryFolder | None = None  # temporary folder, removed with this object
         self._source: tuple[Any, dict[str, Any]] | None = None
 
     @classmethod
@@ -101,7 +101,7 @@ class Dataset(os.PathLike[str]):
         return data
 
     def with_parts(self, valid: Any = None, test: Any = None) -> Dataset:
-        """Return a dataset of the same frame, and these interactions to validate and test with.
+        """Return a dataset of the same frame, with given interactions to validate and test with.
 
         Raises:
             UsageError: if it was not made of a frame.
@@ -117,18 +117,17 @@ class Dataset(os.PathLike[str]):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the files go with this object."""
+        """Whether the files are removed with this object."""
         return self.home is not None
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of the dataset, which is that of its folder."""
         return self.path.name
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Events, users and items, first and last time, of a dataset that was converted; else
-        nothing."""
+        """Numbers of events, users and items, first and last time; empty if not converted."""
         if self.report is not None:
             return dict(self.report.counts)
         try:
@@ -162,7 +161,7 @@ class Dataset(os.PathLike[str]):
 
 
 def beside(dataset: Any, name: str) -> Path | None:
-    """Return where runs on a temporary dataset are kept; None of other datasets."""
+    """Return the folder for runs on a temporary dataset, beside its files; None for others."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name
 
@@ -170,7 +169,13 @@ def beside(dataset: Any, name: str) -> Path | None:
 def html_table(
     names: Iterable[str], rows: Iterable[Iterable[object]], strong: Container = ()
 ) -> str:
-    """Return a table of text without markup; ``strong``: (row, column) of what is bold."""
+    """Return a table in HTML.
+
+    Args:
+        names: heads of the columns.
+        rows: cells of each row, whose text is escaped.
+        strong: (row, column) of the cells in bold.
+    """
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = ""
     for place, row in enumerate(rows):

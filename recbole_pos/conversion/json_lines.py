@@ -17,7 +17,7 @@ from recbole_pos.conversion.source import Columns, ParseError, Part, flatten, op
 from recbole_pos.errors import UsageError
 
 _BLOCK = 1 << 22  # bytes
-_NESTED = 200  # brackets: a parser calls itself for each, and the process ends where its stack does
+_NESTED = 200  # most nested brackets; parsers recurse, and deeper text could overflow the stack
 _OPEN, _CLOSE = tuple(b"[{"), tuple(b"]}")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -53,7 +53,7 @@ def read_json(file: Path) -> Part:
 
 
 def read_lists(text: pa.Array) -> pa.Array | None:
-    """Return the lists that texts are in json; None if one is not a list."""
+    """Parse texts as json lists; None if one is not a list of plain values."""
     lines = pc.binary_join_element_wise('{"list":', pc.fill_null(text, "null"), "}", "")
     table = _read_fast("\n".join(lines.to_pylist()).encode(), {})
     if table is None or table.column_names != ["list"]:
@@ -65,7 +65,12 @@ def read_lists(text: pa.Array) -> pa.Array | None:
 
 
 def _read_fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
-    """Return the rows of a block; None if it has other than a readable object in every line."""
+    """Parse a block by Arrow; None if a line is not an object that Arrow reads exactly.
+
+    Args:
+        block: whole lines.
+        texts: columns to read as text, since they look like times; extended for later blocks.
+    """
     marks = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(marks == ord("\n"))
     line = np.searchsorted(ends, np.flatnonzero(np.isin(marks, _OPEN)))
@@ -80,7 +85,7 @@ def _read_fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
             )
         except pa.ArrowException:
             return None
-        # Arrow makes times of some texts; how they are written is for later, and for all blocks
+        # Arrow parses some texts as times; read them as text, which times.py parses
         dates = {f.name: pa.string() for f in table.schema if pa.types.is_timestamp(f.type)}
         if not dates:
             return table if table.num_rows == lines and not _has_large_floats(table) else None
@@ -89,13 +94,21 @@ def _read_fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
 
 
 def _has_large_floats(table: pa.Table) -> bool:
-    """Return whether whole numbers may have become other ones, as ids too large for int64 do."""
+    """Return whether a float is so large that it may be a rounded whole number, such as an id."""
     floats = (column for column in table.columns if pa.types.is_floating(column.type))
     return any((pc.max(pc.abs(column)).as_py() or 0) >= 2**53 for column in floats)
 
 
 def _read_slowly(block: bytes, first: int) -> tuple[pa.Table, list[ParseError]]:
-    """Return the rows of a block, and the lines that are none; ``first`` numbers its first."""
+    """Parse a block line by line in Python.
+
+    Args:
+        block: whole lines.
+        first: number of its first line.
+
+    Returns:
+        the rows, and errors of the lines that are no objects.
+    """
     rows: list[dict[str, Any]] = []
     broken: list[ParseError] = []
     for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), first):
@@ -103,7 +116,7 @@ def _read_slowly(block: bytes, first: int) -> tuple[pa.Table, list[ParseError]]:
             if _is_deep(line):
                 raise ValueError(f"more than {_NESTED} brackets within each other")
             row = json.loads(line)
-            if b"\\u" in line:  # half a pair of them is no character
+            if b"\\u" in line:  # raises for a lone surrogate, which is no character
                 json.dumps(row, ensure_ascii=False).encode()
             if not isinstance(row, dict):
                 raise ValueError("not an object")

@@ -1,4 +1,4 @@
-"""What the rows of a file are, before it is asked which column is which."""
+"""Layout of a file: whether its first line names columns, and whether its rows hold lists."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _LIST_WORDS = re.compile(r"^(?:sequence|seq|list|history)_|_(?:sequence|seq|list
 def has_header(first: list[str], rows: Mapping[int, list[str]]) -> bool:
     """Return whether the first line of a file names its columns.
 
+    It does not if a cell looks like the cells below it: a date, a long number, or the same shape.
+
     Args:
-        first: the cells of it.
-        rows: some cells below each, by their place.
+        first: cells of the first line.
+        rows: some cells below each of them, by column.
     """
     if first == [""]:
         return True
@@ -63,7 +65,7 @@ def _shape(cell: str) -> str:
 
 
 def is_user_with_items(cells: list[str]) -> bool:
-    """Return whether a line without names may be a user and its items, a cell each."""
+    """Return whether the cells of a line may be a user followed by items."""
     return len(cells) > 3 and len({_shape(cell) for cell in cells[1:]}) == 1
 
 
@@ -82,11 +84,11 @@ def _has_times(column: pa.ChunkedArray) -> bool:
 
 
 def explode(source: Source, given: Mapping[str, str | None]) -> tuple[Source, dict[str, str]]:
-    """Return a row for each interaction where a file has a row for each user, with lists.
+    """Turn rows of users with lists of interactions into a row for each interaction.
 
     Args:
         source: source of the interactions.
-        given: columns of user, item and time that the user names.
+        given: columns of user, item and time that the user names; None to find one.
 
     Returns:
         the source, with rows of lists of different lengths rejected; and the columns of item and
@@ -174,7 +176,7 @@ def _is_listed(column: pa.ChunkedArray) -> bool:
 
 
 def _split(column: pa.ChunkedArray) -> pa.LargeListArray:
-    """Return the lists of a column: of Arrow, in brackets, or between commas."""
+    """Return a column as lists: its own, or text in brackets or with commas, which is split."""
     if is_list(column.type):
         return column.combine_chunks().cast(pa.large_list(column.type.value_type))
     text, mark = column.cast(pa.string()).combine_chunks(), ","

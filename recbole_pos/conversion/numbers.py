@@ -20,12 +20,12 @@ _SAMPLE = 200
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read a column.
+    """One way to read a column as numbers.
 
     Attributes:
-        decimal, thousands: the separators.
-        numbers: [values] float64.
-        certain: whether no one would read it otherwise.
+        decimal, thousands: separators.
+        numbers: [values] float64 numbers.
+        certain: whether the values cannot be anything else, such as names with a space.
     """
 
     decimal: str
@@ -42,7 +42,12 @@ class Reading:
 def find_readings(
     values: pa.Array, decimal: str | None = None, thousands: str | None = None
 ) -> list[Reading]:
-    """Return the different ways in which all values are numbers with (the given) separators."""
+    """Return all readings of the values as numbers that differ in a number.
+
+    Args:
+        values: [n] different texts of a column.
+        decimal, thousands: separators that the user gives; None to try all.
+    """
     if not _is_likely(values):
         return []
     text = _plain(values)
@@ -62,7 +67,7 @@ def find_readings(
 
 
 def describe_doubt(values: pa.Array, readings: list[Reading]) -> str:
-    """Return what the first value that is in doubt may be, and what settles it."""
+    """Return a message on the first ambiguous value, with the options that settle it."""
     if len(readings) == 1:
         return (
             f"{values[0].as_py()[:60]!r} may be a number or a list: --thousands COLUMN=' ' reads "
@@ -82,7 +87,7 @@ def describe_doubt(values: pa.Array, readings: list[Reading]) -> str:
 def find_wrong(
     values: pa.Array, decimal: str | None = None, thousands: str | None = None
 ) -> pa.Array:
-    """Return the values that are no numbers in the reading in which most are."""
+    """Return the values that are no numbers, in the reading with most numbers."""
     text = _plain(values)
     patterns = [_PLAIN, *(_pattern(*marks) for marks in _marks(decimal, thousands))]
     masks = [pc.match_substring_regex(text, pattern) for pattern in patterns]
@@ -91,9 +96,11 @@ def find_wrong(
 
 
 def describe_near_numbers(values: pa.Array, codes: np.ndarray) -> str:
-    """Return what keeps a column of nearly only numbers from being one; else nothing.
+    """Return a note on why a column of nearly only numbers is text; empty for other columns.
 
-    ``codes``: [rows] which of the values stands there, from 1; 0 for none.
+    Args:
+        values: [n] different texts of the column.
+        codes: [rows] place of each cell's value, from 1; 0 where it is missing.
     """
     if not len(values) or not _is_likely(values):
         return ""

@@ -1,5 +1,4 @@
-"""Read a file, or a folder of files, by what its name says it is; text as it is written; or a
-frame, by Arrow."""
+"""Read a file, or a folder of files, in the format that its name tells; or a frame, by Arrow."""
 
 from __future__ import annotations
 
@@ -43,13 +42,13 @@ _FORMATS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
     ".parquet": "parquet",
 }
-_BESIDE = (".json", ".txt")  # what lies beside data: dataset_infos.json, README.txt
+_BESIDE = (".json", ".txt")  # suffixes of files beside data, such as dataset_infos.json, README.txt
 _KNOWN = "csv, tsv, json lines (.jsonl) and parquet, each but parquet also as .gz"
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SEPARATORS = ",;\t|"
 _BLOCK = 1 << 22  # bytes
 _SAMPLE = 100  # rows
-_ROWS = 1 << 20  # of a frame in one piece, whose text has under 2 GiB
+_ROWS = 1 << 20  # most rows of a chunk of a frame, so that its text has under 2 GiB
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,12 @@ class Dialect:
     """How text is written.
 
     Attributes:
-        separator: between cells; None to see it in the first line.
-        quotes: whether cells may stand in quotation marks.
-        encoding: as Python names it.
-        names: names of the columns of a file that does not have them.
+        separator: separator of cells; None to find it in the first line.
+        quotes: whether cells may be in quotation marks.
+        encoding: Python's name of the encoding.
+        names: names of the columns of a file without a line of names.
         header: whether the first line names the columns, whatever it looks like.
-        option: with which ``names`` are given.
+        option: option that ``names`` come from, for messages.
     """
 
     separator: str | None = None
@@ -116,16 +115,20 @@ def read(path: str | Path, dialect: Dialect) -> Source:
     return Source(path, parts, columns, form, has_comma, notes=list(notes))
 
 
-def is_frame(given: Any) -> bool:
-    """Whether a value is a DataFrame of pandas, or anything that Arrow reads."""
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a DataFrame of pandas, or anything that Arrow reads."""
     pandas = sys.modules.get("pandas")
-    return hasattr(given, "__arrow_c_stream__") or (
-        pandas is not None and isinstance(given, pandas.DataFrame)
+    return hasattr(value, "__arrow_c_stream__") or (
+        pandas is not None and isinstance(value, pandas.DataFrame)
     )
 
 
 def read_frame(frame: Any, name: str) -> Source:
-    """Read a frame; ``name`` is what messages call it.
+    """Read a frame, with the columns of Arrow.
+
+    Args:
+        frame: of pandas, polars, pyarrow, or anything that Arrow reads.
+        name: name of the frame in messages.
 
     Raises:
         UsageError: if two columns have one name, or there is no row.
@@ -153,6 +156,11 @@ def read_frame(frame: Any, name: str) -> Source:
 
 
 def _find_files(path: Path) -> list[Path]:
+    """Return the file at a path, or all data files of a folder, which must have one format.
+
+    Raises:
+        UsageError: if there is none, or formats differ.
+    """
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -181,7 +189,11 @@ def _format(file: Path) -> str | None:
 
 
 def _add_partitions(part: Part, folder: Path) -> Iterator[str]:
-    """Add columns that the names of folders tell, such as country=NO; yield what is left out."""
+    """Add columns from names of folders, such as country=NO.
+
+    Yields:
+        notes on values that are left out, since the files have a column of that name.
+    """
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
         if column in part.columns:
@@ -207,11 +219,14 @@ def _read_parquet(file: Path) -> Part:
 
 
 class TextReader:
-    """Files of separated cells with one first line.
+    """Reads files of separated cells that all begin with the same line of names.
 
     Args:
-        file: the first of them.
-        dialect: how they are written.
+        file: the first file, by which separator, names and types are found.
+        dialect: how the files are written.
+
+    Raises:
+        UsageError: if the file is not text, or its separator or names cannot be found.
     """
 
     def __init__(self, file: Path, dialect: Dialect) -> None:
@@ -239,14 +254,14 @@ class TextReader:
             UsageError: if it is not text, or its first line is not like that of the first file.
         """
         first, line = self._first_line(file)
-        above = line - 1 if self.dialect.names else line  # lines that are no rows
+        above = line - 1 if self.dialect.names else line  # lines above the first row
         if self._column_names(file, first) != self.names:
             raise UsageError(
                 f"{file}: its first line, {first[:80]!r}, is not that of the other files; files "
                 "with different columns are converted one by one (--items, --users)"
             )
         packing = "gzip" if is_packed(file) else None
-        for threads in (True, False):  # with several, no one knows the number of a broken line
+        for threads in (True, False):  # with several, Arrow does not number broken lines
             with pa.input_stream(str(file), compression=packing, buffer_size=_BLOCK) as stream:
                 columns, broken = self._table(file, stream, above, threads)
             if not broken:
@@ -278,6 +293,14 @@ class TextReader:
         )
 
     def _find_separator(self, file: Path, line: str) -> str:
+        """Find the separator of cells by the first line of a file.
+
+        In this order: a tab if the name ends in .tsv; the mark of ``_SEPARATORS`` that cuts the
+        line into most cells; a space, if all of the first lines have as many spaces.
+
+        Raises:
+            UsageError: if no mark cuts the line.
+        """
         if ".tsv" in [suffix.lower() for suffix in file.suffixes]:
             return "\t"
         counts = {mark: len(self._cells(line, mark)) for mark in _SEPARATORS}
@@ -295,14 +318,20 @@ class TextReader:
         )
 
     def _cells(self, line: str, separator: str) -> list[str]:
+        """Return the cells of a line."""
         if not self.dialect.quotes:
             return line.split(separator)
         try:
             return next(csv.reader([line], delimiter=separator))
-        except csv.Error:  # a cell is longer than those that Python reads
+        except csv.Error:  # a cell exceeds the limit of Python's csv
             return line.split(separator)
 
     def _column_names(self, file: Path, line: str) -> list[str]:
+        """Return the names of columns, from the options or the first line.
+
+        Raises:
+            UsageError: if the options name another number of columns, or a name repeats.
+        """
         names = self._cells(line, self.separator)
         if self.dialect.names:
             if len(self.dialect.names) != len(names):
@@ -317,15 +346,23 @@ class TextReader:
         return [name or f"(column {place})" for place, name in enumerate(names, 1)]
 
     def _head(self, file: Path, line: int) -> Columns:
-        """Return the first rows below the first line, by the places of their columns."""
+        """Return the first rows below line ``line``, by the numbers of their columns."""
         with open_unpacked(file) as stream:
             head = pa.py_buffer(stream.read(_BLOCK >> 2))
         try:
             return self._table(file, pa.BufferReader(head), line, False)[0]
-        except UsageError:  # whatever is wrong will be met again, with a line
+        except UsageError:  # reading the whole file raises it again, with the line
             return {}
 
     def _require_header(self, file: Path, first: str, cells: list[str], head: Columns) -> None:
+        """Refuse a file whose first line is like its rows, with advice on how to name its columns.
+
+        Args:
+            file: the file.
+            first: its first line.
+            cells: cells of the line.
+            head: first rows below it.
+        """
         below = {int(place): column for place, column in head.items()}
         rows = {n: column.slice(0, _SAMPLE).drop_null().to_pylist() for n, column in below.items()}
         if has_header(cells, rows):
@@ -351,14 +388,25 @@ class TextReader:
     def _table(
         self, file: Path, stream: Any, header: int, threads: bool
     ) -> tuple[Columns, list[ParseError]]:
+        """Read the rows of a stream by Arrow.
+
+        Args:
+            file: the file, for messages.
+            stream: its bytes, unpacked.
+            header: number of lines above the first row.
+            threads: whether to read in several threads, where broken lines get no numbers.
+
+        Returns:
+            columns of the rows, and the lines that are no rows.
+        """
         broken: list[ParseError] = []
 
-        def keep(row: Any) -> str:
+        def record_broken(row: Any) -> str:
             lines = 1 + row.text.count("\n")
             why = f"{row.actual_columns} cells, the first line has {row.expected_columns}"
             if lines > 1:
                 why += "; a quotation mark opens that is not closed in its line (--no_quotes?)"
-            # the line of names, and what is above it, are no records
+            # the line of names, and lines above it, are no records
             broken.append(ParseError((row.number or 0) - header, lines, why))
             return "skip"
 
@@ -376,8 +424,8 @@ class TextReader:
                     delimiter=self.separator,
                     quote_char='"' if self.dialect.quotes else False,
                     newlines_in_values=self.dialect.quotes,
-                    ignore_empty_lines=False,  # every line is a row, so that rows tell lines
-                    invalid_row_handler=keep,
+                    ignore_empty_lines=False,  # every line is a row, so rows give line numbers
+                    invalid_row_handler=record_broken,
                 ),
                 arrow.ConvertOptions(
                     column_types=self.types, null_values=[""], strings_can_be_null=True

@@ -35,7 +35,7 @@ class Column:
 
     @classmethod
     def describe(cls, column: str, source: Source, name: str, table: str, cells: Cells) -> Column:
-        """Describe cells that are written."""
+        """Describe a column whose cells are written to the field ``name`` of a table."""
         examples = [value.replace(INNER, " | ") for value in cells.values[1:4].to_pylist()]
         missing, file = int((cells.codes == 0).sum()), source.path.name
         counts = (cells.different, missing)
@@ -54,7 +54,12 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
-        """Count the lines of a source, ``dropped`` rows of it and those that are broken."""
+        """Count the lines of a source: read, kept, dropped by reason, and broken.
+
+        Args:
+            source: the file or frame.
+            dropped: dropped rows of it, by reason.
+        """
         reasons: dict[str, dict[str, Any]] = {}
         parts = [part for part in source.parts if part.broken]
         lines = sum(one.lines for part in parts for one in part.broken)
@@ -99,7 +104,7 @@ class Report:
     command: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the report as plain values, as ``convert.json`` has it."""
         return dataclasses.asdict(self)
 
     def show(self, reporter: Reporter) -> None:

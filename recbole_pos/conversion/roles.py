@@ -95,7 +95,7 @@ def require_column(name: str, columns: Iterable[str], option: str) -> None:
 
 
 def by_name(role: str, names: Iterable[str]) -> list[str]:
-    """Return the columns that the first group of names has any of."""
+    """Return the columns with usual names of a role, of the surest group of names that occurs."""
     for group in NAMES[role]:
         if found := [name for name in names if snake(name) in group.split()]:
             return found
@@ -103,19 +103,22 @@ def by_name(role: str, names: Iterable[str]) -> list[str]:
 
 
 def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool:
-    """Return whether the first values of a column read as times; if only it is doubtful how, they
-    do."""
-    known = column.slice(0, SAMPLE).drop_null()
-    if not len(known):
+    """Return whether most of the first values of a column are times, ambiguous dates included."""
+    values = column.slice(0, SAMPLE).drop_null()
+    if not len(values):
         return False
     try:
-        times = read_times(known, name, date_format)
+        times = read_times(values, name, date_format)
     except UsageError as error:
         return isinstance(error, AmbiguousDate)
-    return 2 * int((times.seconds == times.seconds).sum()) > len(known)
+    count = int(
+        (times.seconds == times.seconds).sum()
+    )  # NaN, which is no time, differs from itself
+    return 2 * count > len(values)
 
 
 def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None) -> list[str]:
+    """Return the columns, of the ``free`` ones, that may have a role; by name, times by value."""
     if role != "time":
         return [name for name in by_name(role, free) if not _is_no_name(free[name].type)]
     named = [name for name in free if _AT.search(snake(name))]

@@ -1,4 +1,4 @@
-"""What was read: columns of Arrow, and which line of which file each row was."""
+"""Files as read: columns of Arrow, and the file and line of each row."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ParseError(NamedTuple):
 
 @dataclass
 class Part:
-    """One file.
+    """One file as read.
 
     Attributes:
         path: path of the file.
-        columns: its cells as read.
-        rows: how many.
-        broken: what is no row, in the order of the file.
+        columns: cells by column.
+        rows: number of rows.
+        broken: text that is no row, in the order of the file.
         first: number of the line in which the first record of data begins.
         multiline: whether a cell can hold line breaks.
     """
@@ -50,7 +50,7 @@ class Part:
 
     @cached_property
     def lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """[rows] and [broken] numbers of the lines in which they begin."""
+        """[rows] and [broken] int64 numbers of the lines in which rows and broken text begin."""
         is_row = np.ones(self.rows + len(self.broken), dtype=bool)
         is_row[[one.record - 1 for one in self.broken]] = False
         heights = np.ones(len(is_row), dtype=np.int64)
@@ -60,6 +60,7 @@ class Part:
         return starts[is_row], starts[~is_row]
 
     def _count_line_breaks(self) -> np.ndarray:
+        """Return [rows] int64 number of line breaks within the cells of each row."""
         counts = np.zeros(self.rows, dtype=np.int64)
         for column in self.columns.values() if self.multiline else ():
             start = 0
@@ -107,7 +108,7 @@ class Source:
         return sum(part.rows for part in self.parts) if self.origin is None else len(self.origin)
 
     def add_part(self, other: Source) -> Source:
-        """Return this and, below, what was read of a part that is held out."""
+        """Return a source with the rows of ``other``, a held-out part, below the own ones."""
         both = union([(self.columns, self.rows), (other.columns, other.rows)])
         return replace(
             self,
@@ -118,14 +119,14 @@ class Source:
         )
 
     def part_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return [rows] which given part each row is of, 0 for the first."""
+        """Return [rows] int64 number of the given part of each row, from 0."""
         return np.searchsorted(self.cuts, self._origin(rows), side="right")
 
     def _origin(self, rows: np.ndarray) -> np.ndarray:
         return rows if self.origin is None else self.origin[rows]
 
     def places(self, rows: np.ndarray) -> list[str]:
-        """Return ``orders.csv:17`` for each of some rows, numbered through all files."""
+        """Return file and line of rows, as ``orders.csv:17``; rows count through all files."""
         rows = self._origin(rows)
         places, begin = [], 0
         for part in self.parts:

@@ -68,7 +68,7 @@ class AmbiguousDate(UsageError):
 
 @dataclass
 class Times:
-    """What a column says about time.
+    """Times read from a column.
 
     Attributes:
         seconds: [rows] float64 since 1970-01-01 UTC; nan where none exists.
@@ -79,7 +79,13 @@ class Times:
     forms: Counter[str] = field(default_factory=Counter)
 
     def add(self, form: str, rows: Any, seconds: np.ndarray) -> None:
-        """Take ``seconds`` of a form for those of ``rows`` (an index) that have none yet."""
+        """Set the seconds of rows that have none yet, and count their form.
+
+        Args:
+            form: name of the form, for people.
+            rows: index of the rows.
+            seconds: [rows] float64, NaN where the form does not match.
+        """
         self.seconds[rows] = np.where(np.isnan(self.seconds[rows]), seconds, self.seconds[rows])
         if count := int((~np.isnan(seconds)).sum()):
             self.forms[form] += count
@@ -132,7 +138,10 @@ def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(ticks: np.ndarray, unit: int) -> np.ndarray:
-    """Return [n] float64 seconds; whole ones apart, as no float holds nanoseconds since 1970."""
+    """Return [n] float64 seconds of ticks, of which a second has ``unit``.
+
+    Whole seconds are split off first: float64 cannot hold nanoseconds since 1970.
+    """
     if ticks.dtype.kind == "f":
         return ticks / unit
     whole = ticks // unit
@@ -140,6 +149,7 @@ def _divide(ticks: np.ndarray, unit: int) -> np.ndarray:
 
 
 def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str | None) -> None:
+    """Add times of text: what Arrow reads as ISO dates, then numbers, then other dates."""
     if not date_format:
         left, start = [], 0
         for chunk in column.chunks:
@@ -224,7 +234,18 @@ def _add_epochs(
 def _add_dates(
     times: Times, rows: np.ndarray, text: Any, name: str, date_format: str | None
 ) -> None:
-    """Add seconds of [rows] texts."""
+    """Add times of texts that are dates.
+
+    Args:
+        times: times to add to.
+        rows: [n] row of each text.
+        text: [n] texts.
+        name: name of the column, for messages.
+        date_format: form that the user gives; None to try all.
+
+    Raises:
+        AmbiguousDate: if nothing tells whether day or month is first.
+    """
     halves = DateTimeParts(text)
     for label, form in (
         {date_format: read_form(date_format)}.items() if date_format else (_FORMS.items())
@@ -293,7 +314,11 @@ def _pattern(date_format: str) -> str:
 
 
 class DateTimeParts:
-    """[texts] cut at their first colon, and the different halves."""
+    """Texts cut at their first colon, so that forms are matched on few different halves.
+
+    Args:
+        text: [texts] of Arrow.
+    """
 
     def __init__(self, text: Any) -> None:
         if isinstance(text, pa.ChunkedArray):
@@ -322,6 +347,7 @@ class DateTimeParts:
 
 
 def _match_groups(text: Any, regex: str) -> dict[str, np.ndarray]:
+    """Match one half of a form: named groups as [n] int64, and ``fits`` as [n] bool."""
     names = re.findall(r"\?P<(\w)>", regex)
     if not names:
         fits = pc.match_substring_regex(text, f"^(?:{regex})$")
@@ -348,14 +374,14 @@ def _match_groups(text: Any, regex: str) -> dict[str, np.ndarray]:
             parts[name] = group.cast(pa.int64()).to_numpy()
         else:
             parts[name] = pc.if_else(is_empty, "-1", group).cast(pa.int64()).to_numpy()
-    if "y" in parts:  # as POSIX has it
+    if "y" in parts:  # two digits, as in POSIX: 69 to 99 are 1969 to 1999
         y = parts.pop("y")
         parts["Y"] = np.where(y < 0, -1, np.where(y < 69, 2000 + y, 1900 + y))
     return parts
 
 
 def _seconds(parts: dict[str, np.ndarray]) -> np.ndarray:
-    """Return [n] float64 of the parts of dates; nan where there is no such date or clock."""
+    """Return [n] float64 seconds since 1970 of parts of dates; nan where a date is impossible."""
     if not parts["fits"].any():
         return np.full(len(parts["fits"]), np.nan)
     year, month, day = parts["Y"], parts["m"], parts["d"]

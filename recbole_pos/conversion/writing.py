@@ -45,7 +45,7 @@ Table = Mapping[str, Cells | np.ndarray]
 
 
 def sequence_separator(tables: Mapping[str, Table]) -> str:
-    """Return what no name in a sequence has."""
+    """Return a separator of sequences that no name in them contains."""
     values = [
         cells.values
         for table in tables.values()
@@ -59,7 +59,13 @@ def sequence_separator(tables: Mapping[str, Table]) -> str:
 
 
 def write_table(path: Path, table: Table, separator: str) -> None:
-    """Write one atomic file, whole; arrays are times in seconds, ``separator`` of sequences."""
+    """Write one atomic file, which appears only when it is complete.
+
+    Args:
+        path: path of the file.
+        table: cells by field; arrays are times in seconds.
+        separator: separator of sequences.
+    """
     kinds = [c.kind if isinstance(c, Cells) else "float" for c in table.values()]
     header = "\t".join(f"{name}:{kind}" for name, kind in zip(table, kinds, strict=True))
     ready = [
@@ -80,7 +86,7 @@ def write_table(path: Path, table: Table, separator: str) -> None:
 
 
 def _safe(cells: Cells, separator: str) -> pa.Array:
-    """Return values as they stand in a cell: one line, in quotation marks where they must be."""
+    """Return values as text of a cell: on one line, in quotation marks where needed."""
     values = cells.values
     if cells.kind.endswith("_seq"):
         values = pc.replace_substring(values, INNER, separator)
@@ -107,11 +113,11 @@ def shop_yaml(
 
     Args:
         name: name of the dataset.
-        fields: of user, item and time.
-        origin: the columns that these were.
-        loaded: fields by table.
-        separator: of sequences.
-        relations: for AttrFormer, in yaml.
+        fields: fields of user, item and time, by role.
+        origin: columns that these fields were made of, by role.
+        loaded: fields to load, by table.
+        separator: separator of sequences.
+        relations: entries of AttrFormer's option, in yaml.
         small: whether there are too few items for the usual cutoffs.
         has_time: whether the time field is a time, or only numbers the events of a user.
         parts: names of the files of interactions, where there are several.

@@ -24,7 +24,7 @@ from recbole_pos.position.positional_attention import PositionalAttention
 
 @torch.no_grad()
 def positional_weights(model: nn.Module) -> list[np.ndarray]:
-    """Attention weights of every layer whose attention depends on positions alone.
+    """Return the attention weights of every layer whose attention depends on positions only.
 
     Section 4.7 and Figure 3 of the FPARec paper.
 
@@ -35,7 +35,7 @@ def positional_weights(model: nn.Module) -> list[np.ndarray]:
         One [h, n, n] array per such layer, in order; each row sums to one (with
         ``positional_mask: after_softmax``, to what the mask leaves). Empty for other models.
     """
-    layers = [m for m in model.modules() if isinstance(m, PositionalAttention)]
+    layers = [module for module in model.modules() if isinstance(module, PositionalAttention)]
     n = getattr(model, "max_seq_length", 0)
     matrices = []
     for layer in layers:
@@ -47,39 +47,39 @@ def positional_weights(model: nn.Module) -> list[np.ndarray]:
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
-    """The causal attention of every block, in order; other blocks' too, if they subclass it."""
-    return [m for m in model.modules() if isinstance(m, MultiHeadAttention) and m.causal]
+    """Return the causal attention of every block, in order, subclasses included."""
+    modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    return [module for module in modules if module.causal]
 
 
-def replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
-    """Return the scheme that stands in for the layer's attention, or None."""
+def find_replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
+    """Return the scheme that replaces the attention of a layer, or None."""
     schemes = layer.position.parts().values()
-    return next((s for s in schemes if replaces_attention(type(s))), None)
+    return next((scheme for scheme in schemes if replaces_attention(type(scheme))), None)
 
 
 def weighs_content(layer: MultiHeadAttention) -> bool:
-    """Return whether ``layer.weights`` has them: of dot products, or of a scheme with
-    ``pair_weights``."""
-    scheme = replacement(layer)
+    """Return whether the attention weights of a layer depend on content (``layer.weights``)."""
+    scheme = find_replacement(layer)
     return scheme is None or weighs_pairs(type(scheme))
 
 
 def has_weights(layer: MultiHeadAttention) -> bool:
-    """Return whether there are attention weights: by content, or of positions alone."""
-    return weighs_content(layer) or isinstance(replacement(layer), PositionalAttention)
+    """Return whether a layer has attention weights, by content or by positions only."""
+    return weighs_content(layer) or isinstance(find_replacement(layer), PositionalAttention)
 
 
 @torch.no_grad()
 def layer_inputs(
     model: PosRecommender, layers: list[MultiHeadAttention], rows: Interaction
 ) -> tuple[list[Tensor], SequenceContext]:
-    """Return what every layer is given when the model encodes the histories of RecBole's rows.
+    """Return the inputs of every layer when the model encodes the histories of RecBole's rows.
 
     Returns:
-        [m, d] for each layer, and the context, with times wherever the rows have them.
+        [m, d] inputs of each layer, and their context, with times wherever the rows have them.
     """
     seen: list[tuple[Tensor, SequenceContext]] = []
-    hooks = [m.register_forward_pre_hook(lambda _, given: seen.append(given)) for m in layers]
+    hooks = [layer.register_forward_pre_hook(lambda _, args: seen.append(args)) for layer in layers]
     try:
         model.encode_rows(rows)
     finally:
@@ -90,22 +90,25 @@ def layer_inputs(
 
 @torch.no_grad()
 def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext) -> Tensor:
-    """Return weights of one layer that ``has_weights``: [b, h or 1, t, t] aligned at the start.
+    """Return the weights of a layer that ``has_weights``, as the layer uses them.
 
-    As the layer makes them: rows of HSTU's blocks or of ``positional_mask: after_softmax`` do not
-    sum to one, nor do those of weights by position, which are not divided by their sum here.
+    Rows of HSTU's blocks or of ``positional_mask: after_softmax`` do not sum to one, nor do weights
+    by position, which are not divided by their sum here.
 
     Args:
         layer: layer of a model.
-        x: [m, d] what the layer is given, see :func:`layer_inputs`.
+        x: [m, d] inputs of the layer, see :func:`layer_inputs`.
         ctx: context of the batch.
+
+    Returns:
+        [b, h or 1, t, t] aligned at the start.
     """
     if weighs_content(layer):
         return layer.weights(x, ctx)
-    # such weights stand at the end: a history of l events has the last l rows and columns
+    # weights by position are aligned at the end: l events have the last l rows and columns
     at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
-    at = at.clamp(max=ctx.width - 1)  # [b, t]; what padding finds is not causal, hence tril
-    scheme = replacement(layer)
+    at = at.clamp(max=ctx.width - 1)  # [b, t]; tril, as entries of padding are not causal
+    scheme = find_replacement(layer)
     assert isinstance(scheme, PositionalAttention)  # or it has no weights
     weights = scheme.weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
     return weights.transpose(0, 1).tril()
@@ -113,11 +116,12 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext
 
 @torch.no_grad()
 def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
-    """The factors of every layer, [n, n] each: ``U, layer 1`` upper triangular, ``L, ...`` lower.
+    """Return the factors of the positional kernel of every layer by name, [n, n] each.
 
-    A factor that all layers share stands once, as ``L, all layers``. Empty without a kernel.
+    ``U, layer 1`` is upper triangular, ``L, layer 1`` lower. A factor that all layers share is
+    there once, as ``L, all layers``. Empty without a kernel.
     """
-    kernels = [m for m in model.modules() if isinstance(m, PositionalKernel)]
+    kernels = [module for module in model.modules() if isinstance(module, PositionalKernel)]
     n = getattr(model, "max_seq_length", 0)
     matrices: dict[str, np.ndarray] = {}
     for name in ("U", "L"):
@@ -138,9 +142,9 @@ class AttentionMaps:
 
     Attributes:
         weights: [h, newest, newest] of each layer: row i is a query, the last row the newest event.
-        sums: [h, newest] of each layer: what a row sums to with the events that are not shown.
-        histories: how many were averaged.
-        longest: how many events the longest of them has.
+        sums: [h, newest] of each layer: sum of a whole row, older events included.
+        histories: number of histories averaged.
+        longest: number of events of the longest history.
     """
 
     weights: list[np.ndarray]
@@ -150,18 +154,18 @@ class AttentionMaps:
 
     @property
     def caption(self) -> str:
-        """Which histories are shown, and what rows sum to."""
+        """Text that says which histories are shown, and what rows sum to."""
         newest = self.weights[0].shape[-1]
-        shown = [layer.sum(-1) for layer in self.weights]
+        shown_sums = [layer.sum(-1) for layer in self.weights]
         if self.longest > newest:
             text = f"newest {newest} of up to {self.longest} events of {self.histories:,} histories"
         else:
             text = f"{self.histories:,} histories of {newest} events"
         if not all(np.allclose(row, 1, atol=1e-3) for row in self.sums):
             return f"{text}; rows of this attention do not sum to one"
-        if all(np.allclose(row, 1, atol=1e-3) for row in shown):
+        if all(np.allclose(row, 1, atol=1e-3) for row in shown_sums):
             return f"{text}; every row sums to one"
-        rows = np.stack(shown)
+        rows = np.stack(shown_sums)
         return (
             f"{text}; rows sum to {rows.min():.2f} to {rows.max():.2f}, the rest is on older events"
         )
@@ -169,13 +173,13 @@ class AttentionMaps:
 
 @torch.no_grad()
 def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
-    """Attention weights of every layer that weighs content, averaged over histories.
+    """Average the attention weights of every layer that weighs content over histories.
 
     Args:
         model: a trained plugin model.
         loader: RecBole's loader of validation or test rows.
-        newest: how many of the newest events to show; histories with fewer are left out, and if
-            there are none the longest is taken.
+        newest: number of newest events to show. Histories with fewer are left out; if all have
+            fewer, the longest are taken.
 
     Returns:
         None if attention is replaced, see :func:`positional_weights`.
@@ -209,7 +213,16 @@ def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> Atte
 
 
 def weight_batches(lengths: np.ndarray, heads: int, elements: int) -> list[np.ndarray]:
-    """Histories of similar length together, as many as have ``elements`` weights in a layer."""
+    """Split histories into batches of similar length with at most ``elements`` weights in a layer.
+
+    Args:
+        lengths: [histories] numbers of events.
+        heads: heads of a layer.
+        elements: weights that a batch may have; a longer history is a batch of its own.
+
+    Returns:
+        Indices of the histories of each batch, the longest first.
+    """
     order, parts, start = np.argsort(-lengths, kind="stable"), [], 0
     while start < len(order):
         size = max(1, elements // (heads * int(lengths[order[start]]) ** 2))

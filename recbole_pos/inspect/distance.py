@@ -13,9 +13,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention_weights import (
     attention_layers,
     attention_weights,
+    find_replacement,
     has_weights,
     layer_inputs,
-    replacement,
     weighs_content,
     weight_batches,
 )
@@ -36,9 +36,9 @@ class Sample:
 
     Attributes:
         loader: RecBole's loader of validation or test rows.
-        rows: [users] which of its rows.
-        lengths: [users] their numbers of events.
-        qualified: how many users have enough events.
+        rows: [users] indices of rows of the loader.
+        lengths: [users] numbers of events of the histories.
+        qualified: number of users with enough events.
     """
 
     loader: Any
@@ -66,9 +66,16 @@ class Measured:
 def sample_histories(
     model: PosRecommender, loader: Any, users: int, min_events: int, seed: int
 ) -> Sample:
-    """Users with at least ``min_events`` events, drawn without replacement; all if there are fewer.
+    """Sample users with at least ``min_events`` events, without replacement.
 
-    A user with several rows is there with the one whose history is longest, which is the newest.
+    A user with several rows counts with the newest, whose history is longest.
+
+    Args:
+        model: names the fields of rows.
+        loader: RecBole's loader of validation or test rows.
+        users: number of users; all if there are fewer.
+        min_events: least number of events of a history.
+        seed: random seed of the sample.
 
     Raises:
         UsageError: if no history is long enough.
@@ -91,9 +98,9 @@ def sample_histories(
 
 @torch.no_grad()
 def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
-    """Attention distance and entropy of every layer and head, averaged over a sample of histories.
+    """Measure attention distance and entropy of every layer and head, averaged over histories.
 
-    In batches whose weights fit a chunk, however many users and layers there are.
+    Batches are cut so that the weights of a layer fit a chunk, however many users there are.
 
     Raises:
         UsageError: if a scheme of the model has no attention weights.
@@ -111,7 +118,7 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
         inputs, ctx = layer_inputs(model, layers, rows)
         for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = attention_weights(layer, x, ctx)
-            scheme = None if weighs_content(layer) else replacement(layer)
+            scheme = None if weighs_content(layer) else find_replacement(layer)
             if isinstance(scheme, PositionalAttention):
                 rescaled |= not scheme.normalised
             else:
@@ -147,19 +154,21 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
     if ctx.times is not None:
         hours = ctx.pad(ctx.elapsed.to(a.dtype) / SECONDS["hours"], "start")  # [b, t]
         measures.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
-    each = torch.stack(measures, 1)  # [b, measures, h, t]
-    last = (ctx.lengths - 1)[:, None, None, None].expand(*each.shape[:3], 1)
+    by_query = torch.stack(measures, 1)  # [b, measures, h, t]
+    last = (ctx.lengths - 1)[:, None, None, None].expand(*by_query.shape[:3], 1)
     padding = index >= ctx.lengths[:, None, None, None]
-    mean = each.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]
-    return torch.stack((mean, each.gather(-1, last).squeeze(-1)), 1)
+    mean = by_query.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]
+    return torch.stack((mean, by_query.gather(-1, last).squeeze(-1)), 1)
 
 
 def scheme_name(layer: MultiHeadAttention) -> str:
     """Return the name of the scheme that replaces a layer's attention."""
-    return next(n for n, s in layer.position.parts().items() if s is replacement(layer))
+    replacement = find_replacement(layer)
+    parts = layer.position.parts().items()
+    return next(name for name, scheme in parts if scheme is replacement)
 
 
 def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
-    """Return whether the rows of all events, [b, h, t, t], are distributions."""
+    """Return whether the rows of all events in weights [b, h, t, t] are distributions."""
     real = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
     return bool((real >= 0).all() and ((real.sum(-1) - 1).abs() < 1e-3).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,8 +17,8 @@ from torch import nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
-from recbole_pos.inspect.periods import spans
-from recbole_pos.inspect.pictures import new_figure, set_title, whole_numbers, write
+from recbole_pos.inspect.periods import format_spans
+from recbole_pos.inspect.pictures import new_figure, set_title, set_whole_ticks, write
 from recbole_pos.inspect.trained import open_run
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding
@@ -26,15 +27,22 @@ from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
 
 OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
-SIZE_OF_THE_PAPER = 100
-MANY = 4
-LONG = 1000  # events of a session
-WIDE = 4096  # columns
+SIZE_OF_THE_PAPER = 100  # d
+MANY = 4  # most lengths in one picture
+LONG = 1000  # most events of a session
+WIDE = 4096  # most columns of an encoding
 
 
 @dataclass(frozen=True)
 class EncodingReport:
-    """What one encoding tells in sessions of up to the longest length, and its picture."""
+    """What one encoding encodes in sessions of up to the longest length, and its picture.
+
+    Attributes:
+        name: name of the scheme.
+        forward, backward: columns that make it forward- and backward-aware; empty if it is not.
+        unique: whether events of a session all have different vectors.
+        file: the picture.
+    """
 
     name: str
     forward: list[int]
@@ -51,12 +59,12 @@ def inspect_encoding(
     out: str | Path | None = None,
     data_path: str | Path | None = None,
 ) -> list[EncodingReport]:
-    """Draw encodings: those of a trained model, or fixed ones as they are.
+    """Draw the position encodings of a trained model, or fixed encodings, and report on each.
 
     Writes encoding_<scheme>.png for each.
 
     Args:
-        schemes: names; by default all of the trained model, or else ``spe`` and ``dpe``.
+        schemes: names of encodings; by default all of the trained model, else ``spe`` and ``dpe``.
         lengths: lengths of the sessions to draw.
         trained: a run folder, or a checkpoint in one.
         hidden_size: d of fixed encodings, the paper's 100 by default.
@@ -64,7 +72,7 @@ def inspect_encoding(
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
-        UsageError: if there is nothing of that kind to draw.
+        UsageError: if there is nothing to draw, or options do not go together.
     """
     lengths = sorted(set(lengths))
     if not 2 <= lengths[0] <= lengths[-1] <= LONG or len(lengths) > MANY:
@@ -91,7 +99,9 @@ def inspect_encoding(
     reports = []
     for name, scheme in drawn.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
-        file = draw_encoding(vectors, _title(name, scheme) + where, folder / f"encoding_{name}.png")
+        file = draw_encoding(
+            vectors, _describe(name, scheme) + where, folder / f"encoding_{name}.png"
+        )
         longest = lengths[-1]
         forward, backward = forward_columns(scheme, longest), backward_columns(scheme, longest)
         reports.append(EncodingReport(name, forward, backward, is_unique(scheme, longest), file))
@@ -101,45 +111,51 @@ def inspect_encoding(
 def fixed_encodings(
     names: Sequence[str], max_length: int, hidden_size: int | None
 ) -> dict[str, PositionEncoding]:
-    """Return fresh encodings by name.
+    """Build fixed encodings by name.
+
+    Args:
+        names: names of schemes.
+        max_length: longest session.
+        hidden_size: d; that of the paper if None.
 
     Raises:
-        UsageError: for a name that is not one, or one of a learned encoding.
+        UsageError: for a name that is not an encoding, or is learned; for a bad size.
     """
     d = SIZE_OF_THE_PAPER if hidden_size is None else hidden_size
     if not 1 <= d <= WIDE:
         raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {WIDE}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
-    # those of other packages only when they are named: they are imported for it
-    own = [name for name in SCHEMES if name in SCHEMES.places or name in names]
-    known = [name for name in own if issubclass(SCHEMES[name], PositionEncoding)]
+    # reading a scheme imports it: of other packages' schemes only those that are named
+    schemes = [name for name in SCHEMES if name in SCHEMES.places or name in names]
+    allowed = [name for name in schemes if issubclass(SCHEMES[name], PositionEncoding)]
     fresh = {}
     for name in names:
-        if name not in known:
+        if name not in allowed:
             raise UsageError(
-                f"{name} is not an encoding of positions: {', '.join(known)}{suggest(name, known)}"
+                f"{name} is not an encoding of positions: {', '.join(allowed)}"
+                f"{suggest(name, allowed)}"
             )
-        usual = torch.get_default_dtype()
+        previous_type = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # slow sines are equal by rounding alone in float32
         try:
             scheme = SCHEMES[name](sizes, **SCHEMES.defaults(name))
         finally:
-            torch.set_default_dtype(usual)
-        if any(True for _ in scheme.parameters()):
+            torch.set_default_dtype(previous_type)
+        if list(scheme.parameters()):
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
         fresh[name] = scheme
     return fresh
 
 
-def _title(name: str, scheme: PositionEncoding) -> str:
-    """Return what an encoding is, and how many columns it has."""
-    what = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
+def _describe(name: str, scheme: PositionEncoding) -> str:
+    """Return the title of an encoding: its name, number of columns and summary."""
+    summary = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
     columns = encodings(scheme, torch.tensor([0]), torch.tensor([1])).shape[-1]
-    return f"{name}, {columns} columns: {what}"
+    return f"{name}, {columns} columns: {summary}"
 
 
 def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
-    """Return what a model adds to its input of positions, by name, one of each kind."""
+    """Return the position encodings of a model by name of the scheme, one of each kind."""
     own: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
@@ -148,10 +164,10 @@ def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
 
 
 def agreement(vectors: np.ndarray) -> np.ndarray:
-    """Return [t, t] exp(p_i . p_j / sqrt(d)) for j up to i, every row divided by its largest.
+    """Return exp(p_i . p_j / sqrt(d)) for j up to i, every row divided by its largest, [t, t].
 
-    How much attention that had nothing but positions would give to each (Luo et al., FPARec, Figure
-    1 and appendix A).
+    These are the weights of attention to positions only (Luo et al., FPARec, Figure 1 and appendix
+    A), up to the sum of a row.
 
     Args:
         vectors: [t, d] encodings of a session, the oldest event first.
@@ -162,30 +178,35 @@ def agreement(vectors: np.ndarray) -> np.ndarray:
 
 
 def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, PositionEncoding]:
-    """Return the encodings in a model by name, one of each kind; all, or only those named.
+    """Return the encodings of a model by name, all or only those in ``names``.
 
     Raises:
-        UsageError: if there are none, or not those.
+        UsageError: if the model has none, or lacks one of the names.
     """
-    own = encodings_in(model)
-    missing = [name for name in names if name not in own]
-    if missing or not own:
-        has = f"has {', '.join(own)}" if own else "adds no encoding of positions to its input"
+    encodings_by_name = encodings_in(model)
+    missing = [name for name in names if name not in encodings_by_name]
+    if missing or not encodings_by_name:
+        has = (
+            f"has {', '.join(encodings_by_name)}"
+            if encodings_by_name
+            else "adds no encoding of positions to its input"
+        )
         raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {has}")
-    return {name: scheme for name, scheme in own.items() if not names or name in names}
+    chosen = names or list(encodings_by_name)
+    return {name: scheme for name, scheme in encodings_by_name.items() if name in chosen}
 
 
 def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
-    """Return [length, d], the oldest event first."""
+    """Return the vectors of a session's events, [length, d], the oldest event first."""
     position = torch.arange(length)
     return encodings(scheme, position, torch.full_like(position, length)).numpy()
 
 
 def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
-    """Draw vectors of sessions, and below them their dot products, within one and between two.
+    """Draw the vectors of sessions, and below them dot products within and between sessions.
 
     Args:
-        vectors: [length, d] by length, the oldest event first.
+        vectors: [length, d] by length of the session, the oldest event first.
         title: title of the picture.
         file: to write.
     """
@@ -194,27 +215,29 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     pairs = [(a, a) for a in lengths] + list(combinations(lengths, 2))
     products = [vectors[a] @ vectors[b].T for a, b in pairs]
     columns = min(len(pairs), 4)
-    rows = -(-len(pairs) // columns)
+    rows = math.ceil(len(pairs) / columns)
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
     halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
 
     def draw(half: int, shape: tuple, images: list, axes: list, label: str, **style: Any) -> None:
+        """Draw images, with labels of x, y and the title in ``axes``, into half of the figure."""
         panels = halves[half].subplots(*shape, squeeze=False)
         for panel in panels.flat[len(images) :]:
             panel.set_visible(False)
         for panel, image, (x, y, name) in zip(panels.flat, images, axes, strict=False):
-            drawn = panel.imshow(image, interpolation="nearest", aspect="auto", **style)
+            image_artist = panel.imshow(image, interpolation="nearest", aspect="auto", **style)
             panel.set(xlabel=x, ylabel=y)
             panel.set_title(name, fontsize=10)
-            whole_numbers(panel.xaxis)
-            whole_numbers(panel.yaxis)
-        halves[half].colorbar(drawn, ax=panels, label=label)
+            set_whole_ticks(panel.xaxis)
+            set_whole_ticks(panel.yaxis)
+        halves[half].colorbar(image_artist, ax=panels, label=label)
 
     top = max(np.abs(rows).max() for rows in vectors.values())
     axes = [("column of the encoding", "event (0: oldest)", f"{n} events") for n in lengths]
     shape, style = (1, len(lengths)), {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
     draw(0, shape, list(vectors.values()), axes, "value", **style)
-    low, high = min(m.min() for m in products), max(m.max() for m in products)
+    low = min(matrix.min() for matrix in products)
+    high = max(matrix.max() for matrix in products)
     axes = [
         (f"event of {b}", f"event of {a}", "within one history" if a == b else "between two")
         for a, b in pairs
@@ -225,12 +248,13 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
 
 
 def show(reports: list[EncodingReport], longest: int, console: Console) -> None:
-    """Print what the encodings tell, and the files."""
+    """Print the table of encodings and the pictures' files."""
     columns = ("encoding", "forward-aware", "backward-aware", "unique in a session")
     caption = f"columns, in sessions of up to {longest} events"
     table = Table(*columns, caption=caption, caption_justify="left")
     for report in reports:
-        aware = (spans(tuple(c)) if c else "no" for c in (report.forward, report.backward))
+        sets = (report.forward, report.backward)
+        aware = (format_spans(tuple(columns)) if columns else "no" for columns in sets)
         table.add_row(report.name, *aware, "yes" if report.unique else "no")
     console.print(table)
     for report in reports:

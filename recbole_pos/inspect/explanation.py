@@ -12,23 +12,22 @@ from recbole_pos.errors import UsageError
 from recbole_pos.inspect.pictures import SMALL, color_scale, new_figure, set_title, shorten, write
 from recbole_pos.inspect.trained import require_finite
 
-NAMED = 50  # interactions whose items are named; of more, steps back are numbered
-NUMBERED = 400  # cells that have their change of rank
+NAMED = 50  # most interactions whose items are named; more are numbered by steps back
+NUMBERED = 400  # most cells that show the change of rank
 
 
 def draw_explanation(found: pd.DataFrame, file: str | Path, title: str = "") -> Path:
     """Draw by how much the score of each item falls without each past interaction.
 
-    Cells are numbered by how many ranks an item falls (-: rises), where it does and there is room.
+    Where there is room, a cell shows by how many ranks the item falls (-: rises), if it does.
 
     Args:
-        found: what ``Recommender.explain`` returns.
+        found: as ``Recommender.explain`` returns it.
         file: to write, such as ``because.png``.
-        title: of the picture, such as whose history it is.
+        title: title of the picture, such as whose history it is.
 
     Raises:
-        UsageError: if there is one interaction only, with which nothing can be compared; if the
-            file cannot be written.
+        UsageError: if the history has one interaction only; if the file cannot be written.
         CheckpointError: if scores are not finite.
     """
     if found["steps_back"].max() == 1:
@@ -41,7 +40,7 @@ def draw_explanation(found: pd.DataFrame, file: str | Path, title: str = "") -> 
     lost = -tables["score_change"].to_numpy()[:, ::-1]  # the oldest first
     falls = tables["rank_change"].to_numpy(int)[:, ::-1]
     past = tables["past"].iloc[0].to_list()[::-1]
-    k, r = lost.shape
+    k, r = lost.shape  # items, interactions
     figure = new_figure(min(3.5 + 0.34 * r, 17), 2.6 + 0.34 * k)
     panel = figure.subplots()
     image = panel.imshow(lost, aspect="auto", interpolation="nearest", **color_scale([lost]))
@@ -58,7 +57,7 @@ def draw_explanation(found: pd.DataFrame, file: str | Path, title: str = "") -> 
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name starts no formula
     if k * r <= NUMBERED:
-        dark = 0.6 * np.abs(lost).max()
+        dark = 0.6 * np.abs(lost).max()  # cells from here on are too dark for black text
         for row, column in zip(*np.nonzero(falls), strict=True):
             color = "white" if abs(lost[row, column]) > dark else "black"
             style: dict[str, Any] = {

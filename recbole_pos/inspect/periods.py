@@ -13,7 +13,7 @@ from recbole_pos.values import SECONDS
 
 HOURS = {"hour": 1.0, "day": 24.0, "week": 168.0, "month": 30.44 * 24, "year": 365.25 * 24}
 MARKED = ("day", "week", "month", "year")
-NEAR = 0.15
+NEAR = 0.15  # share by which a period may differ from a calendar period that it is marked as
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Periods:
     """The periods of one scheme in one layer, of heads that have the same.
 
     Attributes:
-        layer: from 1.
-        scheme: its name.
-        heads: which, from 1.
-        all_heads: whether these are all of the layer.
+        layer: number of the layer, from 1.
+        scheme: name of the scheme.
+        heads: numbers of the heads, from 1.
+        all_heads: whether these are all heads of the layer.
         hours: finite periods, shortest first.
-        started: what they were before training.
-        still: how many planes time does not turn.
+        started: the same periods before training.
+        still: number of planes that do not rotate with time.
     """
 
     layer: int
@@ -40,7 +40,7 @@ class Periods:
 
     @property
     def learned(self) -> bool:
-        """Whether training has moved any."""
+        """Whether training has changed any period."""
         return self.hours != self.started
 
     @property
@@ -48,20 +48,21 @@ class Periods:
         """``layer 1`` or ``layer 1, heads 1-2``."""
         if self.all_heads:
             return f"layer {self.layer}"
-        return f"layer {self.layer}, head{'s' * (len(self.heads) > 1)} {spans(self.heads)}"
+        plural = "s" if len(self.heads) > 1 else ""
+        return f"layer {self.layer}, head{plural} {format_spans(self.heads)}"
 
 
-def spans(numbers: tuple[int, ...]) -> str:
-    """Rising numbers as ``1-3, 5``."""
+def format_spans(numbers: tuple[int, ...]) -> str:
+    """Return rising numbers as text, such as ``1-3, 5``."""
     parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts)
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
 
 
 @torch.no_grad()
 def learned_periods(model: nn.Module) -> list[Periods]:
-    """Return the periods of every scheme that turns query and key by time, layer by layer.
+    """Return the periods of every scheme that rotates query and key by time, layer by layer.
 
-    Heads with the same periods stand together. Empty for models without such a scheme.
+    Heads with the same periods are one group. Empty for models without such a scheme.
     """
     periods = []
     for number, layer in enumerate(attention_layers(model), 1):
@@ -79,11 +80,11 @@ def learned_periods(model: nn.Module) -> list[Periods]:
                 finite = [pair for pair in pairs if np.isfinite(pair[0])]
                 now, then = (tuple(pair[side] for pair in finite) for side in (0, 1))
                 still = len(pairs) - len(finite)
-                alone = len(groups) == 1
-                periods.append(Periods(number, name, tuple(heads), alone, now, then, still))
+                has_all = len(groups) == 1
+                periods.append(Periods(number, name, tuple(heads), has_all, now, then, still))
     return periods
 
 
-def near(hours: float) -> str:
-    """Return which of day, week, month and year a period is within 15% of, or nothing."""
+def find_calendar_period(hours: float) -> str:
+    """Return which of day, week, month and year is within ``NEAR`` of a period, or ''."""
     return next((name for name in MARKED if abs(hours / HOURS[name] - 1) <= NEAR), "")

@@ -1,7 +1,8 @@
-"""What all pictures share: sizes, colours, titles that fit, heat maps over events, files."""
+"""Shared parts of all pictures: sizes, colours, titles that fit, heat maps over events, files."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +26,11 @@ ABREAST = 4  # heat maps in a row
 
 
 def new_figure(width: float, height: float, square: bool = False) -> Figure:
-    """Return an empty figure, in inches, in which nothing is cut.
+    """Return an empty figure whose layout cuts nothing off.
 
     Args:
         width, height: in inches.
-        square: for panels that keep 1 : 1.
+        square: whether panels keep an aspect of 1 : 1.
     """
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
@@ -38,43 +39,44 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
 
 
 def set_title(figure: Figure, *lines: str) -> None:
-    """Set a title over the whole figure; lines break where they would leave it.
+    """Set the title of a whole figure; lines that are too wide are broken.
 
-    Its text is taken as it is: a dollar in a user's name starts no formula.
+    Text is not parsed: a dollar in a name starts no formula.
     """
     title = figure.suptitle("", fontsize=TITLE, parse_math=False)
-    parts = [part for line in lines if line for part in _broken(line, figure, title)]
+    parts = [part for line in lines if line for part in _break_line(line, figure, title)]
     title.set_text("\n".join(parts))
 
 
-def _broken(line: str, figure: Figure, title: Text) -> list[str]:
-    canvas: Any = figure.canvas  # of Agg
+def _break_line(line: str, figure: Figure, title: Text) -> list[str]:
+    """Break a line so that it fits the figure as text of ``title``, at 8 characters at least."""
+    canvas: Any = figure.canvas  # FigureCanvasAgg, which has a renderer
     renderer, room = canvas.get_renderer(), 0.97 * figure.bbox.width
     width = len(line)
     while True:
         parts = textwrap.wrap(line, width)
         title.set_text("\n".join(parts))
-        taken = title.get_window_extent(renderer).width
-        if taken <= room or width <= 8:
+        needed = title.get_window_extent(renderer).width
+        if needed <= room or width <= 8:
             return parts
-        width = max(8, min(width - 1, int(width * room / taken)))
+        width = max(8, min(width - 1, int(width * room / needed)))
 
 
 def shorten(name: str, limit: int = LONGEST) -> str:
-    """Return a name without its middle if it is too long for a picture."""
+    """Return a name of at most ``limit`` characters, its middle replaced by an ellipsis."""
     if len(name) <= limit:
         return name
     head = limit // 2
     return f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
 
 
-def whole_numbers(axis: Any, most: int | Literal["auto"] = "auto") -> None:
-    """Put ticks on whole numbers only, not more than fit."""
+def set_whole_ticks(axis: Any, most: int | Literal["auto"] = "auto") -> None:
+    """Put the ticks of an axis on whole numbers only, at most ``most`` steps."""
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def write(figure: Figure, file: Path) -> Path:
-    """Save a figure.
+    """Save a figure and return its file.
 
     Raises:
         UsageError: if the file cannot be written.
@@ -87,7 +89,7 @@ def write(figure: Figure, file: Path) -> Path:
 
 
 def color_scale(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return colours from zero up, or to both sides of zero where something is below it."""
+    """Return the colour map of matrices: from zero up, or diverging if a value is below zero."""
     top = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
     if min(float(matrix.min()) for matrix in matrices) < 0:
         return {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
@@ -106,16 +108,16 @@ def draw_maps(
     """Draw square matrices over events, a panel each, on one scale; the last row is the newest.
 
     Args:
-        panels: title and [n, n] matrix of each; numbered so that 0 is the newest event.
+        panels: title and [n, n] matrix of each panel; ticks count from 0, the newest event.
         titles: lines of the title.
-        axes: what columns and rows are; only outer panels are labelled.
-        label: what the colours are.
+        axes: labels of columns and of rows, shown at outer panels only.
+        label: label of the colours.
         file: to write.
-        columns: panels in a row.
-        style: colours; :func:`color_scale` by default.
+        columns: number of panels in a row.
+        style: colour map; :func:`color_scale` by default.
     """
     columns = columns or min(len(panels), ABREAST)
-    rows = -(-len(panels) // columns)
+    rows = math.ceil(len(panels) / columns)
     side = min(3.2, max(1.5, 12 / max(columns, rows)))
     width, height = max(side * columns + 1.8, 5.5), side * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
@@ -135,7 +137,7 @@ def draw_maps(
         panel.set_xlabel(axes[0] if last else "", fontsize=size)
         panel.set_ylabel(axes[1] if first else "", fontsize=size)
         for axis in (panel.xaxis, panel.yaxis):
-            whole_numbers(axis, max(2, int(2 * side)))
+            set_whole_ticks(axis, max(2, int(2 * side)))
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
     set_title(figure, *titles)
     return write(figure, file)
@@ -144,17 +146,20 @@ def draw_maps(
 def draw_triangles(
     matrices: dict[str, np.ndarray], titles: Sequence[str], label: str, file: Path
 ) -> Path:
-    """Draw what events are to those before them, a panel each.
+    """Draw the values of events with the events before them, a panel for each matrix.
 
     Args:
-        matrices: [t, t] of at most 1 by name; what is above the diagonal is not shown.
+        matrices: [t, t] with values up to 1, by name; above the diagonal nothing is drawn.
         titles: lines of the title.
-        label: what the colours are.
+        label: label of the colours.
         file: to write.
     """
-    before = {name: np.where(np.tri(len(m), dtype=bool), m, np.nan) for name, m in matrices.items()}
-    # from the smallest up: trained vectors may be short, and differ by little
-    low = min(float(np.nanmin(matrix)) for matrix in before.values())
-    style = {"cmap": "Blues", "vmin": min(low, 1.0 - 1e-6), "vmax": 1.0}
+    lower = {
+        name: np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
+        for name, matrix in matrices.items()
+    }
+    # colours from the smallest value up: trained vectors may be short, and differ by little
+    low = min(float(np.nanmin(matrix)) for matrix in lower.values())
+    style = {"cmap": "Blues", "vmin": min(low, 1.0 - 1e-6), "vmax": 1.0}  # never an empty range
     axes = ("event before (0: newest)", "event (0: newest)")
-    return draw_maps(list(before.items()), titles, axes, label, file, style=style)
+    return draw_maps(list(lower.items()), titles, axes, label, file, style=style)

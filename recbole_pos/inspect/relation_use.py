@@ -35,7 +35,7 @@ from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME, Relation
 from recbole_pos.relations.lookup import PackedSequences
 
-LAYERS = (BLUE, VERMILION, GREEN, PINK)
+LAYERS = (BLUE, VERMILION, GREEN, PINK)  # colours of layers
 
 MEANING = {
     "known": "share of the events that can be related by the attribute",
@@ -53,12 +53,12 @@ class RelationUse:
     """What one attribute does in the batches looked at; see ``MEANING``.
 
     Attributes:
-        field: field of the relation; for users all their fields, which act as one.
+        field: field of the relation; of users all their fields, which act as one.
         source: item, behaviour or user.
         known, read, others: as in ``MEANING``; others is NaN where nothing is read.
-        adds: one number a layer; of users, NaN in layers that do not aggregate.
-        heads: [layers, M'] W^R of equation 8; none for users.
-        gate: one number a layer, of users alone; NaN where there is no gate.
+        adds: as in ``MEANING``, for each layer; of users, NaN in layers that do not aggregate.
+        heads: [layers, M'] W^R of equation 8; empty for users.
+        gate: weight of aggregation in each layer, for users only; NaN where there is no gate.
     """
 
     field: str
@@ -73,7 +73,7 @@ class RelationUse:
 
 @dataclass(frozen=True)
 class RelationReport:
-    """What was found, and the files that tell."""
+    """The result of :func:`inspect_relations`, and the files written."""
 
     title: str
     uses: list[RelationUse]
@@ -89,26 +89,26 @@ def inspect_relations(
 
     Args:
         path: a run folder, or a checkpoint in one.
-        batches: batches of the first epoch to look at.
+        batches: number of training batches to measure.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
-        UsageError: if that is no trained AttrFormer, or one without relations.
-        CheckpointError: if weights are no numbers, or lead to none.
+        UsageError: if the run is no trained AttrFormer, or one without relations.
+        CheckpointError: if weights, or what relations add, are not finite.
     """
     if batches < 1:
         raise UsageError(f"--batches: {batches} is below 1")
-    folder, made = open_run(path, data_path)
-    model, config = made.model, made.config
+    folder, experiment = open_run(path, data_path)
+    model, config = experiment.model, experiment.config
     if not isinstance(model, AttrFormer):
         raise UsageError(f"{config['model']} has no relations; AttrFormer has")
     if not model.lookup.heads and model.lookup.user_table is None:
         raise UsageError("this model was trained without relations (relations: [])")
-    model.inference = "batch"  # what was learned, also where predictions read nothing
-    loader = made.loaders["train"]
+    model.inference = "batch"  # as in training, also where predictions read no relations
+    loader = experiment.loaders["train"]
     select_rows = model.window_rows if loader.packed else model.prefix_rows
-    taken = islice(loader, min(batches, len(loader)))
-    rows = [select_rows(batch.to(model.device))[0] for batch in taken]
+    chosen = islice(loader, min(batches, len(loader)))
+    rows = [select_rows(batch.to(model.device))[0] for batch in chosen]
     uses, events = measure_relations(model, rows)
     about = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
     about |= {"batches": len(rows), "events": events, "measures": MEANING}
@@ -124,15 +124,17 @@ def inspect_relations(
 def measure_relations(
     model: AttrFormer, batches: Iterable[PackedSequences]
 ) -> tuple[list[RelationUse], int]:
-    """One ``RelationUse`` for every relation of the heads, and one for users if there are any.
-
-    Also how many events were looked at, context of overlapping windows included.
+    """Measure the use of every relation of the heads, and of users if there are such relations.
 
     Args:
         model: in evaluation mode.
         batches: the rows of each batch of its training loader.
+
+    Returns:
+        Relations in their order, users last; and the number of events measured, those that
+        overlapping windows repeat as context included.
     """
-    declared = [r for r in model.declared if r.source != "user"]
+    declared = [relation for relation in model.declared if relation.source != "user"]
     layers = list(cast("Iterable[RelationLayer]", model.trm_encoder.layer))
     sums = _Sums(len(declared), len(layers))
     for rows in batches:
@@ -140,7 +142,7 @@ def measure_relations(
         seen: list[tuple[Tensor, SequenceContext, Tensor]] = []
         keep = seen.append
         hooks = [
-            layer.register_forward_hook(lambda _, given, out, keep=keep: keep((*given, out)))
+            layer.register_forward_hook(lambda _, args, out, keep=keep: keep((*args, out)))
             for layer in layers
         ]
         try:
@@ -151,22 +153,25 @@ def measure_relations(
         relations = seen[0][1].relations
         sums.events += len(users)
         if relations.heads is not None:
-            sums.read[:-1] += _per_relation(relations.heads, users)
+            sums.read[:-1] += _count_reads(relations.heads, users)
             known = [relation.known(rows.events, model.lookup) for relation in model.lookup.heads]
             sums.known[:-1] += [events.sum() for events in known]
         if relations.users is not None:
-            count = _per_relation(relations.users, users)
+            count = _count_reads(relations.users, users)
             sums.read[-1] += count[0] - [len(users), 0]  # an event's own state is no relation here
             assert model.lookup.user_table is not None
             sums.known[-1] += model.lookup.user_table.known[users].sum()
         for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
-            sums.squares[number] += _squares(layer, x, ctx, out)
+            sums.squares[number] += _sum_squares(layer, x, ctx, out)
     require_finite([sums.squares], "what relations add")
-    return sums.uses(model, declared, layers), sums.events
+    return sums.summarise(model, declared, layers), sums.events
 
 
 class _Sums:
-    """Over batches: what each relation, users last, has and reads, and squares of what it adds."""
+    """Sums over batches: events known to and read by each relation, and squares of what it adds.
+
+    Rows and columns are relations, users last.
+    """
 
     def __init__(self, relations: int, layers: int) -> None:
         self.events = 0
@@ -174,16 +179,17 @@ class _Sums:
         self.read = np.zeros((relations + 1, 2))  # all, of other users
         self.squares = np.zeros((layers, relations + 3))  # heads, users, self-attention, states
 
-    def uses(
+    def summarise(
         self, model: AttrFormer, declared: Sequence[Relation], layers: Sequence[RelationLayer]
     ) -> list[RelationUse]:
+        """Return the use of each of the declared relations of heads, then of users."""
         with np.errstate(invalid="ignore", divide="ignore"):
             others = self.read[:, 1] / self.read[:, 0]
             heads = np.sqrt(self.squares[:, :-3] / self.squares[:, -2:-1])
             users = np.sqrt(self.squares[:, -3] / self.squares[:, -1])
         known, read = self.known / self.events, self.read[:, 0] / self.events
         attention = [layer.multi_head_attention for layer in layers if declared]
-        mix = [part.relation_mix.cpu().tolist() for part in attention]
+        mix = [module.relation_mix.cpu().tolist() for module in attention]
         shares = list(zip(known, read, others, strict=True))
         uses = []
         for i, relation in enumerate(declared):
@@ -192,29 +198,39 @@ class _Sums:
             adds = heads[:, i].tolist()
             uses.append(RelationUse(field, relation.source, *shares[i], adds, weights, []))
         if model.lookup.user_table is not None:
-            fields = ", ".join(r.field for r in model.declared if r.source == "user")
+            fields = ", ".join(x.field for x in model.declared if x.source == "user")
             gates = [layer.user_gate for layer in layers]
-            gate = [float("nan") if g is None else float(g) for g in gates]
+            gate = [float("nan") if weight is None else float(weight) for weight in gates]
             adds = np.where([layer.aggregates for layer in layers], users, np.nan).tolist()
             uses.append(RelationUse(fields, "user", *shares[-1], adds, [], gate))
         return uses
 
 
-def _per_relation(product: SparseProduct, users: np.ndarray) -> np.ndarray:
-    """Return [M, 2] how many events are read, and how many of other users, by relation."""
+def _count_reads(product: SparseProduct, users: np.ndarray) -> np.ndarray:
+    """Count the events that each relation reads, [M, 2]: all, and those of other users.
+
+    Args:
+        product: relations [M m, m] of a batch.
+        users: [m] user of each event.
+    """
     source = product.index.cpu().numpy()
     size = np.diff(product.offset.cpu().numpy(), append=len(source))
     row = np.repeat(np.arange(len(size)), size)
     relation, reader = np.divmod(row, len(users))
     count = len(size) // len(users)
-    other = users[source] != users[reader]
+    is_other = users[source] != users[reader]
     return np.stack(
-        [np.bincount(relation[keep], minlength=count) for keep in (slice(None), other)], 1
+        [np.bincount(relation[keep], minlength=count) for keep in (slice(None), is_other)], 1
     )
 
 
-def _squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor) -> np.ndarray:
-    """Sums of squares: by relation, by users, by self-attention, of the state before users."""
+def _sum_squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor) -> np.ndarray:
+    """Return sums of squares: of what each relation, users and self-attention add; of states.
+
+    Args:
+        layer: a layer of the model.
+        x, ctx, out: its inputs [m, d], context and outputs [m, d].
+    """
     attention = layer.multi_head_attention
     normed = attention.LayerNorm(x) if attention.pre_norm else x
     parts = []
@@ -227,7 +243,8 @@ def _squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor)
 
 def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
     """Draw what relations add, layer by layer, and beside it W^R of every layer."""
-    names = [shorten(use.field) + "\n(users; state = 1)" * (use.source == "user") for use in uses]
+    note = "\n(users; state = 1)"
+    names = [shorten(use.field) + (note if use.source == "user" else "") for use in uses]
     heads = [use.heads for use in uses if use.heads]
     weights = [np.array(layer) for layer in zip(*heads, strict=True)]  # [relations, M'] by layer
     layers = len(uses[0].adds)
@@ -238,6 +255,7 @@ def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
     place, bottom = np.arange(len(uses)), (len(uses) - 0.5, -0.5)
     for layer in range(layers):
         shift = 0.8 * ((layer + 0.5) / layers - 0.5)
+        # colours repeat, lighter
         color, light = LAYERS[layer % len(LAYERS)], 0.6 ** (layer // len(LAYERS))
         style: dict[str, Any] = {"color": color, "alpha": light, "label": f"layer {layer + 1}"}
         bars.barh(place + shift, [use.adds[layer] for use in uses], 0.8 / layers, **style)
@@ -248,18 +266,19 @@ def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
         figure.legend(loc="outside lower center", ncols=min(layers, 8), frameon=False)
     for layer, (panel, weight) in enumerate(zip(maps, weights, strict=True), 1):
         image = panel.imshow(weight, interpolation="nearest", aspect="auto", **color_scale(weights))
-        panel.set_facecolor("0.92")  # of users, who have none
+        panel.set_facecolor("0.92")  # shows in the rows of users, which have no W^R
         ticks = np.arange(weight.shape[1])
         panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head", ylim=bottom, yticks=[])
         panel.set_title(f"$W^R$, layer {layer}", fontsize=10)
     if maps:
         figure.colorbar(image, ax=maps, label="weight")
-    set_title(figure, title, "what each relation adds" + ", and its weights by head" * bool(maps))
+    subtitle = "what each relation adds" + (", and its weights by head" if maps else "")
+    set_title(figure, title, subtitle)
     return write(figure, file)
 
 
 def show(report: RelationReport, console: Console) -> None:
-    """Print the table, what its columns mean, and the files."""
+    """Print the table of relations, the meaning of its columns, and the files."""
 
     def line(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
@@ -271,8 +290,10 @@ def show(report: RelationReport, console: Console) -> None:
     for column in (*shares, *(f"adds\nlayer {n}" for n in layers)):
         table.add_column(column, justify="right")
     for use in report.uses:
-        cells = [_cell(getattr(use, name), form) for name, form in shares.items()]
-        table.add_row(use.field, use.source, *cells, *(_cell(a, ".3f") for a in use.adds))
+        cells = [_format_cell(getattr(use, name), form) for name, form in shares.items()]
+        table.add_row(
+            use.field, use.source, *cells, *(_format_cell(added, ".3f") for added in use.adds)
+        )
     console.print(table)
     for name in (*shares, "adds"):
         line(f"{name}: {MEANING[name]}")
@@ -284,5 +305,6 @@ def show(report: RelationReport, console: Console) -> None:
         line(str(file))
 
 
-def _cell(value: float, form: str) -> str:
+def _format_cell(value: float, form: str) -> str:
+    """Return a number in a format, or a dash if it is not finite."""
     return format(value, form) if np.isfinite(value) else "-"

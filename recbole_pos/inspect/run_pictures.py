@@ -24,27 +24,29 @@ from recbole_pos.inspect.pictures import (
     draw_triangles,
     new_figure,
     set_title,
-    whole_numbers,
+    set_whole_ticks,
     write,
 )
-from recbole_pos.inspect.trained import open_run, registered_name, require_finite
+from recbole_pos.inspect.trained import describe_run, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.values import is_number, shown
 
-FEW = 30  # epochs, of which each has a mark
+FEW = 30  # most epochs that are drawn with a mark each
 HALF_A_LINE = "metrics.jsonl ends in half a line, which is left out"
-_LARGEST = 1e100  # no loss is as large; it could not be drawn
+_LARGEST = 1e100  # bound on losses and metrics, far above real ones; beyond it drawing fails
 
 
 def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path]:
-    """Draw curves.png, attention.png (models of the plugin), kernel.png and positions.png.
+    """Draw the pictures of a run: training curves, attention, positional kernel and encodings.
+
+    Writes curves.png, and attention.png, kernel.png and positions.png where the model has them.
 
     Args:
         path: a run folder.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Returns:
-        The files written: those of what the model has.
+        The files written.
 
     Raises:
         UsageError: if there is no finished epoch to draw, or metrics.jsonl is damaged.
@@ -54,7 +56,7 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
     experiment = open_run(folder.path, data_path)[1]
     metric = experiment.config["valid_metric"].lower()
     history, note = read_metrics(folder.metrics, metric)
-    name, model = registered_name(experiment), experiment.model
+    name, model = describe_run(experiment), experiment.model
     bigger = experiment.config["valid_metric_bigger"]
     files = [draw_curves(history, metric, bigger, (name, note), folder.path / "curves.png")]
     weights = positional_weights(model)
@@ -90,9 +92,9 @@ def draw_attention(
     """Draw attention weights, a panel per layer and head.
 
     Args:
-        weights: [h, t, t] of each layer, rows are queries.
+        weights: [h, t, t] of each layer; rows are queries.
         titles: lines of the title.
-        label: what the colours are.
+        label: label of the colours.
         file: to write.
     """
     heads = max(len(layer) for layer in weights)
@@ -107,11 +109,11 @@ def draw_attention(
 
 
 def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
-    """Draw the factors of a kernel less the identity, which they begin as.
+    """Draw the factors of a kernel minus the identity, which fresh factors are.
 
     Args:
         factors: [n, n] by name, as :func:`kernel_factors` returns them.
-        title: which model and data.
+        title: name of the model and dataset.
         file: to write.
     """
     panels = [
@@ -136,7 +138,7 @@ def draw_curves(
     Args:
         history: lines of metrics.jsonl.
         metric: name of the validation metric.
-        bigger: whether more of it is better.
+        bigger: whether a higher value is better.
         titles: lines of the title.
         file: to write.
     """
@@ -162,7 +164,7 @@ def draw_curves(
     first, last = history[0]["epoch"], history[-1]["epoch"]
     pad = max(0.04 * (last - first), 0.3)
     panels[-1].set_xlim(first - pad, last + pad)
-    whole_numbers(panels[-1].xaxis)
+    set_whole_ticks(panels[-1].xaxis)
     set_title(figure, titles[0], caption, *titles[1:])
     return write(figure, file)
 
@@ -177,20 +179,19 @@ class _Line(BaseModel):
 
 
 def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
-    """Return epochs with their loss and, where they were validated, the metric.
+    """Read the epochs of a run with their loss and, where they were validated, the metric.
 
-    A last line that was not written to its end, as by a process that was killed, is left out.
+    An incomplete last line, which a killed process leaves, is left out.
 
     Args:
         file: metrics.jsonl of a run folder.
         metric: name of the validation metric, such as ``ndcg@10``.
 
     Returns:
-        Lines in the order of their epochs, and a word about what was left out, or nothing.
+        Lines in the order of their epochs, and a note about a line left out, or an empty text.
 
     Raises:
-        UsageError: if there is no whole line, or if one is not what a run writes; names file and
-            line.
+        UsageError: if the file cannot be read, has no complete line, or a damaged one.
     """
     try:
         content = file.read_bytes() if file.exists() else b""
@@ -198,7 +199,7 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
     lines = content.split(b"\n")
     note = ""
-    if len(lines) > 1 and not _is_whole(lines[-1]):  # a line that is written has its end
+    if len(lines) > 1 and not _is_whole(lines[-1]):  # a complete line ends with a newline
         lines.pop()
         note = HALF_A_LINE
         logging.getLogger(__name__).warning("%s: %s", file.parent, note)
@@ -214,7 +215,7 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
             if history and line["epoch"] <= history[-1]["epoch"]:
                 raise ValueError(f"epoch {line['epoch']} comes after {history[-1]['epoch']}")
         except ValueError as error:
-            problem = _problem(error)
+            problem = _describe_problem(error)
             raise UsageError(
                 f"{file}, line {number}: {problem}. `recbole-pos run --resume {file.parent}` "
                 "writes the file again from the checkpoint"
@@ -225,7 +226,8 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
     return history, note
 
 
-def _problem(error: ValueError) -> str:
+def _describe_problem(error: ValueError) -> str:
+    """Return the message of an error; of a validation the first field and value refused."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False, include_context=False)[0]
@@ -234,6 +236,7 @@ def _problem(error: ValueError) -> str:
 
 
 def _is_whole(text: bytes) -> bool:
+    """Return whether a line is empty or a complete JSON object."""
     try:
         return not text.strip() or isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -241,11 +244,11 @@ def _is_whole(text: bytes) -> bool:
 
 
 def best_epoch(scores: Iterable[tuple[int, float]], bigger: bool) -> int | None:
-    """Return the epoch that training keeps, by the rule it stops by (of equal ones the latest).
+    """Return the best epoch by RecBole's rule of early stopping, the latest of equal ones.
 
     Args:
-        scores: scores of the validated epochs in their order.
-        bigger: whether more is better, ``valid_metric_bigger`` of the configuration.
+        scores: epochs that were validated and their scores, in order.
+        bigger: whether a higher score is better, ``valid_metric_bigger`` of the configuration.
     """
     kept, best = None, -inf if bigger else inf
     for epoch, score in scores:

@@ -1,4 +1,4 @@
-"""Trained models as their folders and checkpoints have them, fit to be looked into."""
+"""Load trained models from run folders and checkpoints, to inspect them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from recbole_pos.position.schemes import scheme_names
 
 
 def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[RunFolder, Experiment]:
-    """Return a trained model from its run folder, or from a checkpoint in such a folder.
+    """Load a trained model from its run folder, or from a checkpoint in such a folder.
+
+    Args:
+        path: the folder or the checkpoint.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
-        UsageError: if that is something else.
-        CheckpointError: if its weights are no numbers.
+        UsageError: if the path is neither.
+        CheckpointError: if weights are not finite.
     """
     path = Path(path)
     folder = RunFolder(path.parent if path.is_file() else path).require()
@@ -32,11 +36,11 @@ def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[Run
 
 
 def require_finite(values: Iterable[np.ndarray], what: str) -> None:
-    """Refuse what weights that are finite, but out of all proportion, have led to.
+    """Check that what was computed from a model is finite: huge finite weights may overflow.
 
     Args:
-        values: what was computed from them.
-        what: its name, for the message.
+        values: arrays computed from the model.
+        what: their name, for the message.
 
     Raises:
         CheckpointError: if some are NaN or infinite.
@@ -48,9 +52,9 @@ def require_finite(values: Iterable[np.ndarray], what: str) -> None:
         )
 
 
-def registered_name(experiment: Experiment) -> str:
+def describe_run(experiment: Experiment) -> str:
     """Return ``PosSASRec (rope, kernel) on ml-100k``; without schemes ``Pop on ml-100k``."""
     config = experiment.config
     schemes = scheme_names(config["position"]) if config["position"] else []
-    known = f" ({', '.join(schemes)})" if schemes else ""
-    return f"{config['model']}{known} on {config['dataset']}"
+    in_brackets = f" ({', '.join(schemes)})" if schemes else ""
+    return f"{config['model']}{in_brackets} on {config['dataset']}"

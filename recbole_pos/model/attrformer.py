@@ -59,7 +59,7 @@ from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import PackedSequences, RelationLookup
 from recbole_pos.values import Options, is_number, shown
 
-MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
+MOST_EVENTS = 1 << 16  # events of the histories that are encoded at once
 
 
 class AttrFormer(PosSASRec):
@@ -80,10 +80,10 @@ class AttrFormer(PosSASRec):
         super().__init__(config, dataset)
         self.reads_request = False  # neighbours in a batch would learn when a target happens
         self.linked = config["chunking"]
-        for key, linkable in (("augmentation", "all_positions"), ("train_windows", "chunk")):
-            if self.linked and config[key] != linkable:
+        for key, needed in (("augmentation", "all_positions"), ("train_windows", "chunk")):
+            if self.linked and config[key] != needed:
                 raise UsageError(
-                    f"chunking: links the windows of {key}: {linkable}; found "
+                    f"chunking: links the windows of {key}: {needed}; found "
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
         self._notice_unread(config)
@@ -100,7 +100,7 @@ class AttrFormer(PosSASRec):
         )
         self.notices += self.lookup.notices
         self._check_clock(config, dataset)
-        self.bank_users = self._bank_users(config["bank_size"])
+        self.bank_users = self._choose_bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
         self.future = LaterTargets(dataset.split, betas)
         counts = torch.from_numpy(dataset.popularity)
@@ -108,6 +108,7 @@ class AttrFormer(PosSASRec):
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def _notice_unread(self, config: Options) -> None:
+        """Add a notice for relations of users that no layer reads."""
         users = [relation.field for relation in self.declared if relation.source == "user"]
         if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
             self.notices.append(
@@ -116,7 +117,7 @@ class AttrFormer(PosSASRec):
             )
 
     def _check_clock(self, config: Options, dataset: Dataset) -> None:
-        """Relations by time, or in time, need one; a position scheme that does has asked before."""
+        """Check the timestamps if relations need them; for position schemes PosSASRec has."""
         if self.needs_time:
             return
         log, unit = dataset.log, config["timestamp_unit"]
@@ -130,7 +131,7 @@ class AttrFormer(PosSASRec):
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         users = [relation for relation in self.declared if relation.source == "user"]
-        chosen = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
+        remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         number = count(1)
 
         def block(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
@@ -138,21 +139,21 @@ class AttrFormer(PosSASRec):
                 relations=len(self.declared) - len(users),
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
-                users=bool(users) and next(number) % 2 in chosen,
+                users=bool(users) and next(number) % 2 in remainders,
                 gated=config["user_update"] == "gated",
             )
             return RelationLayer(options, position, relations)
 
         return block
 
-    def _bank_users(self, size: int) -> np.ndarray:
-        """Choose users with training events, by the seed only."""
-        having = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
+    def _choose_bank_users(self, size: int) -> np.ndarray:
+        """Return the ids of up to ``size`` users with training events, sampled by the seed only."""
+        trained = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
         rng = np.random.default_rng(self.seed)
-        return np.sort(rng.choice(having, min(size, len(having)), replace=False))
+        return np.sort(rng.choice(trained, min(size, len(trained)), replace=False))
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Mean of equation 17 over the targets of packed windows."""
+        """Return the mean of equation 17 over the targets of packed windows."""
         batch = self.prepare(batch) if batch.prepared is None else batch
         relations, times, future = batch.prepared
         ctx = SequenceContext.from_lengths(
@@ -163,14 +164,14 @@ class AttrFormer(PosSASRec):
             return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """With relations, times and future items, which the host looks up."""
+        """Return a batch with relations, times and future items, which the host looks up."""
         rows, target = self.window_rows(batch)
-        relations, times = self._looked_up(rows, self.lookup, batch.items.device)
-        return replace(batch, prepared=(relations, times, self._future(target)))
+        relations, times = self._look_up(rows, self.lookup, batch.items.device)
+        return replace(batch, prepared=(relations, times, self._look_up_future(target)))
 
     def pack_rows(self, interaction: Interaction) -> SequenceBatch:
-        """As others do, with the places of their events in the log."""
-        rows, last = self._histories(interaction)
+        """Pack RecBole's rows as windows, with the places of their events in the log."""
+        rows, last = self._read_histories(interaction)
         batch = SequenceBatch(
             items=self.lookup.items[torch.from_numpy(rows.events)],
             lengths=torch.from_numpy(rows.lengths),
@@ -182,35 +183,41 @@ class AttrFormer(PosSASRec):
         return self.prepare(batch)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Return the same of RecBole's rows, one target each."""
-        future = self._future(self._target_events(interaction))
+        """Return the loss of RecBole's rows, one target each."""
+        future = self._look_up_future(self._target_events(interaction))
         with self.shared_items():
             hidden = self.row_states(*self.prefix_rows(interaction))
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
     def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
-        """Return the rows of a training batch of windows, and [k] places of its targets."""
+        """Return the rows of a training batch of windows, and the places [k] of its targets."""
         assert batch.events is not None  # ``needs_events``
         events = batch.events.cpu().numpy()
         # windows may overlap; an event is a source where it has a target of its own
         source, trained = np.ones(len(events), dtype=bool), events
         if batch.positions is not None:
-            at = batch.positions.cpu().numpy()
-            source = np.isin(np.arange(len(events)), at)
-            trained = events[at]
+            positions = batch.positions.cpu().numpy()
+            source = np.isin(np.arange(len(events)), positions)
+            trained = events[positions]
         rows = self.lookup.windows(events, batch.lengths.cpu().numpy(), source, self.linked)
         return rows, trained + 1
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
-        """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
+        """Return the loss of states [k, d].
+
+        Args:
+            hidden: the states before the target events.
+            future: items and betas as of ``_look_up_future``; None for the next item only.
+            items: [k] items of the target events.
+        """
         if future is None:
             return self.loss(hidden, *self.training_candidates(self.item_vectors(), items))
         targets, betas = (part.to(hidden.device) for part in future)
         vectors, targets = self.training_candidates(self.item_vectors(), targets)
         return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
-    def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """Return [k, n] items from each target event on and their betas; None for the next only."""
+    def _look_up_future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
+        """Return the items from each target on and their betas, [k, n]; None for the next only."""
         if self.prior_weight == 0 and self.future.weights.tolist() == [1.0]:
             return None
         return self.future.after(torch.from_numpy(target))
@@ -218,10 +225,16 @@ class AttrFormer(PosSASRec):
     def row_states(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
-        """[k, d] states of packed rows at ``positions``, related to each other by their order."""
+        """Return the states [k, d] of packed rows, which read each other in ``lookup``'s order.
+
+        Args:
+            rows: the packed events of rows.
+            positions: [k] indices of the events; None for all.
+            lookup: relations of the events; those of training if None.
+        """
         lookup = lookup or self.lookup
         device = self.item_embedding.weight.device
-        relations, times = self._looked_up(rows, lookup, device)
+        relations, times = self._look_up(rows, lookup, device)
         lengths = torch.from_numpy(rows.lengths).to(device)
         items = lookup.items[torch.from_numpy(rows.events)].to(device)
         ctx = SequenceContext.from_lengths(
@@ -229,22 +242,27 @@ class AttrFormer(PosSASRec):
         )
         return self.query_states(items, ctx, positions)
 
-    def _looked_up(
+    def _look_up(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> tuple[BatchRelations | None, Tensor]:
-        """Return the relations of rows, None where they are off, and the times of their events."""
+        """Return the relations of rows, None where they are off, and times in seconds of events."""
         relations = None
         if self.training or self.inference != "none":
-            rng = np.random.default_rng(self._draw())
+            rng = np.random.default_rng(self._draw_seed())
             relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
         times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
         return relations, times.to(device)
 
-    def _draw(self) -> int:
-        """Seed of the batch's clock: from torch's generator in training, which checkpoints keep."""
+    def _draw_seed(self) -> int:
+        """Return the seed of a batch; in training from torch's generator, kept in checkpoints."""
         return int(torch.randint(2**62, ())) if self.training else self.seed
 
     def _target_events(self, interaction: Interaction) -> np.ndarray:
+        """Return the places [B] of the targets of rows in the log.
+
+        Raises:
+            UsageError: if rows do not have them.
+        """
         if TARGET_EVENT not in interaction:
             raise UsageError(
                 f"AttrFormer looks relations up by event: rows need {shown(TARGET_EVENT)}, the "
@@ -252,45 +270,45 @@ class AttrFormer(PosSASRec):
             )
         return interaction[TARGET_EVENT].cpu().numpy()
 
-    def _histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
-        """RecBole's rows as packed windows, and where the newest event of each stands."""
+    def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
+        """Return RecBole's rows as packed windows, and the index of the newest event of each."""
         target = self._target_events(interaction)
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
         rows = self.lookup.histories(target - lengths, target, bank=False)
         return rows, np.cumsum(lengths) - 1
 
     def encode_rows(self, rows: Interaction) -> Tensor:
-        """Return [B, d] from the rows as they are, the newest L events, unless relations are off.
+        """Return the states [B, d] after RecBole's rows, to inspect the model.
 
-        Related within each row only, so that what is seen does not depend on the batch.
+        Events are related within their row only, so that states do not depend on the batch.
         """
-        histories, last = self._histories(rows)
+        histories, last = self._read_histories(rows)
         return self.row_states(
             histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
         )
 
     def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
-        """RecBole's rows, and where each is predicted from.
+        """Return RecBole's rows as packed windows, and the index of the newest event of each.
 
-        As in ``encode_rows``, but the newest events may be read by the other rows, as in training.
+        Other rows may read the newest event of a row, as in training.
         """
-        rows, last = self._histories(interaction)
+        rows, last = self._read_histories(interaction)
         source = np.zeros(len(rows.events), dtype=bool)
         source[last] = True
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
         return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
 
     def compute_states(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts each row's target; others are read by ``inference_relations``.
+        """Return the states [B, d] that predict each row's target.
 
-        Rows never read each other. They read the bank, which holds training events only, all of
-        them older than a held-out target of their user. Rows of training targets have no such
-        guarantee: they read each other as in training.
+        Rows never read each other. As ``inference_relations`` says they read the bank, which holds
+        training events only, all of them older than a held-out target of their user. Rows of
+        training targets have no such guarantee: they read each other as in training.
         """
         target = self._target_events(interaction)
         if self.lookup.trained[target].any():
             return self.row_states(*self.prefix_rows(interaction))
-        return self._between(target - self.lookup.ranks[target], target, self.lookup)
+        return self._encode_histories(target - self.lookup.ranks[target], target, self.lookup)
 
     def after(
         self,
@@ -300,21 +318,32 @@ class AttrFormer(PosSASRec):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> Tensor:
-        """[B, d] as for held-out targets. Histories are whole: chunks of them are linked here."""
-        moments = None if times is None else times.cpu().numpy()
+        """Return the states [B, d] after histories, as for held-out targets; see the base class.
+
+        Histories are whole: their chunks are linked here.
+        """
+        time_values = None if times is None else times.cpu().numpy()
         sizes = lengths.cpu().numpy()
-        lookup = self.lookup.with_histories(items.cpu().numpy(), sizes, moments)
+        lookup = self.lookup.with_histories(items.cpu().numpy(), sizes, time_values)
         end = len(self.lookup.users) + np.cumsum(sizes)
-        return self._between(end - sizes, end, lookup)
+        return self._encode_histories(end - sizes, end, lookup)
 
     def after_users(self, users: np.ndarray) -> Tensor:
-        """[B, d] the same after all events of users, by their ids: with what is known of both."""
-        return self._between(
+        """Return the states [B, d] after all events of users, given by their ids [B]."""
+        return self._encode_histories(
             self.lookup.offsets[users], self.lookup.offsets[users + 1], self.lookup
         )
 
-    def _between(self, start: np.ndarray, target: np.ndarray, lookup: RelationLookup) -> Tensor:
-        """[B, d] what predicts the events ``target`` after those from ``start`` on, by places."""
+    def _encode_histories(
+        self, start: np.ndarray, target: np.ndarray, lookup: RelationLookup
+    ) -> Tensor:
+        """Return the states [B, d] that predict target events from the events before them.
+
+        Args:
+            start: [B] place of the first event of each history in the log.
+            target: [B] place of the target, after the last event of the history.
+            lookup: relations of the events.
+        """
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
         bank = None
@@ -325,36 +354,36 @@ class AttrFormer(PosSASRec):
                 users = users[users < len(lookup.train_end)]
             bank = lookup.bank(users)
         states, device = [], self.item_embedding.weight.device
-        # rows do not read each other, so a batch of long ones is predicted part by part
+        # rows do not read each other, so a batch of long histories is encoded part by part
         part = np.cumsum(target - start) // MOST_EVENTS
-        for of_part in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
-            first, end = start[of_part], target[of_part]
+        for members in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
+            first, end = start[members], target[members]
             rows = lookup.histories(first, end, bank=False)
             last = torch.from_numpy(np.cumsum(end - first) - 1).to(device)
-            both = rows if bank is None else rows + bank
-            states.append(self.row_states(both, last, lookup))
+            rows = rows if bank is None else rows + bank
+            states.append(self.row_states(rows, last, lookup))
         return torch.cat(states)
 
 
 def read_posterior(config: Options) -> tuple[list[float], float]:
-    """Read beta of equation 17 and the weight of its prior (section 3.2.3).
+    """Read the betas of equation 17 and the weight of its prior (section 3.2.3).
 
     Raises:
-        UsageError: if they are no such weights, or the loss cannot have them.
+        UsageError: if the options are no such weights, or ``loss_type`` does not support them.
     """
     betas, weight = config["future_weights"], config["prior_weight"]
-    listed = isinstance(betas, (list, tuple)) and len(betas) > 0
-    if not listed or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
+    is_list = isinstance(betas, (list, tuple)) and len(betas) > 0
+    if not is_list or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
         raise UsageError(
             "future_weights: expected weights of the next items, the first above 0, such as "
             f"[1.0, 0.25]; found {shown(betas)}"
         )
     if any(later > sooner for sooner, later in zip(betas, betas[1:], strict=False)):
         raise UsageError(f"future_weights: must not rise (section 3.2.3); found {shown(betas)}")
-    plain = weight == 0 and betas[0] == 1 and not any(betas[1:])
-    if config["loss_type"] != "CE" and not plain:
+    is_plain = weight == 0 and betas[0] == 1 and not any(betas[1:])
+    if config["loss_type"] != "CE" and not is_plain:
         raise UsageError(
             f"loss_type: {config['loss_type']} cannot have posterior targets; set "
             "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
         )
-    return [1.0] if plain else [float(b) for b in betas], float(weight)
+    return [1.0] if is_plain else [float(beta) for beta in betas], float(weight)

@@ -46,7 +46,7 @@ class FGNN(GraphRecommender):
         self.init_weights()
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return [b, d] what predicts the event after each session's newest, z."""
+        """Return the states z [b, d] that predict the event after each session's newest."""
         self.require_last(items, ctx, positions)
         graph, anchors = self.graphs(items, ctx)
         weights = self.weights(graph, anchors)
@@ -56,7 +56,7 @@ class FGNN(GraphRecommender):
         return self.out(self.readout(x, graph.nodes))
 
     def weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
-        """Return [b, n, n] w_ij: of the edge to node i (row) from node j (column), 0 for none."""
+        """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
         into = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
         same = torch.eye(into.size(1), dtype=torch.bool, device=into.device)
         return torch.where(same & (into == 0), 1.0, into).to(self.item_embedding.weight)

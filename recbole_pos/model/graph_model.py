@@ -1,4 +1,4 @@
-"""Models that learn from the graphs of sessions."""
+"""The base of models that learn from the graphs of sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GraphRecommender(PosRecommender):
     """Base of PosRec and FGNN. A session's graph changes with every event, so none is causal.
 
     The number of nodes depends on the values of a session, so on a device the graphs of a batch
-    come with it, made by the host while the batch before is learned.
+    come with it: the host makes them while the device trains on the batch before.
     """
 
     causal = False
@@ -34,7 +34,7 @@ class GraphRecommender(PosRecommender):
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
 
     def embed_nodes(self, graph: SessionGraph, ctx: SequenceContext) -> Tensor:
-        """[k, d] vectors of the nodes of a batch, with what is known of users."""
+        """Return the vectors [k, d] of the nodes of a batch, with the features of their users."""
         return self.embed(graph.items, replace(graph.nodes, features=ctx.features))
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
@@ -45,9 +45,12 @@ class GraphRecommender(PosRecommender):
         return replace(batch, prepared=self.graphs(batch.items, ctx))
 
     def graphs(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Anchors | None]:
-        """Those of packed item ids [m], or those that came with the batch; and their anchors."""
+        """Return the graphs of packed item ids [m] and their anchors, None without.
+
+        A prepared batch brings both in ``ctx.relations``.
+        """
         if ctx.relations is not None:
-            made: tuple[SessionGraph, Anchors | None] = ctx.relations
-            return made
+            prepared: tuple[SessionGraph, Anchors | None] = ctx.relations
+            return prepared
         graph = SessionGraph.build(items, ctx)
         return graph, Anchors.build(graph) if self.anchors else None

@@ -67,22 +67,23 @@ CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
 def _adopt(name: str, model: type, module: str | None) -> None:
+    """Register the model of an entry point, which ``module`` imports."""
     _require_recommender(model)
     _register(model, None, name, module)
 
 
-def _taken(name: str) -> str | None:
-    """Return who has a name that no other model may have."""
+def _find_owner(name: str) -> str | None:
+    """Return who reserves the name of a model, the plugin or RecBole; None if it is free."""
     if name in MODELS or name in BASELINES:
         return US
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
 
 
 # Custom models, and those of other packages (register_model, entry points).
-ADDED = Registry("model", {}, "model", "recbole_pos.models", _adopt, _taken)
+ADDED = Registry("model", {}, "model", "recbole_pos.models", _adopt, _find_owner)
 # A model of another package with the name of one here is found first, and reported as given twice.
 TABLES = (ADDED, MODELS, BASELINES)
-# only read; ChainMap types its maps as those that can be written to
+# read-only; the cast is for ChainMap, whose type asks for mutable maps
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
 
 
@@ -97,15 +98,14 @@ def runnable() -> list[str]:
 
 
 def on_our_base(model: str) -> bool:
-    """Return whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
+    """Return whether a model is a ``PosRecommender``, which takes packed windows and any loss."""
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
 
 
 def served(model: str) -> bool:
-    """Return whether RecBole itself is given the plugin's data and trainer for a model
-    (``plug.py``)."""
+    """Return whether ``plug.py`` gives RecBole the plugin's data and trainer for a model."""
     return model in MODELS or model in BASELINES or on_our_base(model)
 
 
@@ -117,19 +117,19 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
     ``predict`` or ``full_sort_predict``) trains on rows as RecBole's models do.
 
     Args:
-        model: the class. Defaults of what it extends are its own: one that extends ``PosSASRec``
-            has all options of that.
+        model: the class. It inherits the defaults of the model that it extends, such as all options
+            of ``PosSASRec``.
         defaults: values of the other options that it reads, as a dict or a yaml file (in the
             working directory, or beside the module of the class); the attribute ``defaults`` of the
             class when None. Only keys that have a default can be given to a run.
-        name: its name; that of the class when None.
+        name: name of the model; that of the class when None.
 
     Returns:
-        The class, so that this can stand above it as a decorator.
+        The class, so that the function can be used as a decorator.
 
     Raises:
-        UsageError: if it is no recommender that can run here, its name is another model's, or the
-            defaults cannot be read.
+        UsageError: if the class is no recommender that can run here, the name is another model's,
+            or the defaults cannot be read.
 
     Example::
 
@@ -147,10 +147,10 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 
 
 def registered_name(model: type) -> str:
-    """Return the name under which a class runs; one that has none yet is registered under its own.
+    """Return the name of a model class, which is registered under its own name if it has none.
 
     Raises:
-        UsageError: as of :func:`register_model`.
+        UsageError: see :func:`register_model`.
     """
     _require_recommender(model)
     for table in (MODELS, BASELINES, ADDED):
@@ -158,32 +158,46 @@ def registered_name(model: type) -> str:
             return name
     if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
         return model.__name__
-    earlier = ADDED.given(model)  # a cell of a notebook may run again
+    # a notebook cell that runs again defines the class anew: keep the defaults given before
+    earlier = ADDED.given(model)
     given = earlier.given if earlier else None
     _register(model, given, model.__name__, find_home_module(model) if given is None else None)
     return model.__name__
 
 
 def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
-    """What ``register_model`` does once it knows whose import does it again."""
-    if _taken(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
+    """Check and add a model.
+
+    Args:
+        model, name: see :func:`register_model`.
+        given: defaults as given there.
+        module: the module whose import registers the model again, in another process.
+
+    Raises:
+        UsageError: see :func:`register_model`.
+    """
+    if _find_owner(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
         return
     if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
-    defaults, own = gather_defaults(model, given, _shipped, ADDED.given)
-    if wrong := {"model", "dataset", "plugins"} & set(defaults):
+    defaults, own = gather_defaults(model, given, _read_shipped, ADDED.given)
+    if reserved := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
-            f"model {shown(name)}: defaults: {', '.join(sorted(wrong))} says what is run, and "
+            f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
             "is not an option of a model"
         )
     ADDED.add(name, Registration(model, given, defaults, own, module))
 
 
 def _require_recommender(model: Any) -> None:
-    """Refuse what cannot be trained here."""
+    """Check that a class is a model that can be trained here.
+
+    Raises:
+        UsageError: if it is not.
+    """
     if not isinstance(model, type):
         raise UsageError(f"model: expected a class or a name, found {shown(model)}")
     from recbole.model.abstract_recommender import AbstractRecommender
@@ -203,32 +217,34 @@ def _require_recommender(model: Any) -> None:
             f"model {place} is neither a sequential nor a general recommender of RecBole's, which "
             "alone can run here"
         )
-    ours = issubclass(model, PosRecommender)
-    base = PosRecommender if ours else AbstractRecommender
-    needs = (
+    is_ours = issubclass(model, PosRecommender)
+    base = PosRecommender if is_ours else AbstractRecommender
+    # of each tuple one method at least must be defined
+    required = (
         [("encode", "states", "calculate_loss")]
-        if ours
+        if is_ours
         else [("calculate_loss",), ("full_sort_predict", "predict")]
     )
-    for names in needs:
+    for names in required:
         if all(getattr(model, name) is getattr(base, name) for name in names):
             raise UsageError(f"model {place} defines no {' and no '.join(names)}")
 
 
-def _shipped(model: type) -> dict[str, Any]:
-    """Return the yaml of a class of the plugin's or of RecBole's; of any other none exists."""
+def _read_shipped(model: type) -> dict[str, Any]:
+    """Return the defaults that the plugin or RecBole ships for a class; {} for other classes."""
     place = import_path(model)
     if place == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
     if place.startswith("recbole.model."):
-        file = _recbole() / "properties" / "model" / f"{model.__name__}.yaml"
+        file = _recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
     tables = (table for table in (MODELS, BASELINES) if place in table.places.values())
-    found = ((table, table.registered_name(model)) for table in tables)
-    return next((table.defaults(name) for table, name in found if name), {})
+    names = ((table, table.registered_name(model)) for table in tables)
+    return next((table.defaults(name) for table, name in names if name), {})
 
 
-def _recbole() -> Path:
+def _recbole_folder() -> Path:
+    """Return the folder of the installed RecBole."""
     import recbole
 
     return Path(recbole.__file__).parent
@@ -236,5 +252,5 @@ def _recbole() -> Path:
 
 @functools.cache
 def _names_in_recbole() -> frozenset[str]:
-    """Return all of RecBole's models, in lower case: it has a module of that name for each."""
-    return frozenset(file.stem for file in (_recbole() / "model").glob("*_recommender/*.py"))
+    """Return the names of RecBole's models in lower case, which are those of its modules."""
+    return frozenset(file.stem for file in (_recbole_folder() / "model").glob("*_recommender/*.py"))

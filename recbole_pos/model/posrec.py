@@ -72,7 +72,11 @@ class PosRec(GraphRecommender):
         self.init_weights()
 
     def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
-        """Return packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
+        """Return the graphs of packed item ids [m], and X' and H of their nodes (equations 7 to 9).
+
+        Returns:
+            The graphs; X' [k, d], nodes after the graph layers; H [k, d], after the transformer.
+        """
         graph, anchors = self.graphs(items, ctx)
         x = self.embed_nodes(graph, ctx)
         weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean).to(x)
@@ -85,7 +89,7 @@ class PosRec(GraphRecommender):
         return graph, x, self.trm_encoder(self.dropout(hidden), graph.nodes)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return [b, d] what predicts the event after each session's newest (equation 10)."""
+        """Return the states [b, d] that predict the event after each session's newest (eq. 10)."""
         self.require_last(items, ctx, positions)
         graph, x, hidden = self.nodes(items, ctx)
         rows = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])

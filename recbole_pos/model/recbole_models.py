@@ -66,7 +66,7 @@ GENERAL: dict[str, str] = {
     "BPR": "A vector for each user and item, trained on pairs of items (Rendle et al., "
     '"BPR: Bayesian Personalized Ranking from Implicit Feedback", UAI 2009).',
 }
-# Have parameters of every user, so that they cannot score new users.
+# Models with parameters for each user, which cannot score new users.
 READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
 
 
@@ -75,6 +75,6 @@ def reads_users(name: str, model_class: type) -> bool:
 
     Args:
         name: name of the model.
-        model_class: which may have an attribute ``reads_users`` of its own.
+        model_class: class of the model; its attribute ``reads_users``, if any, decides.
     """
     return bool(getattr(model_class, "reads_users", name in READ_USERS))

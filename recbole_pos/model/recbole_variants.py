@@ -39,10 +39,10 @@ from recbole_pos.values import Options
 
 
 class _Trimmed(SequentialRecommender):
-    """Before a model of RecBole whose states do not depend on the width of a batch."""
+    """Mixin for RecBole's models that trims padding; their states must not depend on the width."""
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
-        """Return [B, L] histories to [B, d]."""
+        """Return the states [B, d] after histories [B, L], trimmed to the longest."""
         return super().forward(trim_padding(item_seq, item_seq_len, self.training), item_seq_len)
 
     def pack_rows(self, rows: Interaction) -> Interaction:
@@ -58,8 +58,8 @@ class EncodedEmbedding(nn.Embedding):
     list of items, as candidates are, becomes x.
 
     Args:
-        plain: item vectors, whose table is taken over; the row of padding becomes zero.
-        schemes: input encodings with ``rows``.
+        plain: the model's embedding, whose table is taken over; the row of padding becomes zero.
+        schemes: input encodings; those with ``rows`` are added.
     """
 
     def __init__(self, plain: nn.Embedding, schemes: nn.ModuleList) -> None:
@@ -69,6 +69,7 @@ class EncodedEmbedding(nn.Embedding):
             self.weight[0] = 0
 
     def forward(self, items: Tensor) -> Tensor:
+        """Return vectors of items [B, L] with P, zero at padding; of items [n] without."""
         x = super().forward(items)
         encodings: list[Any] = [scheme for scheme in self.schemes if hasattr(scheme, "rows")]
         if items.dim() < 2 or not encodings:
@@ -82,10 +83,10 @@ class EncodedEmbedding(nn.Embedding):
 
 
 class Silent(nn.Module):
-    """Stands where a model looks its own positions up, and adds nothing."""
+    """A position embedding that adds nothing, in the place of the model's own."""
 
     def forward(self, places: Tensor) -> float:
-        """Return zero for all places."""
+        """Return zero for all positions."""
         return 0.0
 
 
@@ -97,7 +98,7 @@ class EncodedSTAMP(_Trimmed, STAMP):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        schemes = _schemes(config, self.max_seq_length, self.embedding_size)
+        schemes = _build_encodings(config, self.max_seq_length, self.embedding_size)
         self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
 
 
@@ -109,12 +110,13 @@ class EncodedSASRec(_Trimmed, SASRec):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        schemes = _schemes(config, self.max_seq_length, self.hidden_size)
+        schemes = _build_encodings(config, self.max_seq_length, self.hidden_size)
         self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
         self.position_embedding = Silent()
 
 
-def _schemes(config: Options, max_length: int, d: int) -> nn.ModuleList:
+def _build_encodings(config: Options, max_length: int, d: int) -> nn.ModuleList:
+    """Build the encodings of ``position`` for histories of ``max_length`` events of size d."""
     dimensions = Dimensions(
         max_length=max_length,
         hidden_size=d,
@@ -125,25 +127,29 @@ def _schemes(config: Options, max_length: int, d: int) -> nn.ModuleList:
 
 
 class _Anchored(_Trimmed):
-    """Before a model of RecBole: graphs of its rows, in the form it takes them."""
+    """Mixin for RecBole's graph models that makes graphs of rows, with anchors, in their form."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
         self.self_weight = float(config["anchor_self_weight"])
 
-    def _far(self, item_seq: Tensor) -> bool:
-        """Return whether a step would wait for sizes: graphs then have as many nodes as places."""
+    def _needs_fixed_shapes(self, item_seq: Tensor) -> bool:
+        """Return whether graphs have as many nodes as places: a device would be waited for else."""
         return self.training and item_seq.device.type != "cpu"
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """Return [B, L] items to the node of each ([B, L]), [B, n, 2n] weights and [B, n] nodes.
+        """Return the graphs of rows [B, L], in place of RecBole's loop over sessions.
 
-        Nodes are those of sessions only: RecBole has one more for padding, without an edge.
+        RecBole has one more node, for padding and without an edge.
+
+        Returns:
+            [B, L] node of each event, [B, n, 2n] weights of incoming and outgoing edges, and [B, n]
+            items of nodes.
         """
         real = item_seq > 0
         events: SequenceContext
-        if self._far(item_seq):
+        if self._needs_fixed_shapes(item_seq):
             events = PaddedContext.from_rows(item_seq, real.sum(1), self.max_seq_length)
             graph = SessionGraph.build(item_seq.reshape(-1), events)
         else:
@@ -180,5 +186,5 @@ class _Norm(nn.Module):
     """RecBole's ``EmbLoss`` of one table, which copies its zero to the device in every step."""
 
     def forward(self, table: Tensor) -> Tensor:
-        """Return [1] norm of all vectors together, over their number."""
+        """Return [1] the norm of all vectors of the table together, divided by their number."""
         return (torch.norm(table) / len(table)).view(1)

@@ -71,26 +71,30 @@ class PosSASRec(PosRecommender):
         self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
-        if self.needs_time and has_log(dataset):  # not from a run only
+        if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             fastest = shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        """Return what builds the blocks, called once a layer from the first on."""
+        """Return the builder of blocks, which is called once a layer, from the first on."""
         return BLOCKS[config["block"]]
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return packed item ids [m] to hidden states [m, d]."""
-        return self._hidden(items, ctx, None)
+        """Return the states [m, d] of packed item ids [m]."""
+        return self._run_blocks(items, ctx, None)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """[k, d] what predicts the event after each of ``positions``; others end at attention."""
-        # not in training, where dropout is drawn for all of them; not for another ``encode``
+        """Return the states [k, d] that predict the event after each of ``positions``.
+
+        The last block computes its feed-forward network for these positions only.
+        """
+        # not in training, where dropout samples all positions; not if ``encode`` is overridden
         if self.training or type(self).encode is not PosSASRec.encode:
             return super().states(items, ctx, positions)
-        return self._hidden(items, ctx, positions)
+        return self._run_blocks(items, ctx, positions)
 
-    def _hidden(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+    def _run_blocks(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+        """Return the states [m, d], or [k, d] at ``positions`` only."""
         x = self.embed(items, ctx)
         if self.scale != 1:
             x = x * self.scale

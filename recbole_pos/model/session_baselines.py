@@ -31,10 +31,10 @@ class Untrained(SequentialRecommender):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        self.nothing = nn.Parameter(torch.zeros(1))  # an optimiser wants a parameter
+        self.nothing = nn.Parameter(torch.zeros(1))  # an optimiser needs a parameter
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Zero."""
+        """Return zero, so that the trainer runs its one epoch."""
         return self.nothing.sum() * 0
 
     def predict(self, interaction: Interaction) -> Tensor:
@@ -56,44 +56,48 @@ class SPop(Untrained):
         self.register_buffer("popularity", place, persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] whole numbers: how often an item is in the history, then its popularity."""
+        """Return [B, items] scores: by how often an item is in the history, then by popularity."""
         history = interaction[self.ITEM_SEQ]
         seen = (history > 0).to(self.popularity) * self.n_items  # padding counts for nothing
         return self.popularity.repeat(len(history), 1).scatter_add_(1, history, seen)
 
 
 def exact_float(longest: int, items: int) -> torch.dtype:
-    """The smaller type that holds every score: up to ``longest`` repeats, and a place among all."""
-    return torch.float32 if (longest + 1) * items <= 2**24 else torch.float64
+    """Return the smallest float type that holds every score of SPop exactly.
+
+    A score is the number of repeats, up to ``longest``, times ``items`` plus a rank among items.
+    """
+    largest_exact = 2**24  # float32 holds all whole numbers up to it
+    return torch.float32 if (longest + 1) * items <= largest_exact else torch.float64
 
 
 def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k items most like each item: in how many sessions both are, as a cosine.
+    """Return the k items most similar to each item, by the cosine over the sessions that have both.
 
     Args:
-        events: [sessions, items] anything above zero where the item is in the session.
+        events: [sessions, items] above zero where the item is in the session.
         k: neighbours of an item.
         shrink: added to the denominator, against chance between rare items.
 
     Returns:
-        [items, k] ids, 0 where there are fewer; [items, k] similarities, 0 there.
+        [items, k] ids and [items, k] similarities, both 0 where there are fewer than k.
     """
     present = (events > 0).astype(np.float64)
     together = (present.T @ present).tocoo()
     row, column = together.row, together.col
     norm = np.sqrt(np.asarray(present.sum(axis=0)).ravel())
     similarity = together.data / (norm[row] * norm[column] + shrink)
-    others = row != column
-    row, column, similarity = row[others], column[others], similarity[others]
+    distinct = row != column
+    row, column, similarity = row[distinct], column[distinct], similarity[distinct]
     order = np.lexsort((column, -similarity, row))
     row, column, similarity = row[order], column[order], similarity[order]
     count = np.bincount(row, minlength=events.shape[1])
     place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    near = place < k
+    kept = place < k
     items = np.zeros((events.shape[1], k), dtype=np.int64)
     values = np.zeros((events.shape[1], k), dtype=np.float32)
-    items[row[near], place[near]] = column[near]
-    values[row[near], place[near]] = similarity[near]
+    items[row[kept], place[kept]] = column[kept]
+    values[row[kept], place[kept]] = similarity[kept]
     return items, values
 
 
@@ -128,11 +132,11 @@ class SessionBPR(SequentialRecommender):
         self.apply(xavier_normal_initialization)
 
     def forward(self, item_seq: Tensor) -> Tensor:
-        """Return [B, L] items to [B, d] vectors of sessions."""
+        """Return the vectors [B, d] of sessions with items [B, L]."""
         return embedding_bag(item_seq, self.item_embedding.weight, mode="mean", padding_idx=0)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """BPR of each row's item against its negative."""
+        """Return the BPR loss of each row's item against its negative."""
         session = self.forward(interaction[self.ITEM_SEQ])
         positive = self.item_embedding(interaction[self.POS_ITEM_ID])
         negative = self.item_embedding(interaction[self.NEG_ITEM_ID])
@@ -170,4 +174,5 @@ class SessionFPMC(FPMC):
 
 
 def _last_item(item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
+    """Return [B] the last item of each history [B, L]."""
     return item_seq.gather(1, item_seq_len[:, None] - 1).squeeze(1)

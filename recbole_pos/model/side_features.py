@@ -1,4 +1,4 @@
-"""From ``item_features``, ``user_features`` and ``event_features`` to what embeds the fields."""
+"""Build the embeddings of ``item_features``, ``user_features`` and ``event_features``."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from recbole_pos.values import Options
 
 
 def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | None:
-    """Return what adds fields of items to their vectors; None where none is named."""
+    """Build the part that adds ``item_features`` to item vectors; None without such fields."""
     columns = feature_columns(dataset, "item_features")
-    fields = _embed(config, dataset, columns)
+    fields = _build_embeddings(config, dataset, columns)
     size, fusion = config["hidden_size"], config["feature_fusion"]
     return ItemFeatures(fields, columns, size, fusion) if fields else None
 
 
 def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | None:
-    """Return what adds fields of interactions and users to the input; None where none is named.
+    """Build the module that adds ``event_features`` and ``user_features`` to the input.
 
-    Numbers of interactions are scaled by those of training; without the dataset, by what is in the
-    weights that are loaded.
+    Numbers of interactions are standardised by those of training; without interactions, as when a
+    run is loaded for serving, by the loaded weights. None without such fields.
     """
-    both = []
+    embeddings = []
     for option in ("event_features", "user_features"):
         columns: Mapping[str, Tensor | None] = dict.fromkeys(feature_names(config, option))
         if columns and getattr(type(dataset), "has_log", True):
@@ -43,15 +43,21 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
             if option == "event_features":
                 trained = torch.from_numpy(dataset.part == TRAIN)
                 columns = {name: column[trained] for name, column in columns.items()}
-        both.append(_embed(config, dataset, columns))
+        embeddings.append(_build_embeddings(config, dataset, columns))
     size, fusion = config["hidden_size"], config["feature_fusion"]
-    return EventFeatures(both[0], both[1], size, fusion) if any(both) else None
+    return EventFeatures(embeddings[0], embeddings[1], size, fusion) if any(embeddings) else None
 
 
-def _embed(
+def _build_embeddings(
     config: Options, dataset: Dataset, columns: Mapping[str, Tensor | None]
 ) -> dict[str, nn.Module]:
-    """Return an embedding of each column, numbers fitted to it."""
+    """Return an embedding of each column by its name; those of numbers are fitted to the column.
+
+    Args:
+        config: sizes, and how numbers are embedded.
+        dataset: for the tokens of each field.
+        columns: values by field; None where they are not known.
+    """
     size, std = config["hidden_size"], config["initializer_range"]
     fields: dict[str, nn.Module] = {}
     for name, column in columns.items():

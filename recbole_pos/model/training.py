@@ -22,7 +22,7 @@ from recbole_pos.values import Options
 
 
 class RecBoleAdapter:
-    """Any model of RecBole: rows, by its own loss.
+    """Adapter of any model of RecBole: it trains on rows, by its own loss.
 
     Raises:
         UsageError: if the loss must be compiled and cannot be.
@@ -37,12 +37,11 @@ class RecBoleAdapter:
             )
 
     def compiles(self) -> bool:
-        """Return whether a step is one graph: nothing in it depends on what the values of a batch
-        are."""
+        """Return whether a step is one graph, which no value of a batch changes."""
         return False
 
     def requirements(self) -> BatchRequirements:
-        """Return what batches must be like."""
+        """Return the form of batches that the model needs."""
         return BatchRequirements(pack=getattr(self.model, "pack_rows", None))
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
@@ -50,12 +49,12 @@ class RecBoleAdapter:
         return self.model.calculate_loss
 
     def table(self) -> nn.Parameter | None:
-        """The item table whose gradient is worth keeping: large, and a step touches few rows."""
+        """Return the item table if its gradient is worth keeping: large, with few rows touched."""
         return None
 
 
 class NativeAdapter(RecBoleAdapter):
-    """A model of the plugin."""
+    """Adapter of a model of the plugin."""
 
     def requirements(self) -> BatchRequirements:
         model = self.model
@@ -71,8 +70,7 @@ class NativeAdapter(RecBoleAdapter):
         )
 
     def _packs(self) -> bool:
-        """Return whether the loss of rows is that of windows made of them: no class of another
-        package overrides it."""
+        """Return whether rows may be packed as windows: no other package overrides the loss."""
         methods = ("calculate_loss", "window_loss", "compute_states", "forward", "after")
         modules = {getattr(type(self.model), name).__module__ for name in methods}
         return all(module.startswith("recbole_pos.") for module in modules)
@@ -86,20 +84,24 @@ class NativeAdapter(RecBoleAdapter):
         return self._window_loss if packed else self._row_loss
 
     def _row_loss(self, rows: Any) -> Tensor:
-        packed = isinstance(rows, SequenceBatch)  # for a device, by the loader
+        """Return the loss of rows, which the loader packs as windows for a device."""
+        packed = isinstance(rows, SequenceBatch)
         loss: Tensor = (self.model.window_loss if packed else self.model.calculate_loss)(rows)
         return loss
 
     def table(self) -> nn.Parameter | None:
         embedding = self.model.item_embedding
-        own = isinstance(embedding, ItemTable) and not embedding.parts
-        own = own and embedding.weight.requires_grad
-        large = own and embedding.weight.nbytes > LARGE and embedding.weight.device.type == "cpu"
-        return embedding.weight if large and self.config["loss_type"] != "CE" else None
+        if not isinstance(embedding, ItemTable) or embedding.parts:
+            return None
+        weight: nn.Parameter = self.model.item_embedding.weight
+        is_large = weight.nbytes > LARGE and weight.device.type == "cpu"
+        # cross-entropy touches all rows
+        is_worth = weight.requires_grad and is_large and self.config["loss_type"] != "CE"
+        return weight if is_worth else None
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:
-        """Compiled, if asked for, for all sizes of batches at once."""
+        """The loss of windows; with ``compile: True`` compiled for batches of any size."""
         loss = self.model.window_loss
         return torch.compile(loss, dynamic=True) if self.config["compile"] else loss
 
@@ -131,7 +133,7 @@ class EveryPosition(RecBoleAdapter):
 
 
 def every_state(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return what a model of RecBole predicts from after each trained position.
+    """Return the states of a model of RecBole that predict each target of packed windows.
 
     Args:
         model: one of ``CAUSAL_BUILTINS``.
@@ -149,7 +151,7 @@ def every_state(model: Any, batch: SequenceBatch) -> Tensor:
         states = ctx.unpad(output, "start")
         return states if batch.positions is None else states[batch.positions]
 
-    model.gather_indexes = gather_all  # of this object, in front of its class's
+    model.gather_indexes = gather_all  # hides the method of the class
     try:
         return model(items, batch.lengths)
     finally:
@@ -167,7 +169,7 @@ class MaskedEvents(RecBoleAdapter):
         return self._masked_loss if self.config["loss_type"] == "CE" else self.model.calculate_loss
 
     def _masked_loss(self, rows: Interaction) -> Tensor:
-        """``BERT4Rec.calculate_loss`` under ``loss_type: CE``; 0 where a batch has nothing masked.
+        """Return the same as ``BERT4Rec.calculate_loss``; 0 where a batch has nothing masked.
 
         Index 0 marks an empty place, so that a masked first event is no target, as in
         RecBole. Padding is a candidate as it is there.
@@ -179,7 +181,7 @@ class MaskedEvents(RecBoleAdapter):
         states = model.forward(rows[model.MASK_ITEM_SEQ])[row, masked[real]]  # [k, d]
         if not len(row):
             return states.sum()
-        # the bias is the weight of an input that is 1; in front stands the row that is no candidate
+        # the bias is a column of weights with the input 1; row 0 is no candidate
         items = model.item_embedding.weight[: model.n_items]
         weight = torch.cat((items, model.output_bias[:, None]), 1)
         weight = torch.cat((weight.new_zeros(1, weight.size(1)), weight))
@@ -194,9 +196,10 @@ ADAPTERS: dict[str, type[RecBoleAdapter]] = {
 
 
 def adapter(config: Options, model: Any) -> RecBoleAdapter:
-    """Return the adapter of a model, by its class."""
+    """Return the adapter of a model for the trainer, chosen by its class."""
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)
-    recboles = type(model).__module__.startswith("recbole.model.")  # and not one of that name
-    kind = ADAPTERS.get(type(model).__name__) if recboles else None
-    return (kind or RecBoleAdapter)(config, model)
+    # RecBole's own class, not a custom one of the same name
+    is_recboles = type(model).__module__.startswith("recbole.model.")
+    adapter_class = ADAPTERS.get(type(model).__name__) if is_recboles else None
+    return (adapter_class or RecBoleAdapter)(config, model)

@@ -131,9 +131,7 @@ def describe(name: str, n_layers: int = 2) -> Description:
     else:
         hooks = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
         base = AttentionPosition
-        filled = [
-            place for hook, place in hooks.items() if getattr(cls, hook) is not getattr(base, hook)
-        ]
+        filled = [hook for hook in hooks if getattr(cls, hook) is not getattr(base, hook)]
         place = ", ".join(hooks[hook] for hook in filled) or "none"
     needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
     return Description(place, needs, sum(weight.numel() for weight in distinct), cls.options)

@@ -29,20 +29,20 @@ def build(
     overwrite: bool = False,
     verbose: bool = True,
 ) -> Path:
-    """Make a dataset of raw files; the same files make the same bytes.
+    """Make a public dataset from its raw files; the same files give the same bytes.
 
     Args:
         name: name of the public dataset.
-        files: the raw ones, in the order in which :func:`public_log` names them.
-        data_path: folder that gets the dataset.
-        overwrite: replace one that is there.
+        files: raw files, in the order of ``PublicLog.files``.
+        data_path: folder in which the dataset's folder is made.
+        overwrite: whether to replace an existing dataset.
         verbose: whether to print.
 
     Returns:
-        The folder.
+        folder of the dataset.
 
     Raises:
-        UsageError: if a file is missing or no such file, or counts are not those of the papers.
+        UsageError: if a file is missing or cannot be read, or counts are not those published.
     """
     log, reporter, folder = public_log(name), Reporter(verbose), Path(data_path) / name
     given, expected = [Path(file) for file in files], " ".join(log.files)
@@ -100,7 +100,7 @@ def build(
 
 
 def checksum(file: Path, kind: str = "sha256") -> str:
-    """Return the digest of a file."""
+    """Return the digest of a file in hexadecimal, by an algorithm of hashlib."""
     digest = hashlib.new(kind, usedforsecurity=False)
     with file.open("rb") as opened:
         while block := opened.read(1 << 20):

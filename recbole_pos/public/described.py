@@ -13,19 +13,19 @@ from recbole_pos.yaml_files import DATASETS, read_yaml
 
 @dataclass(frozen=True)
 class PublicLog:
-    """A log that anyone can get.
+    """A public dataset.
 
     Attributes:
         name: name of the dataset.
-        title: what it is.
-        papers: that report figures on it.
-        source: address of the page that has it.
-        licence: in short.
-        files: the raw files, as the source names them.
-        recipe: how they are read, see ``recipes.py``.
+        title: description in a few words.
+        papers: papers that report metrics on it.
+        source: address of the page to download it from.
+        licence: licence, in short.
+        files: names of the raw files, as the source has them.
+        recipe: function of ``recipes.py`` that reads the files.
         counts: users, items and events after the filters of its yaml, where they are known.
-        md5: of raw files whose source publishes it, by name.
-        note: what else to know.
+        md5: checksums of raw files by name, where the source publishes them.
+        note: further remarks.
     """
 
     name: str
@@ -41,29 +41,29 @@ class PublicLog:
 
     @property
     def yaml(self) -> Path:
-        """The file that describes it, and that a run on it reads."""
+        """Path of the yaml file that describes the dataset and that runs on it read."""
         return DATASETS / self.name / f"{self.name}.yaml"
 
 
 def public_logs() -> dict[str, PublicLog]:
-    """Return all of them, by name."""
-    found = {}
+    """Return all public datasets by name, from the ``public`` part of their yaml files."""
+    logs = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):
         entry: dict[str, Any] | None = read_yaml(file).get("public")
         if entry:
-            found[file.stem] = PublicLog(file.stem, **entry)
-    return found
+            logs[file.stem] = PublicLog(file.stem, **entry)
+    return logs
 
 
 def public_log(name: str) -> PublicLog:
-    """Return one of them.
+    """Return the public dataset of a name.
 
     Raises:
-        UsageError: if there is not one of this name.
+        UsageError: if there is none of this name.
     """
-    known = public_logs()
-    if name not in known:
+    logs = public_logs()
+    if name not in logs:
         raise UsageError(
-            f"data: no public log {shown(name)}{suggest(name, known)}; there are {', '.join(known)}"
+            f"data: no public log {shown(name)}{suggest(name, logs)}; there are {', '.join(logs)}"
         )
-    return known[name]
+    return logs[name]

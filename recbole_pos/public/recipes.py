@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import gzip
 import io
 import json
@@ -24,14 +25,14 @@ SESSIONS = ["session_id", "item_id", "timestamp"]
 
 @dataclass(frozen=True)
 class Tables:
-    """What a recipe found.
+    """Tables that a recipe makes of raw files.
 
     Attributes:
-        events: in the order of the raw file; the first three columns are who, what and when, in
+        events: in the order of the raw file; the first three columns are user, item and time, in
             seconds since 1970.
-        items: attributes, if there are some; lists are sequences.
-        users: the same of users.
-        kinds: kinds of the columns: token, token_seq, float.
+        items: attributes of items, or None; lists are sequences.
+        users: attributes of users, or None.
+        kinds: kinds of attribute columns by name: token, token_seq, float.
     """
 
     events: pd.DataFrame
@@ -41,12 +42,16 @@ class Tables:
 
 
 def movielens(file: Path) -> Tables:
-    """Return the archive of GroupLens, of any size from 1M on: ``.dat`` with ``::``, or csv."""
+    """Read the zip archive of a MovieLens dataset from 1M on: ``.dat`` with ``::``, or csv.
+
+    Raises:
+        UsageError: if the archive cannot be read, or has no ratings and movies.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             members = {Path(name).name: name for name in archive.namelist()}
 
-            def table(stem: str, columns: list[str]) -> pd.DataFrame | None:
+            def read_member(stem: str, columns: list[str]) -> pd.DataFrame | None:
                 if f"{stem}.dat" in members:
                     text = archive.read(members[f"{stem}.dat"]).decode("latin-1")
                     return _cells(text.replace("::", "\t"), columns, "\t", None)
@@ -55,9 +60,9 @@ def movielens(file: Path) -> Tables:
                         return _cells(raw, columns, ",", 0)
                 return None
 
-            events = table("ratings", ["user_id", "item_id", "rating", "timestamp"])
-            films = table("movies", ["item_id", "title", "genres"])
-            people = table("users", ["user_id", "gender", "age", "occupation", "zip_code"])
+            events = read_member("ratings", ["user_id", "item_id", "rating", "timestamp"])
+            films = read_member("movies", ["item_id", "title", "genres"])
+            people = read_member("users", ["user_id", "gender", "age", "occupation", "zip_code"])
     except (OSError, zipfile.BadZipFile, KeyError) as error:
         raise UsageError(f"{file} cannot be read as a zip archive: {error}") from error
     if events is None or films is None:
@@ -74,7 +79,10 @@ def movielens(file: Path) -> Tables:
 
 
 def amazon(reviews: Path, meta: Path) -> Tables:
-    """Return reviews and products of 2014 (McAuley et al. 2015), a dict a line."""
+    """Read reviews and products of Amazon's 2014 edition (McAuley et al. 2015), a dict per line.
+
+    Products without a review are left out, and so are unreviewed products in lists of related ones.
+    """
     rows = ((r["reviewerID"], r["asin"], r["unixReviewTime"]) for r in _json_lines(reviews))
     events = pd.DataFrame(rows, columns=EVENTS)
     wanted, products = set(events["item_id"]), []
@@ -107,14 +115,14 @@ _RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing"
 
 
 def yelp(reviews: Path) -> Tables:
-    """Reviews of the open dataset, an object a line; times are of no zone and taken as UTC."""
+    """Read reviews of the Yelp open dataset, a json object per line; times are taken as UTC."""
     rows = ((r["user_id"], r["business_id"], r["date"]) for r in _json_lines(reviews))
     events = pd.DataFrame(rows, columns=EVENTS)
     return Tables(events.assign(timestamp=_seconds(events["timestamp"])))
 
 
 def diginetica(views: Path) -> Tables:
-    """Views of products; ``timeframe`` counts milliseconds of the session from its day on."""
+    """Read product views of Diginetica; ``timeframe`` is milliseconds, added to the event date."""
     raw = _read(views, ";", None, 0, ["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
     names = {"sessionId": "session_id", "itemId": "item_id"}
@@ -122,13 +130,16 @@ def diginetica(views: Path) -> Tables:
 
 
 def yoochoose(clicks: Path) -> Tables:
-    """Return clicks: session, time, item, category, without a line of names."""
+    """Read clicks of Yoochoose: session, time, item, category, without a line of names."""
     raw = _read(clicks, ",", ["session_id", "time", "item_id", "category"], None, None)
     return Tables(raw.assign(timestamp=_seconds(raw["time"]))[SESSIONS])
 
 
 def gowalla(checkins: Path) -> Tables:
-    """Check-ins: user, time, latitude, longitude, place, without a line of names."""
+    """Read check-ins of Gowalla: user, time, latitude, longitude, place, without a line of names.
+
+    Coordinates become attributes of places, from the first check-in of each.
+    """
     names = ["user_id", "time", "latitude", "longitude", "item_id"]
     raw = _read(checkins, "\t", names, None, None)
     places = raw.drop_duplicates("item_id")[["item_id", "latitude", "longitude"]]
@@ -137,14 +148,16 @@ def gowalla(checkins: Path) -> Tables:
 
 
 def yambda(events: Path) -> Tables:
-    """Return events of one kind, such as likes; times are seconds from an unknown day."""
+    """Read Yambda's events of one kind, such as likes; times are seconds from an unknown day."""
     raw = _parquet(events, ["uid", "item_id", "timestamp"])
     return Tables(raw.rename(columns={"uid": "user_id"}))
 
 
 def zvuk(plays: Path) -> Tables:
-    """Plays of the 5,000 users who have most, as in Nabiev and Frolov's experiments; of users
-    with as many plays those with the smaller ids."""
+    """Read Zvuk's plays of the 5,000 users with most plays, as in Nabiev and Frolov's experiments.
+
+    Among users with equally many plays, smaller ids come first.
+    """
     users = _parquet(plays, ["user_id"])["user_id"].value_counts(sort=False).sort_index()
     kept = users.sort_values(ascending=False, kind="stable").index[:ZVUK_USERS]
     columns = ["user_id", "track_id", "datetime"]
@@ -162,16 +175,21 @@ RECIPES: dict[str, Callable[..., Tables]] = {
 
 
 def _seconds(times: pd.Series) -> pd.Series:
-    """Of text, or of times as parquet has them."""
+    """Return [n] float64 seconds since 1970 of ISO text or of times, without a zone in UTC."""
     utc = pd.to_datetime(times, format="ISO8601", utc=True)
     return utc.dt.as_unit("ns").astype("int64") / 1e9
 
 
 def _parquet(file: Path, columns: list[str], filters: list | None = None) -> pd.DataFrame:
+    """Read columns of a parquet file, of the rows that pass pandas' filters.
+
+    Raises:
+        UsageError: if the file cannot be read, or a column is missing.
+    """
     try:
-        found = pq.read_schema(file).names
-        if missing := [name for name in columns if name not in found]:
-            raise UsageError(f"{file}: no column {', '.join(missing)}; found {', '.join(found)}")
+        names = pq.read_schema(file).names
+        if missing := [name for name in columns if name not in names]:
+            raise UsageError(f"{file}: no column {', '.join(missing)}; found {', '.join(names)}")
         return pd.read_parquet(file, columns=columns, filters=filters)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
@@ -180,6 +198,11 @@ def _parquet(file: Path, columns: list[str], filters: list | None = None) -> pd.
 def _read(
     file: Path, separator: str, names: list[str] | None, header: int | None, need: list[str] | None
 ) -> pd.DataFrame:
+    """Read a text file as ``_cells`` does, and require the columns ``need``.
+
+    Raises:
+        UsageError: if the file cannot be read, or a column is missing.
+    """
     try:
         table = _cells(file, names, separator, header)
     except (OSError, ValueError) as error:
@@ -192,22 +215,31 @@ def _read(
 def _cells(
     source: Any, names: list[str] | None, separator: str, header: int | None
 ) -> pd.DataFrame:
-    """Return text as it stands, nothing taken for missing but empty cells."""
+    """Read separated text as strings; only empty cells are missing.
+
+    Args:
+        source: the text, a path or an open file.
+        names: names of the columns; None if the line ``header`` has them.
+        separator: separator of cells; text with tabs has no quotes.
+        header: number of the line of names, from 0; None without one.
+    """
     if isinstance(source, str):
         source = io.StringIO(source)
-    given: dict[str, Any] = {"names": names, "header": header, "sep": separator, "dtype": str}
-    quoting = 3 if separator == "\t" else 0
-    return pd.read_csv(source, keep_default_na=False, na_values=[""], quoting=quoting, **given)
+    options: dict[str, Any] = {"names": names, "header": header, "sep": separator, "dtype": str}
+    quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+    return pd.read_csv(source, keep_default_na=False, na_values=[""], quoting=quoting, **options)
 
 
 def _lines(file: Path) -> Iterator[str]:
-    def opened() -> IO[str]:
+    """Yield the lines of a text file, unpacked if gzipped; UsageError if it cannot be read."""
+
+    def open_text() -> IO[str]:
         if file.suffix == ".gz":
             return gzip.open(file, "rt", encoding="utf-8")
         return file.open(encoding="utf-8")
 
     try:
-        with opened() as lines:
+        with open_text() as lines:
             yield from lines
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
@@ -222,7 +254,11 @@ def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _literal(line: str, file: Path) -> dict[str, Any]:
-    """A product as the source writes it: a dict in Python's notation, of plain values alone."""
+    """Parse a product, which the source writes as a Python dict of plain values.
+
+    Raises:
+        UsageError: if the line is not such a dict.
+    """
     try:
         return ast.literal_eval(line)
     except (ValueError, SyntaxError) as error:

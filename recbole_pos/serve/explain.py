@@ -262,7 +262,8 @@ class ExplainingModel(FittedModel):
             items: names of the items to explain; the k recommended items if None.
             k: number of recommended items to explain.
             user: name of a user in the data, instead of a history.
-            exclude_seen, at: as in :meth:`Recommender.recommend`.
+            exclude_seen: as in :meth:`Recommender.recommend`.
+            at: time of the request, as there.
 
         Returns:
             A row an item and a past interaction the model reads, items as given or the best first,

@@ -1,4 +1,4 @@
-"""From what `compare` is asked to a plan, and to the folder that its runs are kept in."""
+"""From the arguments of `compare` to a plan and the folder of its runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recbole_pos.data.location import name_and_folder
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import register_model
 from recbole_pos.study.configs import row_config
-from recbole_pos.study.expand import fits, with_unread
+from recbole_pos.study.expand import list_fits, with_unread
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.study_file import make_plan, read_plan
@@ -23,16 +23,19 @@ from recbole_pos.values import shown
 
 
 def run_folders(what: Any) -> list[Path]:
-    """Return folders of runs, if that is what was given.
+    """Return the folders of runs that `compare` is given; empty if it is given anything else.
+
+    Args:
+        what: first argument of `compare`.
 
     Raises:
-        UsageError: for one run alone, or runs among other things.
+        UsageError: for a single run, or runs among other things.
     """
     several = what if isinstance(what, (list, tuple)) else [what]
-    paths = [Path(one) for one in several if isinstance(one, (str, Path))]
+    paths = [Path(item) for item in several if isinstance(item, (str, Path))]
     runs = [path for path in paths if (path / "config.yaml").is_file()]
     if runs and len(runs) < len(several):
-        other = next(str(one) for one in several if Path(str(one)) not in runs)
+        other = next(str(item) for item in several if Path(str(item)) not in runs)
         raise UsageError(f"compare: {other} is not the folder of a run, as {runs[0]} is")
     if len(runs) == 1:
         raise UsageError(f"compare: {runs[0]} is one run; name two folders of runs or more")
@@ -45,8 +48,8 @@ def plan_and_folder(
     """Return the plan of models, or of a study's file, mapping or folder.
 
     Args:
-        what: which of these.
-        dataset: dataset of the models; of a study, in the place of its own.
+        what: a list of models; or a study as the path of its file or folder, or as a mapping.
+        dataset: dataset of the models; for a study, instead of its own.
         base: options of all rows, which win over those of a study's base.
         args: the arguments of ``compare``.
 
@@ -63,12 +66,14 @@ def plan_and_folder(
         dataset, place = name_and_folder(dataset, base.get("data_path") or "dataset/")
         base = base if place is None else {**base, "data_path": place}
     if isinstance(what, (list, tuple)):
-        names = [one if isinstance(one, str) else register_model(one).__name__ for one in what]
+        names = [
+            model if isinstance(model, str) else register_model(model).__name__ for model in what
+        ]
         if not dataset:
             raise UsageError("no dataset (-d) given")
         seeds = changes.pop("seeds", 1)
         plan = plan_of_models(dataset, names, args.vary, seeds, base, **changes)
-        return plan, StudyFolder.of(plan, args.run_dir)
+        return plan, StudyFolder.from_plan(plan, args.run_dir)
     if args.vary:
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
@@ -81,7 +86,10 @@ def plan_and_folder(
     else:
         plan = read_plan(what)
     if dataset and dataset != plan.dataset:
-        changes |= {"dataset": dataset, "paper": None}  # whose figures are of the other data
+        changes |= {
+            "dataset": dataset,
+            "paper": None,
+        }  # figures of the paper are of the other dataset
     if base or changes:
         content = {**plan.source.content, **changes}
         content["base"] = {**(content.get("base") or {}), **base}
@@ -91,22 +99,22 @@ def plan_and_folder(
         if isinstance(plan.source.content.get("seeds"), list) and args.seeds is not None:
             content["seeds"] = _as_many(plan.seeds, args.seeds)
         plan = make_plan(replace(plan.source, content=content))
-    return plan, folder or StudyFolder.of(plan, args.run_dir)
+    return plan, folder or StudyFolder.from_plan(plan, args.run_dir)
 
 
 def _as_many(seeds: tuple[int, ...], wanted: int) -> list[int] | int:
-    """Return the first of a study's own seeds, and further ones behind them."""
+    """Return ``wanted`` seeds: the first of a study's own, then the numbers after the largest."""
     if wanted < 1:
         return wanted  # refused with the plan
-    more = range(max(seeds) + 1, max(seeds) + 1 + wanted - len(seeds))
-    return [*seeds[:wanted], *more]
+    further = range(max(seeds) + 1, max(seeds) + 1 + wanted - len(seeds))
+    return [*seeds[:wanted], *further]
 
 
 def complete(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole configuration of a row.
+    """Return the complete configuration of a row, from its options.
 
     Raises:
-        UsageError: for what is wrong with it.
+        UsageError: for an option that is wrong, or that a study sets itself.
     """
     config = row_config(options, strict=True)
     for key in ("init_from", "update_from"):
@@ -119,14 +127,14 @@ def complete(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """What tables show is made of the ranks of the test, or computed by every row.
+    """Require that every metric of the tables follows from ranks, or is computed for every row.
 
     Args:
         plan: plan of the study.
-        configs: row -> its whole configuration.
+        configs: row -> its complete configuration.
 
     Raises:
-        UsageError: for a metric or a cutoff that nothing computes.
+        UsageError: for a metric or a cutoff that is not computed.
     """
     tables = [metric for table in plan.tables for metric in table.metrics]
     wanted = [one for one in dict.fromkeys([*plan.metrics, *tables]) if not is_from_ranks(one)]
@@ -146,29 +154,34 @@ def require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> Non
 
 
 def require_same_study(plan: Plan, folder: StudyFolder, report: bool) -> None:
-    """A folder is of one dataset; a report alone is of what is there.
+    """Require that the folder of a study can take a plan.
+
+    Args:
+        plan: plan of the study.
+        folder: its folder, which may be new.
+        report: whether only a report is made, without training.
 
     Raises:
-        UsageError: if the folder has a study of other data, or a report is requested with other
-            options than its runs have.
+        UsageError: if the folder has a study of another dataset, or a report is requested with
+            options that its runs do not have.
     """
     if not folder.begun:
         return
-    kept = folder.read_plan()
-    if kept.dataset != plan.dataset:
+    planned = folder.read_plan()
+    if planned.dataset != plan.dataset:
         raise UsageError(
-            f"{folder.path} is a study of {kept.dataset}, not of {plan.dataset}; choose another "
+            f"{folder.path} is a study of {planned.dataset}, not of {plan.dataset}; choose another "
             "--run_dir"
         )
     if not report:
         return
-    earlier = {one.name: one.options for one in fits(with_unread(kept, complete))}
-    for one in fits(plan):
-        mine, before = one.options, earlier.get(one.name, one.options)
-        keys = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+    earlier = {fit.name: fit.options for fit in list_fits(with_unread(planned, complete))}
+    for fit in list_fits(plan):
+        options, before = fit.options, earlier.get(fit.name, fit.options)
+        keys = [key for key in {**before, **options} if before.get(key) != options.get(key)]
         if keys and keys != ["data_path"]:
             raise UsageError(
-                f"--report: {one.row} was trained with other options in {folder.path} "
+                f"--report: {fit.row} was trained with other options in {folder.path} "
                 f"({', '.join(keys)}); leave --report out to train it with these"
             )
 
@@ -181,14 +194,14 @@ def plan_of_models(
     base: dict[str, Any] | None = None,
     **others: Any,
 ) -> Plan:
-    """Return a plan with a row for every model, or for every model and value.
+    """Return a plan with a row for every model, or for every model and varied value.
 
     Args:
-        dataset: its name.
-        models: names.
+        dataset: name of the dataset.
+        models: names of the models.
         vary: ``option=value,value,...``; values are yaml, ``position=[nope],[rope,kernel]``. Every
             combination of several is a row.
-        seeds: how many.
+        seeds: number of seeds.
         base: options of all rows, with config_files.
         others: further keys of a study's file: reference, metrics, bins, title.
 
@@ -214,6 +227,7 @@ def plan_of_models(
 
 
 def _parse_vary(text: str) -> tuple[str, list[Any]]:
+    """Return option and values of ``option=value,value,...``; raise a UsageError for other text."""
     name, equals, written = text.partition("=")
     name = name.strip().removeprefix("--")
     if not equals or not name:
@@ -230,7 +244,10 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def _word(name: str, value: Any, several: bool) -> str:
-    """Return a value in the name of a row: of schemes and names the value is enough."""
+    """Return the words for a varied option in the name of a row.
+
+    They are its value if that is a name or schemes and no other option varies, else name=value.
+    """
     text = "+".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
     plain = isinstance(value, str) or (isinstance(value, list) and value)
     return text if plain and not several else f"{name}={text}"

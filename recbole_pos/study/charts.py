@@ -27,8 +27,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
 _GRAY = "#595959"
-_WIDTH = 4.4  # inches: about as wide as a phone, so that letters keep their size there
-_LONGEST = 26  # characters of a name
+_WIDTH = 4.4  # inches, about the width of a phone, so that text is not scaled down there
+_LONGEST = 26  # most characters of a name
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # the same letters everywhere
     "font.size": 9,
@@ -42,14 +42,14 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture.
+    """A chart of the report.
 
     Attributes:
-        title: above it, as text of the page.
+        title: title above the picture, as text of the page.
         svg: the picture.
-        alternative: what it shows, for who cannot see it.
-        note: how it is read.
-        figure: of which the picture is made.
+        alternative: alternative text, with all values.
+        note: how to read the picture.
+        figure: the figure of matplotlib that the picture is made from.
     """
 
     title: str
@@ -60,7 +60,7 @@ class Chart:
 
 
 class _Figure(Figure):
-    """One that a notebook shows whether or not pyplot is imported."""
+    """A figure that a notebook shows whether or not pyplot is imported."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -68,18 +68,18 @@ class _Figure(Figure):
         return file.getvalue()
 
 
-def looks(rows: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return a colour, marker and line for every row, the same in all pictures."""
-    found = {}
+def assign_styles(rows: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return colour, marker and line style of every row, the same in all charts."""
+    styles = {}
     for place, row in enumerate(rows):
         color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
         dash = DASHES[place // len(COLORS) % len(DASHES)]
-        found[row] = {"color": color, "marker": marker, "ls": dash}
-    return found
+        styles[row] = {"color": color, "marker": marker, "ls": dash}
+    return styles
 
 
 def draw_differences(found: Comparison) -> Chart | None:
-    """Draw every difference from the reference with its interval; None without any."""
+    """Draw the difference of each row from the reference with its interval; None without any."""
     pairs = found.differences
     if pairs.empty:
         return None
@@ -129,7 +129,7 @@ def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
         "seconds": ("training time", span),
         "parameters": ("number of parameters", count),
     }[column]
-    look, name = looks(list(results.plan.rows)), metric_name(main)
+    look, name = assign_styles(list(results.plan.rows)), metric_name(main)
     rows = [row for row in found.table.rows if row in points.index]
     figure, panel = _new_of_rows(len(rows))
     for row in rows:
@@ -145,7 +145,13 @@ def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
 
 
 def _set_cost_axis(panel: Any, low: float, high: float, column: str) -> None:
-    """Logarithmic where costs differ much, with round numbers of its unit."""
+    """Set limits and ticks of a cost axis: logarithmic if costs differ by a factor of 3.
+
+    Args:
+        panel: axes of the chart.
+        low, high: range of the costs.
+        column: ``seconds`` or ``parameters``.
+    """
     if high < 3 * low:
         room = 0.1 * (high - low) or 0.1 * high
         panel.set_xlim(low - room, high + room)
@@ -164,21 +170,21 @@ def _set_cost_axis(panel: Any, low: float, high: float, column: str) -> None:
 
 
 def draw_curves(results: Results, rows: Sequence[str]) -> Chart | None:
-    """Draw the validation metric by epoch, a line for each run; None without any."""
+    """Draw the validation metric by epoch, a line for each run of the rows; None without any."""
     curves = results.curves[results.curves["row"].isin(rows)].dropna(subset=["value"])
     if curves.empty:
         return None
-    look = looks(list(results.plan.rows))
+    look = assign_styles(list(results.plan.rows))
     name = metric_name(results.curve_metric) or "score"
-    known = [row for row in rows if row in set(curves["row"])]
-    figure, panel = _new_of_rows(len(known))
-    for row in known:
+    drawn = [row for row in rows if row in set(curves["row"])]
+    figure, panel = _new_of_rows(len(drawn))
+    for row in drawn:
         style = {**look[row], "lw": 1.3, "ms": 3.5, "label": _short(row)}
         for _, line in curves[curves["row"] == row].groupby("seed"):
             line = line.sort_values("epoch")
             marks = {"markevery": max(len(line) // 6, 1)}
             panel.plot(line["epoch"], line["value"], **style, **marks)
-            style["label"] = None  # one of a row is named
+            style["label"] = None  # only the first run of a row is in the legend
     panel.set(xlabel="epoch", ylabel=f"{name}, validation")
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     best = curves.groupby("row", sort=False)["value"].max()
@@ -187,16 +193,16 @@ def draw_curves(results: Results, rows: Sequence[str]) -> Chart | None:
 
 
 def draw_bins(results: Results, found: Comparison, kind: str) -> Chart:
-    """Draw the main metric of every configuration in each bin."""
+    """Draw the main metric of every configuration in each bin of a kind."""
     mean, _ = found.bins[kind]
     bins, rows = (list(dict.fromkeys(mean[name])) for name in ("bin", "row"))
-    look, name = looks(list(results.plan.rows)), metric_name(found.table.metrics[0])
+    look, name = assign_styles(list(results.plan.rows)), metric_name(found.table.metrics[0])
     figure, panel = _new_of_rows(len(rows))
     for place, row in enumerate(rows):
         values = mean[mean["row"] == row].set_index("bin").loc[bins, "mean"]
-        aside = 0.5 * (place / max(len(rows) - 1, 1) - 0.5)
+        shift = 0.5 * (place / max(len(rows) - 1, 1) - 0.5)
         style = {**look[row], "ls": "none", "ms": 6, "label": _short(row), "clip_on": False}
-        panel.plot([number + aside for number in range(len(bins))], values, **style)
+        panel.plot([number + shift for number in range(len(bins))], values, **style)
     prefix = f"{kind} " if kind in _AXES else ""
     panel.set_xticks(range(len(bins)), [label.removeprefix(prefix) for label in bins])
     panel.set_xlim(-0.5, len(bins) - 0.5)
@@ -222,7 +228,7 @@ _AXES = {
 
 
 def all_charts(results: Results, found: Comparison) -> list[Chart]:
-    """Return every picture there is of one table."""
+    """Return all charts of one table that its results allow."""
     with matplotlib.rc_context(_STYLE):
         charts = [
             draw_differences(found),
@@ -238,7 +244,7 @@ def draw_results(results: Results | None, kind: str) -> Figure:
     """Draw one picture of the first table: see :meth:`recbole_pos.study.comparing.Compared.plot`.
 
     Raises:
-        UsageError: for another kind, or one that nothing is known for.
+        UsageError: for another kind, or if the results lack its values.
     """
     check_choice("kind", kind, ("differences", "seconds", "parameters", "curves"))
     if results is None:
@@ -256,22 +262,24 @@ def draw_results(results: Results | None, kind: str) -> Figure:
 
 
 def _new(height: float) -> tuple[Figure, Any]:
+    """Return a figure of a height in inches, and its axes."""
     figure = _Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def _new_of_rows(rows: int) -> tuple[Figure, Any]:
-    """Return a figure with room for a legend of so many rows below it."""
+    """Return a figure, with room for a legend of ``rows`` rows below, and its axes."""
     return _new(3.1 + 0.2 * math.ceil(rows / 2))
 
 
 def _short(name: str) -> str:
+    """Return a name of at most ``_LONGEST`` characters, with its middle left out."""
     half = _LONGEST // 2
     return name if len(name) <= _LONGEST else f"{name[:half]}…{name[1 - half :]}"
 
 
 def _chart(figure: Figure, title: str, alternative: str, note: str = "") -> Chart:
-    """The figure as svg that scales, whose names clash with those of no other on the page."""
+    """Return a figure as a chart, whose svg scales and has ids of its own on the page."""
     if any(panel.get_legend_handles_labels()[0] for panel in figure.axes):
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
     FigureCanvasSVG(figure)
@@ -280,8 +288,8 @@ def _chart(figure: Figure, title: str, alternative: str, note: str = "") -> Char
         figure.savefig(file, format="svg", transparent=True)
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    own = "c" + hashlib.sha256(alternative.encode()).hexdigest()[:8]
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg)
+    prefix = "c" + hashlib.sha256(alternative.encode()).hexdigest()[:8]
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     return Chart(title, svg, alternative, note, figure)

@@ -18,7 +18,7 @@ from recbole_pos.files import whole, write_text
 from recbole_pos.runs.worker import QUIET
 from recbole_pos.study import schema
 from recbole_pos.study.configs import require_twins
-from recbole_pos.study.expand import fits
+from recbole_pos.study.expand import list_fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
 from recbole_pos.study.rendered_table import RenderedTable
@@ -33,18 +33,18 @@ from recbole_pos.study.ties import TieCount
 from recbole_pos.values import escape_formula, short
 from recbole_pos.yaml_files import read_yaml
 
-_DECIMALS = 6  # of metrics in files, unless metric_decimal_place says otherwise
+_DECIMALS = 6  # default of metric_decimal_place
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written of results.
+    """The output files of a study, and what is in them.
 
     Attributes:
-        tables: as they are printed.
-        files: paths.
-        pairs: a line a row and its reference.
-        comparisons: the numbers of the tables of the plan.
+        tables: tables to print.
+        files: paths of the files.
+        pairs: a line for each row and its reference.
+        comparisons: numbers of the tables of the plan.
     """
 
     tables: list[RenderedTable]
@@ -54,52 +54,62 @@ class Written:
 
 
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
-    """Return what the runs of a study have found so far."""
+    """Return the results of a study so far, from the folders of its runs.
+
+    Raises:
+        UsageError: if a file of a run is damaged.
+    """
     lines, ranks, curves, trials = [], {}, [], []
     metric, facts = plan.metrics[0], folder.facts()
     current, chosen, unmade = folder.current(plan), facts.get("chosen", {}), facts.get("unmade", {})
     valid_metric = str(plan.base.get("valid_metric", metric)).lower()  # of studies of 0.1
     made_with: list[dict[str, str]] = []
-    for one in fits(plan):
-        digest = current.get(one.name, "")
-        known = folder.fit(digest)
-        if known is None:
-            if one.name in unmade and one.trial is None:
-                failed = {"status": FAILED, "reason": unmade[one.name], "path": ""}
-                lines.append({"row": one.row, "seed": one.seed, **failed})
+    for fit in list_fits(plan):
+        digest = current.get(fit.name, "")
+        run_facts = folder.fit(digest)
+        if run_facts is None:
+            if fit.name in unmade and fit.trial is None:
+                failed = {"status": FAILED, "reason": unmade[fit.name], "path": ""}
+                lines.append({"row": fit.row, "seed": fit.seed, **failed})
             continue
         run = folder.run(digest)
-        known = {"status": "", **known, "row": one.row, "seed": one.seed, "digest": digest}
-        if one.stage == "trial":
-            by = facts.get("chosen_by", {}).get(one.row, valid_metric)
-            options = (known.get("searched") or {}).items()
-            line = {"row": one.row, "trial": one.trial}
+        run_facts = {"status": "", **run_facts, "row": fit.row, "seed": fit.seed, "digest": digest}
+        if fit.stage == "trial":
+            chosen_by = facts.get("chosen_by", {}).get(fit.row, valid_metric)
+            options = (run_facts.get("searched") or {}).items()
+            line = {"row": fit.row, "trial": fit.trial}
             line["options"] = ", ".join(f"{name}: {option}" for name, option in options)
-            line |= {"value": (known.get("best_valid") or {}).get(by), "metric": by}
-            trials.append({**line, "chosen": chosen.get(one.row) == one.trial})
+            line |= {
+                "value": (run_facts.get("best_valid") or {}).get(chosen_by),
+                "metric": chosen_by,
+            }
+            trials.append({**line, "chosen": chosen.get(fit.row) == fit.trial})
             continue
-        lines.append(_line(known, run, folder.path, metric))
-        if one.stage == "retest":  # nothing was trained
+        lines.append(_line(run_facts, run, folder.path, metric))
+        if fit.stage == "retest":  # nothing was trained
             lines[-1] |= {"seconds": None, "epochs": None, VALIDATION: None}
         else:
-            curves += _curve(known, run, metric)
-        made_with.append(known.get("versions") or {})
-        if known["status"] == DONE and run.ranks.is_file():
-            ranks[(one.row, one.seed)] = _ranks(known, run)
+            curves += _curve(run_facts, run, metric)
+        made_with.append(run_facts.get("versions") or {})
+        if run_facts["status"] == DONE and run.ranks.is_file():
+            ranks[(fit.row, fit.seed)] = _ranks(run_facts, run)
     facts = {**facts, "versions": _all_versions(made_with) or facts.get("versions", {})}
     return _results(plan, lines, ranks, curves, trials, _command(plan, folder), facts)
 
 
 def _all_versions(runs: list[dict[str, str]]) -> dict[str, str]:
-    """Package -> version, or versions where runs were made with several."""
+    """Return package -> version, or all versions if runs were made with several."""
     names = dict.fromkeys(name for versions in runs for name in versions)
-    found = {name: dict.fromkeys(v[name] for v in runs if name in v) for name in names}
-    return {name: ", ".join(versions) for name, versions in found.items()}
+    by_name = {name: dict.fromkeys(v[name] for v in runs if name in v) for name in names}
+    return {name: ", ".join(versions) for name, versions in by_name.items()}
 
 
 def _command(plan: Plan, folder: StudyFolder) -> str:
-    """Return how the study is run again: by its file, if that still says the same of all but the
-    place."""
+    """Return the command that repeats a study.
+
+    It names the file of the study if that still has the same content, except for the place of the
+    data and the dataset, and else the folder.
+    """
     try:
         written = read_source(plan.source.name).content
     except UsageError:
@@ -115,34 +125,41 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
     return f"recbole-pos compare {plan.source.name}{other}{' --data_path FOLDER' * bool(elsewhere)}"
 
 
-def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dict[str, Any]:
-    """Return a run as a line of a table, with its best ``metric`` in validation."""
-    path, device, text = run.path, known.get("device") or {}, ""
+def _line(facts: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dict[str, Any]:
+    """Return a run as a line of ``runs.csv``.
+
+    Args:
+        facts: facts of the run.
+        run: folder of the run.
+        root: folder to which its path is relative.
+        metric: metric of its best epoch in validation.
+    """
+    path, device, text = run.path, facts.get("device") or {}, ""
     if device:  # ``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs have no processor
         processor = f" ({device['processor']})" if device.get("processor") else ""
         threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}"
         text = f"{device['name']}{processor}, {threads}, {device['precision']}"
     return {
-        **{key: known[key] for key in ("row", "seed", "status")},
-        "reason": known.get("reason", ""),
-        **(known.get("test") or {}),
-        VALIDATION: (known.get("best_valid") or {}).get(metric),
-        "seconds": (known.get("seconds") or {}).get("training"),
-        **{key: known.get(key) for key in ("parameters", "epochs")},
+        **{key: facts[key] for key in ("row", "seed", "status")},
+        "reason": facts.get("reason", ""),
+        **(facts.get("test") or {}),
+        VALIDATION: (facts.get("best_valid") or {}).get(metric),
+        "seconds": (facts.get("seconds") or {}).get("training"),
+        **{key: facts.get(key) for key in ("parameters", "epochs")},
         "device": text,
-        **{key: known.get(key, "") for key in ("commit", "digest", KNOWN_FROM)},
-        "request_time": known.get("request_time", "none"),
+        **{key: facts.get(key, "") for key in ("commit", "digest", KNOWN_FROM)},
+        "request_time": facts.get("request_time", "none"),
         "path": str(path.relative_to(root) if path.is_relative_to(root) else path),
     }
 
 
-def _ranks(known: dict[str, Any], run: RunFolder) -> pd.DataFrame:
-    """Where the targets of a run stood.
+def _ranks(facts: dict[str, Any], run: RunFolder) -> pd.DataFrame:
+    """Return the ranks of the targets of a run, a line for each target.
 
     Raises:
-        UsageError: if its metrics do not follow from them, or the file is damaged.
+        UsageError: if the metrics in ``facts`` do not agree with them, or the file is damaged.
     """
-    name, test = str(run.ranks), known.get("test") or {}
+    name, test = str(run.ranks), facts.get("test") or {}
     advice = f"delete {run.path}, and make the run again"
     try:
         frame = pd.read_parquet(run.ranks)
@@ -156,8 +173,12 @@ def _ranks(known: dict[str, Any], run: RunFolder) -> pd.DataFrame:
     return frame
 
 
-def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str, Any]]:
-    """Validation by epoch."""
+def _curve(facts: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str, Any]]:
+    """Return the validation of a run by epoch, as lines of row, seed, epoch and value.
+
+    Raises:
+        UsageError: if the file is too long, or a line is damaged.
+    """
     try:
         with run.metrics.open("rb") as file:
             content = file.read(schema.MOST_BYTES + 1)
@@ -168,18 +189,18 @@ def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str,
     whole_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
     lines = schema.epochs(whole_lines, str(run.metrics))
     values = {line["epoch"] + 1: (line.get("valid") or {}).get(metric) for line in lines}
-    of = {"row": known["row"], "seed": known["seed"]}
-    return [{**of, "epoch": n, "value": value} for n, value in values.items() if value is not None]
+    ids = {"row": facts["row"], "seed": facts["seed"]}
+    return [{**ids, "epoch": n, "value": value} for n, value in values.items() if value is not None]
 
 
 def _searches(trials: list[dict[str, Any]], seeds: int) -> pd.DataFrame:
-    """Return a line a trial, with the mean over its seeds; no value while one of them has none."""
+    """Return a line for each trial, with its mean over seeds; nan while a seed has no value."""
     values: dict[tuple[str, int], list[float | None]] = {}
-    lines = {(one["row"], one["trial"]): one for one in trials}
-    for one in trials:
-        values.setdefault((one["row"], one["trial"]), []).append(one["value"])
-    found = [{**lines[key], "value": mean_of_seeds(values[key], seeds)} for key in lines]
-    return pd.DataFrame(found).sort_values(["row", "trial"], ignore_index=True)
+    lines = {(trial["row"], trial["trial"]): trial for trial in trials}
+    for trial in trials:
+        values.setdefault((trial["row"], trial["trial"]), []).append(trial["value"])
+    means = [{**lines[key], "value": mean_of_seeds(values[key], seeds)} for key in lines]
+    return pd.DataFrame(means).sort_values(["row", "trial"], ignore_index=True)
 
 
 def _results(
@@ -191,15 +212,25 @@ def _results(
     command: str,
     facts: dict[str, Any],
 ) -> Results:
+    """Return results with lines and ranks in the order of the plan's rows and of seeds.
+
+    Args:
+        plan: plan of the study.
+        lines: lines of runs, as of :func:`_line`.
+        ranks: (row, seed) -> ranks of the run.
+        curves, trials: lines of epochs and of trials.
+        command: command that repeats the study.
+        facts: facts of the study, as of :meth:`StudyFolder.facts`.
+    """
     places = {row: place for place, row in enumerate(plan.rows)}
     lines.sort(key=lambda line: (places[line["row"]], line["seed"]))
     ranks = dict(sorted(ranks.items(), key=lambda item: (places[item[0][0]], item[0][1])))
-    more = {}
+    frames = {}
     if curves:
-        more["curves"] = pd.DataFrame(curves)
+        frames["curves"] = pd.DataFrame(curves)
     if trials:
-        more["searches"] = _searches(trials, len(plan.tried_with))
-    # what must stand beside metrics of models that knew the time of what they predict
+        frames["searches"] = _searches(trials, len(plan.tried_with))
+    # a warning beside metrics of models that know the time of their target
     know = dict.fromkeys(line["row"] for line in lines if line.get("request_time") == "target")
     know_when = (f"{', '.join(know)}: {KNOWS_WHEN}",) if know else ()
     return Results(
@@ -212,19 +243,19 @@ def _results(
         warnings=(*(facts.get("warnings") or ()), *know_when),
         data=facts.get("data", {}),
         versions=facts.get("versions", {}),
-        **more,
+        **frames,
     )
 
 
-def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
-    """Return runs that exist already, side by side: same data, same split.
+def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
+    """Return the results of runs that exist already, of the same data and split.
 
     Args:
-        paths: their folders.
-        reference: name of a row; the first when None.
+        paths: folders of the runs.
+        reference: name of the row that others are compared to; the first if None.
 
     Raises:
-        UsageError: if one is not finished, or two are of other data or another split; says which.
+        UsageError: naming a run that is not finished, or two of different data or splits.
     """
     rows: dict[str, dict[str, Any]] = {}
     lines, curves = [], []
@@ -243,27 +274,27 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
             raise UsageError(
                 f"compare: {path} is a run of {name} with a seed that is there already"
             )
-        known = {**asdict(read_result(run)), "row": name, "seed": seed, "status": DONE}
+        run_facts = {**asdict(read_result(run)), "row": name, "seed": seed, "status": DONE}
         rows[name] = {"model": config["model"]}
         if config.get("item_vectors"):
             rows[name]["item_vectors"] = config["item_vectors"]
-        lines.append(_line(known, run, Path(), metric))
-        curves += _curve(known, run, metric)
-        ranks[(name, seed)] = _ranks(known, run)
+        lines.append(_line(run_facts, run, Path(), metric))
+        curves += _curve(run_facts, run, metric)
+        ranks[(name, seed)] = _ranks(run_facts, run)
     dataset = str(configs[0]["dataset"])
     content = {"dataset": dataset, "title": f"{len(paths)} runs on {dataset}", "rows": rows}
     content["seeds"] = sorted({config["seed"] for config in configs})
     content |= {"reference": reference} if reference else {}
     plan = make_plan(Source("command line", content))
     command = f"recbole-pos compare {' '.join(map(str, paths))}"
-    made = read_result(RunFolder(paths[0]))  # all have the same data
-    warnings = [text for text in made.warnings if text != KNOWS_WHEN]
-    facts = {"versions": made.versions, "warnings": warnings}
+    first_result = read_result(RunFolder(paths[0]))  # all have the same data
+    warnings = [text for text in first_result.warnings if text != KNOWS_WHEN]
+    facts = {"versions": first_result.versions, "warnings": warnings}
     return _results(plan, lines, ranks, curves, [], command, facts)
 
 
 def _require_comparable(path: Path) -> dict[str, Any]:
-    """Require a finished run with its weights and ranks; return its configuration."""
+    """Return the configuration of a run; a UsageError without weights, ranks and result."""
     if source := known_from(path):
         raise UsageError(
             f"compare: {path} was taken from {source}, without weights; give that file to its "
@@ -281,7 +312,7 @@ def _require_comparable(path: Path) -> dict[str, Any]:
 
 
 def _names(configs: list[dict[str, Any]]) -> list[str]:
-    """Return names that tell runs apart: the model, and the options in which runs of it differ."""
+    """Return names of runs as rows: the model, and the options in which its runs differ."""
     indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
     names = []
     for config in configs:
@@ -296,7 +327,11 @@ def _names(configs: list[dict[str, Any]]) -> list[str]:
 
 
 def _require_same(one: tuple, other: tuple) -> None:
-    """Two runs must have been tested on the same targets, among the same items."""
+    """Raise a UsageError unless two runs were tested on the same targets, among the same items.
+
+    Args:
+        one, other: path, configuration and checkpoint of each run.
+    """
     keys = (
         "dataset",
         "eval_args",
@@ -317,7 +352,7 @@ def _require_same(one: tuple, other: tuple) -> None:
 
 
 def write_results(results: Results, folder: Path) -> Written:
-    """table.md, table.csv, runs.csv, runs.parquet and report.html."""
+    """Write table.md, table.csv, runs.csv, runs.parquet and report.html into a folder."""
     make_folder(folder)
     comparisons = [compare(results, table) for table in results.plan.tables]
     tables = all_tables(results, comparisons)

@@ -36,7 +36,7 @@ from recbole_pos.study.asked import (
     run_folders,
 )
 from recbole_pos.study.charts import draw_results
-from recbole_pos.study.collect import collect_results, of_runs, write_results
+from recbole_pos.study.collect import collect_results, collect_runs, write_results
 from recbole_pos.study.configs import data_key, require_twins
 from recbole_pos.study.expand import check_plan, with_unread
 from recbole_pos.study.packed import PackedStudy, require_place
@@ -53,17 +53,17 @@ from recbole_pos.study.ties import count_ties
 
 @dataclass(frozen=True, repr=False)
 class Compared:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
-        runs: a line a run: row, seed, status, the test's metrics, seconds, ...
-        pairs: a line a row: its difference to the reference, interval, p, star.
-        folder: with table.md, table.csv, runs.csv, runs.parquet and report.html.
-        table: a line a row and metric: mean and deviation over seeds; and in the first metric,
-            where ranks are kept, the difference to the reference with its interval, p and star.
-        tables: as people read them; they are the text of this object.
-        results: what charts are drawn of.
-        source: the dataset, whose files may go with it.
+        runs: a line for each run: row, seed, status, metrics of the test, seconds, ...
+        pairs: a line for each row: difference from the reference, interval, p, star.
+        folder: folder with table.md, table.csv, runs.csv, runs.parquet and report.html.
+        table: a line for each row and metric: mean and deviation over seeds; for the first metric,
+            where ranks are kept, also the difference from the reference with interval, p and star.
+        tables: tables of the report; the first is the text of this object.
+        results: results that charts are drawn from.
+        source: the dataset, whose temporary files are deleted with this object.
     """
 
     runs: pd.DataFrame
@@ -82,7 +82,7 @@ class Compared:
                 ``parameters``, against which the first metric is drawn; ``curves`` of validation.
 
         Raises:
-            UsageError: for another kind, or one that nothing is known for.
+            UsageError: for another kind, or if the results lack its values.
         """
         return draw_results(self.results, kind)
 
@@ -148,7 +148,7 @@ def compare(
         for name in ("known", "pack"):
             if getattr(args, name):
                 raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
-        return _show(of_runs(runs, args.reference), reporter, Path(args.run_dir or "compared"))
+        return _show(collect_runs(runs, args.reference), reporter, Path(args.run_dir or "compared"))
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
     plan, folder = plan_and_folder(what, dataset, base, args)
@@ -198,13 +198,13 @@ def _finish(
     reporter: Reporter,
     scheduler: Scheduler | None = None,
 ) -> Compared:
-    """Write tables, the report and, if wanted, the study in one file."""
+    """Write tables, the report and, if requested, the packed study; return the comparison."""
     shown = _show(collect_results(plan, folder), reporter, folder.path)
     if scheduler is not None:
         for name, reason in scheduler.unmade():
             reporter.line(f"{name}: failed: {reason}")
-        for one in scheduler.packed:
-            reporter.line(str(one))
+        for study in scheduler.packed:
+            reporter.line(str(study))
     if args.pack:
         count = pack_study(plan, folder, args.pack)
         reporter.line(f"{args.pack}: {count} run{'s' * (count != 1)}")
@@ -212,7 +212,7 @@ def _finish(
 
 
 def _keep(scheduler: Scheduler) -> None:
-    """Note which runs are the study's, and what is known of its data."""
+    """Write which runs belong to the study, and the facts of its data, into its folder."""
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
     scheduler.folder.write_facts(collect_facts(scheduler))
 
@@ -220,7 +220,17 @@ def _keep(scheduler: Scheduler) -> None:
 def _train(
     scheduler: Scheduler, args: CompareArguments, reporter: Reporter, models: set[str]
 ) -> None:
-    """Train everything that is left."""
+    """Train all fits that are left.
+
+    Args:
+        scheduler: the fits.
+        args: arguments of the comparison, with resources and limits.
+        reporter: where progress is shown.
+        models: names of the models, whose custom code other processes need.
+
+    Raises:
+        KeyboardInterrupt: with the command that resumes the study.
+    """
     folder = scheduler.folder
     waiting = scheduler.ready()
     _keep(scheduler)
@@ -233,14 +243,15 @@ def _train(
     shared: dict[tuple[str, bool], Any] = {}
     made_by = commit()
     running: dict[Any, tuple[Job, float]] = {}
-    twins: list[Job] = []  # of runs that are being trained for another fit
+    twins: list[Job] = []  # fits with the same run as one that is in training
     progress = StudyProgress(reporter, scheduler, running)
 
     def begin(job: Job) -> None:
+        """Write the facts of a run, and start its training in a Ray task."""
         test = job.fit.stage != "trial"
         key = data_key(job.config), test
         if key not in shared:
-            shared[key] = ray.put(SharedData(scheduler.datasets.of(job.config), test))
+            shared[key] = ray.put(SharedData(scheduler.datasets.prepare(job.config), test))
         facts = {"row": job.fit.row, "seed": job.fit.seed, "stage": job.fit.stage}
         facts |= {"trial": job.fit.trial, "commit": made_by, "model": job.config["model"]}
         facts |= {"searched": scheduler.searched(job.fit)}
@@ -272,8 +283,8 @@ def _train(
                     for one in (job, *(twin for twin in twins if twin.digest == job.digest)):
                         scheduler.end(one.fit, found["status"], found.get("reason", ""), found)
                     twins = [twin for twin in twins if twin.digest != job.digest]
-                    # for a report meanwhile, or after a kill
-                    folder.write_facts({**folder.facts(), **_found_so_far(scheduler)})
+                    # so that a report is up to date meanwhile, or after a kill
+                    folder.write_facts({**folder.facts(), **_collect_outcomes(scheduler)})
                     progress.end(job, found, time.monotonic() - since)
                 if ended and waiting is None:
                     waiting = scheduler.ready()
@@ -290,12 +301,12 @@ def _train(
 
 
 class StudyProgress:
-    """What a person sees of a study: a line for each run that ends, and what runs.
+    """The progress of a study: a line for each run that ends, and an overview of active runs.
 
     Args:
         reporter: where lines are printed.
-        scheduler: what has ended, and what not.
-        running: task -> job and when it began, as it changes.
+        scheduler: the fits and their states.
+        running: active task -> its job and start time; changes during the training.
     """
 
     def __init__(
@@ -319,7 +330,7 @@ class StudyProgress:
         )
 
     def lines(self) -> list[str]:
-        """Return an overview, and a line for each running run."""
+        """Return the lines of the progress: an overview, and one for each active run."""
         count, left = len(self.scheduler.fits), self.scheduler.pending()
         running = list(self.running.values())
         failed = sum(status == FAILED for status in self.scheduler.status.values())
@@ -331,7 +342,7 @@ class StudyProgress:
         lines = [f"{self.scheduler.plan.title}: {', '.join(parts)}"]
         for job, since in running:
             parts = [span(time.monotonic() - since)]
-            if not self.scheduler.folder.storage:  # else it is on another machine
+            if not self.scheduler.folder.storage:  # else its files may be on another machine
                 with (
                     suppress(OSError),
                     open(self.scheduler.folder.run(job.digest).metrics, "rb") as file,
@@ -342,8 +353,7 @@ class StudyProgress:
 
 
 def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the facts of reports: data, the order of equal times, of versions and
-    searches."""
+    """Return the facts of a report: versions, data, ties of times, warnings, searches."""
     facts: dict[str, Any] = {"versions": versions()}
     if scheduler.datasets.kept:
         dataset = next(iter(scheduler.datasets.kept.values()))
@@ -358,31 +368,35 @@ def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
         if "LS" in (dataset.split.summary.get("split") or {}):
             columns = (log.users.numpy(), log.times.numpy(), log.items.numpy())
             ties = count_ties(*columns)
-            if ties.test or not facts["warnings"]:  # of copies, none is in a place that matters
+            if ties.test or not facts["warnings"]:  # no test item depends on copies of interactions
                 facts["ties"] = asdict(ties)
-    return {**facts, **_found_so_far(scheduler)}
+    return {**facts, **_collect_outcomes(scheduler)}
 
 
-def _found_so_far(scheduler: Scheduler) -> dict[str, Any]:
-    """Return what searches chose, those of other rows as they did, and which fits cannot be
-    trained."""
+def _collect_outcomes(scheduler: Scheduler) -> dict[str, Any]:
+    """Return the choices of searches, also of rows not asked for, and the fits that have no run."""
     chosen = scheduler.folder.facts().get("chosen") or {}
-    by = {row: search.metric for row, search in scheduler.searches.items()}
-    by = {**(scheduler.folder.facts().get("chosen_by") or {}), **by}
+    chosen_by = {row: search.metric for row, search in scheduler.searches.items()}
+    chosen_by = {**(scheduler.folder.facts().get("chosen_by") or {}), **chosen_by}
     return {
         "chosen": {**chosen, **scheduler.chosen()},
-        "chosen_by": by,
+        "chosen_by": chosen_by,
         "unmade": dict(scheduler.unmade()),
     }
 
 
 def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
-    """Return what a task returned; a failed run where its process was lost again and again."""
+    """Return the facts of a run from its task; a failed run if its process was lost too often.
+
+    Args:
+        task: the Ray task.
+        mirror: copy of the run on a storage, from which files are fetched; None without one.
+    """
     try:
-        found = ray.get(task)
-        if mirror is not None and found["status"] == DONE:
+        facts = ray.get(task)
+        if mirror is not None and facts["status"] == DONE:
             mirror.fetch()
-        return {**found, "status": DONE if found["status"] == DONE else FAILED}
+        return {**facts, "status": DONE if facts["status"] == DONE else FAILED}
     except OSError as error:
         return {"status": FAILED, "reason": f"its run cannot be read from the storage: {error}"}
     except ray.exceptions.RayError as error:

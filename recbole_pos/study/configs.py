@@ -1,4 +1,4 @@
-"""From a row's options to a configuration, the data it needs, and the name of its run."""
+"""From the options of a row to its configuration, its data, and the digest of its run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from recbole_pos.runs.worker import QUIET
 from recbole_pos.study.expand import digest
 
 NUMERICS = 1  # raised when the same options would give other numbers
-# What decides where and how a run is reported, and nothing of what it finds.
+# Options that decide where and how a run is reported, and do not change its results.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
     "memory_limit",
 )
-# Options that runs named before do not have, with what they did.
+# Options that digests of earlier versions lack, with the values that do what those versions did.
 _SINCE_1 = {
     **dict.fromkeys(("update_from", "new_items", "column_types", "train_batch_events")),
     "benchmark_filename": None,
@@ -39,9 +39,9 @@ _SINCE_1 = {
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
     **{"target_window": 1, "lr_scheduler": "none", "warmup_steps": 0, "ema_decay": 0.0},
 }
-_PROCESS = uuid.uuid4().hex  # of what nothing can be read of
+_PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
-_OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
+_OF_MODEL = ("model", "init_from")  # options with the role of data that are not read with them
 
 
 def row_config(
@@ -51,37 +51,42 @@ def row_config(
 
     Args:
         options: model, dataset, config_files and options, as a plan has them; ``attach`` has the
-            schemes that are added to those of the row that it is attached to.
-        more: options that win.
-        strict: whether an option that changes nothing is an error.
+            schemes to add to those of the row that it is attached to.
+        more: options that win over ``options``.
+        strict: whether an option without an effect is an error.
 
     Raises:
-        UsageError: for whatever is wrong with them.
+        UsageError: for an option that is wrong.
     """
-    given = {**options, **(more or {})}
-    model, dataset = given.pop("model", None), given.pop("dataset", None)
-    files = list(given.pop("config_files", ()))
-    if attach := given.pop("attach", None):
-        before = PosConfig(model, dataset, files, given, strict=False)
-        if "position" not in before.plain:
-            raise UsageError(f"attach: {before['model']} takes no position schemes")
-        given["position"] = attached(before.plain["position"], attach)
-    return PosConfig(model, dataset, files, {**given, **QUIET}, strict=strict)
+    merged = {**options, **(more or {})}
+    model, dataset = merged.pop("model", None), merged.pop("dataset", None)
+    files = list(merged.pop("config_files", ()))
+    if attach := merged.pop("attach", None):
+        config = PosConfig(model, dataset, files, merged, strict=False)
+        if "position" not in config.plain:
+            raise UsageError(f"attach: {config['model']} takes no position schemes")
+        merged["position"] = attached(config.plain["position"], attach)
+    return PosConfig(model, dataset, files, {**merged, **QUIET}, strict=strict)
 
 
 def attached(position: Any, schemes: list[str]) -> list[str]:
-    """Return the schemes of a model that others are added to."""
+    """Return the schemes of a model, with further schemes attached.
+
+    Args:
+        position: option ``position`` of the model.
+        schemes: names of the schemes to attach.
+    """
     kept = [name for name in scheme_names(position) if name != "nope"]
     return [*kept, *scheme_names(list(schemes), "attach")]
 
 
 def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> str:
-    """Return the name of a run.
+    """Return the digest of a run, which is the name of its folder.
 
     Args:
         config: configuration of the run.
         identity: identity of its data and split.
-        others: what else decides it: whether it is tested, the run that it is attached to.
+        others: whether it is a trial, or the digest of the run that it is attached to.
     """
     plain = {
         key: value
@@ -92,10 +97,10 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
 
 
 def sources(config: PosConfig) -> list[str]:
-    """Return digests of the code of a custom model and custom schemes: edited, they are others.
+    """Return digests of the code of a custom model and custom schemes, so that edits make new runs.
 
-    The whole module counts, since a class may call anything in it; of what was typed into a
-    notebook, all that the class names there.
+    The whole module counts, since a class may call anything in it; for code of a notebook, the
+    class and everything that it names there.
     """
     position = config.plain.get("position") or []
     names = [position] if isinstance(position, str) else position
@@ -107,43 +112,58 @@ def sources(config: PosConfig) -> list[str]:
         try:
             texts.append(inspect.getsource(sys.modules[cls.__module__]))
         except (OSError, TypeError, KeyError):
-            found: dict[int, str] = {}
-            _read_typed(cls, cls.__module__, found)
-            texts.append("\n".join(found.values()))
+            parts: dict[int, str] = {}
+            _read_typed(cls, cls.__module__, parts)
+            texts.append("\n".join(parts.values()))
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
-def _read_typed(one: Any, module: str, found: dict[int, str]) -> None:
-    """Collect the text of a class or function of a notebook, and of what it names there."""
-    one = getattr(one, "fget", getattr(one, "__func__", one))  # of a property, of a method
-    if id(one) in found or getattr(one, "__module__", module) != module:
+def _read_typed(member: Any, module: str, texts: dict[int, str]) -> None:
+    """Collect the text of a class or function of a notebook, and of everything that it names there.
+
+    Args:
+        member: the class, function or value.
+        module: module of the notebook; objects of others are left out.
+        texts: id of an object -> its text, which is filled.
+    """
+    member = getattr(
+        member, "fget", getattr(member, "__func__", member)
+    )  # the function of a property or method
+    if id(member) in texts or getattr(member, "__module__", module) != module:
         return
     parts: Iterable[Any] = ()
-    if inspect.isfunction(one):
-        with suppress(OSError):  # of a plain shell, which keeps no text
-            found[id(one)] = inspect.getsource(one)
-        parts = [one.__globals__[name] for name in one.__code__.co_names if name in one.__globals__]
-    elif inspect.isclass(one):
-        found[id(one)] = one.__qualname__
-        own = {key: value for key, value in vars(one).items() if not key.startswith("__")}
-        parts = (*own, *own.values(), *one.__bases__)
-    elif isinstance(one, _PLAIN):
-        found[id(one)] = repr(one)
-    found.setdefault(id(one), f"{_PROCESS}{id(one)}")  # it is another one in each process
+    if inspect.isfunction(member):
+        with suppress(OSError):  # a plain shell keeps no text
+            texts[id(member)] = inspect.getsource(member)
+        parts = [
+            member.__globals__[name]
+            for name in member.__code__.co_names
+            if name in member.__globals__
+        ]
+    elif inspect.isclass(member):
+        texts[id(member)] = member.__qualname__
+        own = {key: value for key, value in vars(member).items() if not key.startswith("__")}
+        parts = (*own, *own.values(), *member.__bases__)
+    elif isinstance(member, _PLAIN):
+        texts[id(member)] = repr(member)
+    texts.setdefault(
+        id(member), f"{_PROCESS}{id(member)}"
+    )  # unreadable code differs from process to process
     for part in parts:
-        _read_typed(part, module, found)
+        _read_typed(part, module, texts)
 
 
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a table in which some models know the time of the request and others do not.
+    """Require that all models of a table know the time of the request, or none does.
 
-    Unless each that does has a twin that differs in nothing else: then that is what is compared.
+    The exception: each that knows it has a twin that differs in nothing else, since the table then
+    measures the effect of that knowledge.
 
     Args:
         configs: complete configurations by name.
 
     Raises:
-        UsageError: naming one without a twin.
+        UsageError: naming a model that knows the time and has no twin.
     """
     twins: dict[str, dict[str, str]] = {}
     for name, config in configs.items():
@@ -160,7 +180,7 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def data_key(config: PosConfig) -> str:
-    """Equal for configurations that read the same data in the same way."""
+    """Return a digest of the data options, equal for configurations that read the same data."""
     about = {
         key: value
         for key, value in config.plain.items()
@@ -170,12 +190,12 @@ def data_key(config: PosConfig) -> str:
 
 
 class Datasets:
-    """Prepared data, once for all configurations that read the same."""
+    """A cache of prepared datasets, one for all configurations that read the same data."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
 
-    def of(self, config: PosConfig) -> Any:
+    def prepare(self, config: PosConfig) -> Any:
         """Return the dataset of a configuration, after ``build``."""
         key = data_key(config)
         if key not in self.kept:

@@ -1,4 +1,4 @@
-"""A plan as fits: what is trained, in which order, how many, and when a run is the same run."""
+"""A plan as fits: the trainings of a study in their order, and the digests that identify runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recbole_pos.study.plan import Plan, Row
 from recbole_pos.values import shown
 
 Check = Callable[[dict[str, Any]], dict[str, Any]]
-_DIGITS = 16
+_DIGITS = 16  # of a digest
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Fit:
     """One training, or one test of what another fit has trained.
 
     Attributes:
-        row: its row.
-        seed: its seed.
+        row: name of its row.
+        seed: seed of the training.
         stage: ``trial`` (of a search), ``final``, ``attach`` or ``retest``.
         trial: number of the trial, from 0; None for others.
-        options: model, dataset, options and config_files, as far as the plan knows them. A trial of
-            a space lacks what is drawn, a final fit after a search what validation chooses.
-        after: names of fits that must have ended: all trials of the row, or the run attached to.
-        repeats: whether the same run has been made as a trial, so that nothing is left to train:
-            the configuration that a search has chosen, with a seed that it was tried with.
-        again: whether it is a trial with a further seed than the first.
+        options: model, dataset, options and config_files, as far as the plan has them: without the
+            samples of a trial, and without the choice of a search for a final fit.
+        after: names of fits that must have ended: all trials of the row, or the fit attached to.
+        repeats: whether a trial has trained the same run: the configuration that a search has
+            chosen, with a seed of the trials.
+        again: whether it is a trial with a seed after the first.
     """
 
     row: str
@@ -49,21 +49,21 @@ class Fit:
 
     @property
     def name(self) -> str:
-        """Its name within the study."""
+        """Name of the fit within the study."""
         trial = [] if self.trial is None else [f"trial {self.trial}"]
         seed = [f"seed {self.seed}"] if self.again or not trial else []
         return ", ".join([self.row, *trial, *seed])
 
 
-def fits(plan: Plan) -> list[Fit]:
-    """Everything that is trained, each after what it needs.
+def list_fits(plan: Plan) -> list[Fit]:
+    """Return all fits of a plan, each after the fits it depends on.
 
-    Seeds go round: all rows have their first before any has its second, so that a study that is cut
-    short has whole rounds.
+    All rows have their first seed before any has its second, so that an interrupted study has all
+    rows with the same seeds.
     """
     order = [plan.rows[name] for name in plan.order()]
-    found = [trial for row in order for trial in _trials(plan, row)]
-    names = {row.name: tuple(fit.name for fit in found if fit.row == row.name) for row in order}
+    planned = [trial for row in order for trial in _trials(plan, row)]
+    names = {row.name: tuple(fit.name for fit in planned if fit.row == row.name) for row in order}
     for seed in plan.seeds:
         for row in order:
             options = {**plan.options(row.name), "seed": seed}
@@ -72,8 +72,8 @@ def fits(plan: Plan) -> list[Fit]:
                 after = (f"{row.attach.to}, seed {seed}",)
                 stage = "retest" if row.attach.retest else "attach"
             repeats = row.search is not None and seed in plan.tried_with
-            found.append(Fit(row.name, seed, stage, None, options, after, repeats))
-    return found
+            planned.append(Fit(row.name, seed, stage, None, options, after, repeats))
+    return planned
 
 
 def _trials(plan: Plan, row: Row) -> list[Fit]:
@@ -90,36 +90,41 @@ def _trials(plan: Plan, row: Row) -> list[Fit]:
 
 
 def grid(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return all combinations, the last option changing first."""
+    """Return all combinations of values of options, the last option changing first."""
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
 def with_unread(plan: Plan, check: Check) -> Plan:
-    """Return the plan, each option of its base for the rows whose model reads it: Pop has no
-    hidden_size. What no row reads stays, for :func:`check_plan` to refuse."""
-    found = plan
+    """Return a plan whose base options go only to rows whose model reads them: Pop has no
+    hidden_size. An option that no row reads stays, for :func:`check_plan` to refuse.
+
+    Args:
+        plan: the study.
+        check: as of :func:`check_plan`.
+    """
+    reduced = plan
     for name in plan.order():
-        while key := _unread(found, found.rows[name], check):
-            row = found.rows[name]
-            rows = {**found.rows, name: replace(row, unread=(*row.unread, key))}
-            found = replace(found, rows=rows)
-    trained = [row for row in found.rows.values() if not row.attach]
+        while key := _find_unread(reduced, reduced.rows[name], check):
+            row = reduced.rows[name]
+            rows = {**reduced.rows, name: replace(row, unread=(*row.unread, key))}
+            reduced = replace(reduced, rows=rows)
+    trained = [row for row in reduced.rows.values() if not row.attach]
     unread_by_all = [key for key in plan.base if all(key in row.unread for row in trained)]
     rows = {
         name: replace(row, unread=tuple(key for key in row.unread if key not in unread_by_all))
-        for name, row in found.rows.items()
+        for name, row in reduced.rows.items()
     }
-    return replace(found, rows=rows)
+    return replace(reduced, rows=rows)
 
 
-def _unread(plan: Plan, row: Row, check: Check) -> str:
-    """Return an option of the base that a row does not read; empty if it reads all."""
+def _find_unread(plan: Plan, row: Row, check: Check) -> str:
+    """Return an option of the base that the model of a row does not read; empty if it reads all."""
     try:
         check({**first_options(plan, row), "seed": plan.seeds[0]})
     except UnknownKey as error:
         return error.key if error.key in plan.base and error.key not in row.options else ""
     except UsageError:
-        pass  # check_plan tells it
+        pass  # check_plan raises it, with file and line
     return ""
 
 
@@ -136,19 +141,19 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: naming file and line of the option, or of the row.
     """
-    found = {}
+    configs = {}
     for name in plan.order():
         row = plan.rows[name]
         options = first_options(plan, row)
-        found[name] = _checked(plan, row, options, check)
+        configs[name] = _checked(plan, row, options, check)
         for option, values in (row.search.grid or {}).items() if row.search else ():
             for value in values[1:]:
                 _checked(plan, row, {**options, option: value}, check)
-    return found
+    return configs
 
 
 def first_options(plan: Plan, row: Row) -> dict[str, Any]:
-    """Those of a row, with the first values of a grid; of one that is attached over the other's."""
+    """Return the options of a row with the first values of its grid, over the row attached to."""
     options = plan.options(row.name)
     if row.attach:
         return {**first_options(plan, plan.rows[row.attach.to]), **options}
@@ -158,6 +163,7 @@ def first_options(plan: Plan, row: Row) -> dict[str, Any]:
 
 
 def _checked(plan: Plan, row: Row, options: dict[str, Any], check: Check) -> dict[str, Any]:
+    """Return the checked options of a row; an error gets the line of the option that it names."""
     try:
         return check({**options, "seed": plan.seeds[0]})
     except UsageError as error:
@@ -165,19 +171,19 @@ def _checked(plan: Plan, row: Row, options: dict[str, Any], check: Check) -> dic
         lines = dict(row.search.lines) if row.search else {}
         lines |= {name: source.where("base", name) for name in plan.base}
         lines |= {name: source.where("rows", row.name, name) for name in row.options}
-        lines.pop("model", None)  # half of all messages have the word
+        lines.pop("model", None)  # a common word in messages, which need not mean the option
         named = (where for name, where in lines.items() if name in text)
         where = next(named, source.where("rows", row.name))
         raise UsageError(f"{where}: configuration {row.name}: {text}") from error
 
 
 def digest(options: Mapping[str, Any], *others: Any) -> str:
-    """Return a name for what decides a run: equal for equal values, in whatever order keys stand.
+    """Return a digest of options and further values, whatever the order of keys.
 
-    1 and 1.0 are the same, and so are a tuple and a list; true is not 1.
+    1 and 1.0 are equal, and so are a tuple and a list; true is not 1.
 
     Raises:
-        UsageError: for a value that is not plain; names the option.
+        UsageError: naming the option of a value that is not plain.
     """
     plain = {name: _canonical(value, str(name)) for name, value in options.items()}
     rest = [_canonical(value, "digest") for value in others]
@@ -185,16 +191,17 @@ def digest(options: Mapping[str, Any], *others: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def asked_digest(plan: Plan, one: Fit) -> str:
-    """A name for what a plan asks of a fit; a run that was made for another one is not one of it.
+def asked_digest(plan: Plan, fit: Fit) -> str:
+    """Return a digest of what a plan asks of a fit, to find out whether an earlier run is its.
 
-    What a search tries counts, since it decides the runs after it; where the data lie does not, nor
-    which options of the base a row reads.
+    It covers the search, which decides later runs, but not the place of the data, nor which options
+    of the base a row reads.
     """
-    return digest(_asked(plan, plan.rows[one.row]), one.seed)
+    return digest(_asked(plan, plan.rows[fit.row]), fit.seed)
 
 
 def _asked(plan: Plan, row: Row) -> dict[str, Any]:
+    """Return what a plan asks of a row: options, files, search, and the row it is attached to."""
     decided: dict[str, Any] = {
         "dataset": plan.dataset,
         "base": {key: value for key, value in plan.base.items() if key != "data_path"},
@@ -212,6 +219,7 @@ def _asked(plan: Plan, row: Row) -> dict[str, Any]:
 
 
 def _canonical(value: Any, name: str) -> Any:
+    """Return a value as json has it, equal for equal values; ``name`` is for messages."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -226,18 +234,18 @@ def _canonical(value: Any, name: str) -> Any:
 
 
 def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
-    """Return what would be run.
+    """Return a table of the configurations that a study would train.
 
     Args:
         plan: the study.
-        rows: those that would be trained; all if empty.
+        rows: names of rows to train; all if empty.
 
     Returns:
         A line per configuration: configuration, model, options (its own), search, trials, seeds,
         runs, after (the configuration that it is attached to).
     """
     lines = []
-    counts = Counter(fit.row for fit in fits(plan) if not fit.repeats)
+    counts = Counter(fit.row for fit in list_fits(plan) if not fit.repeats)
     for name in rows or plan.rows:
         row = plan.rows[name]
         options = {key: value for key, value in row.options.items() if key != "model"}
@@ -263,8 +271,8 @@ def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
 
 
 def dry_run_sentence(plan: Plan, rows: Collection[str] = ()) -> str:
-    """Return how much it is, in a line."""
-    left = [fit for fit in fits(plan) if not fit.repeats and (not rows or fit.row in rows)]
+    """Return one line on the size of a study: configurations, seeds and runs of the given rows."""
+    left = [fit for fit in list_fits(plan) if not fit.repeats and (not rows or fit.row in rows)]
     searched = sum(fit.stage == "trial" for fit in left)
     parts = f" ({searched} of a search, {len(left) - searched} after it)" if searched else ""
     seeds, count = len(plan.seeds), len(rows or plan.rows)

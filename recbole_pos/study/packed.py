@@ -1,9 +1,9 @@
-"""A study in one file: what its tables are made of, so that no one has to train it again.
+"""A packed study: one file with all that its tables need, so that no one has to train it again.
 
-Of every finished run: configuration, validation by epoch, what it found, and where each test target
-stood. No weights, and nothing of the log: neither users nor items nor times, which are read from
-the data again. So the file may be given away where the data may not, and is of no use with others:
-runs are found by the digest of what decides them, data and split among it.
+It has of every finished run configuration, validation by epoch, metrics, and ranks of the test
+targets. It has no weights and no data: users, items and times are read from the dataset again. So
+the file may be shared where the data may not, and serves only those who have the same data: runs
+are identified by a digest of configuration, data and split.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import math
 import re
 import tarfile
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,7 @@ from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import whole, write_text
 from recbole_pos.study import schema
 from recbole_pos.study.configs import INDIFFERENT
-from recbole_pos.study.expand import fits
+from recbole_pos.study.expand import list_fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks, require_metrics
 from recbole_pos.study.results import DONE
@@ -48,11 +49,11 @@ _KEPT = (
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
 )
-# Bounds of what leaves the decompressor, whatever headers claim: bytes in all and for each byte of
-# the file (beside the first 16 MiB), its memory, and members.
+# Bounds of unpacking, whatever headers claim: bytes in all, bytes for each byte of the file (beyond
+# the first 16 MiB), memory of the decompressor, and members.
 _MOST, _MOST_TIMES, _MOST_MEMORY, _MOST_MEMBERS = 2**30, 200, 2**27, 100_000
 _BLOCK = tarfile.BLOCKSIZE
-# Of each member; no one reads config.yaml, and ranks are looked at without a copy.
+# Bounds of members in bytes; config.yaml is not read, and ranks are read without a copy.
 _MOST_BYTES = {_FIT: 2**20, _METRICS: 2**22, _SEARCHES: schema.MOST_BYTES}
 
 
@@ -63,10 +64,10 @@ class PackedStudy:
         path: path of the file.
 
     Attributes:
-        used: digests of runs in here that a study has, too.
+        used: digests of its runs that belong to the present study.
 
     Raises:
-        UsageError: if it cannot be read as one.
+        UsageError: if the file is not a packed study, or is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -86,26 +87,32 @@ class PackedStudy:
         return digest in self.fits
 
     def drawn(self, row: str, space: str, trial: int) -> dict[str, Any] | None:
-        """Return what was drawn for a trial of a row from the same space; None if nothing was."""
+        """Return the options that were sampled for a trial of a row, or None.
+
+        Args:
+            row: name of the row.
+            space: digest of its space; samples from another space do not count.
+            trial: number of the trial.
+        """
         search = self.searches.get(row, {})
         if search.get("space") != space:
             return None
         return (search.get("drawn") or {}).get(str(trial))
 
     def fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run, as :meth:`StudyFolder.fit`."""
+        """Return the facts of a run, as :meth:`StudyFolder.fit` does, and their file."""
         return {**self.fits[digest], KNOWN_FROM: self.path.name}
 
     def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
-        """Return where the targets of a run stood, as its folder has it; None if it is not known.
+        """Return the ranks of the targets of a run, as its folder has them; None if there are none.
 
         Args:
-            digest: digest of the run, one of those in here.
-            config: configuration of the run, with the places of this machine.
-            dataset: dataset of the configuration, which the ranks are of.
+            digest: digest of a run in this file.
+            config: configuration of the run, with paths of this machine.
+            dataset: dataset of the configuration.
 
         Raises:
-            UsageError: if they cannot be of these data, or are not those that its metrics are of.
+            UsageError: if the ranks do not fit the dataset, or the metrics of the run.
         """
         if (name := f"runs/{digest}/{_RANKS}") not in self.files:
             return None
@@ -120,9 +127,9 @@ class PackedStudy:
         return rank_table(dataset, event, rank, config["timestamp_unit"])
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
-        """Write a run into a study's folder, as if it had been trained there, but for its weights.
+        """Write a run into a study's folder, as if it had been trained there, but without weights.
 
-        Takes the arguments of :meth:`ranks`, and raises as it does; nothing is written then.
+        Arguments and errors are as of :meth:`ranks`; nothing is written if it raises.
         """
         ranks = self.ranks(digest, config, dataset)
         run = folder.run(digest)
@@ -131,16 +138,20 @@ class PackedStudy:
         write_text(run.metrics, self.files[f"runs/{digest}/{_METRICS}"].decode())
         if ranks is not None:
             run.write_ranks(ranks)
-        folder.write_fit(digest, self.fit(digest))  # from here on nothing trains it
+        folder.write_fit(digest, self.fit(digest))  # last: it marks the run as done
 
     def __str__(self) -> str:
-        """Return how much of it a study has."""
+        """Return how many of its runs belong to the present study."""
         summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
         others = "; the others have other options, data or seeds"
-        return summary + others * (len(self.used) < len(self.fits))
+        return summary + (others if len(self.used) < len(self.fits) else "")
 
     def _fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run, after all of it was validated."""
+        """Return the facts of a run that others may read, once all its files are validated.
+
+        Raises:
+            UsageError: naming the file and field that is wrong.
+        """
         name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
         for needed in (name, metrics):
             if needed not in self.files:
@@ -163,10 +174,10 @@ class PackedStudy:
 
 
 def require_place(path: str | Path) -> None:
-    """A file can be written there, which is better known before than after the training.
+    """Require before the training that a packed study can be written to a path.
 
     Raises:
-        UsageError: if not.
+        UsageError: if the path is a folder, or in none.
     """
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir():
@@ -183,25 +194,25 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         path: path of the file, by convention ending in ``.tar.xz``.
 
     Returns:
-        How many runs are in it.
+        The number of runs in the file.
 
     Raises:
         UsageError: if no run is finished.
     """
     current = folder.current(plan)
-    digests = {current[one.name] for one in fits(plan) if one.name in current}
-    done = {digest: known for digest in sorted(digests) if (known := folder.fit(digest))}
-    done = {digest: known for digest, known in done.items() if known.get("status") == DONE}
+    digests = {current[fit.name] for fit in list_fits(plan) if fit.name in current}
+    done = {digest: facts for digest in sorted(digests) if (facts := folder.fit(digest))}
+    done = {digest: facts for digest, facts in done.items() if facts.get("status") == DONE}
     if not done:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
     files: dict[str, bytes] = {}
-    for digest, known in done.items():
-        for name, content in _iterate_files(known, folder.run(digest)):
+    for digest, facts in done.items():
+        for name, content in _iterate_files(facts, folder.run(digest)):
             files[f"runs/{digest}/{name}"] = content
-    if searches := {row: kept for row in plan.rows if (kept := folder.search(row))}:
+    if searches := {row: search for row in plan.rows if (search := folder.search(row))}:
         files[_SEARCHES] = _bytes(searches)
     with whole(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
-        # alike files beside each other: most of a configuration is that of the next run
+        # sorted by kind, since the files of one kind are alike and compress well together
         for name in sorted(files, key=lambda name: (name.split("/")[-1], name)):
             about = tarfile.TarInfo(name)
             about.size = len(files[name])
@@ -209,8 +220,9 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     return len(done)
 
 
-def _iterate_files(known: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
-    yield _FIT, _bytes({"status": DONE, **{key: known[key] for key in _KEPT if key in known}})
+def _iterate_files(facts: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
+    """Yield names and contents of the packed files of a run, from its facts and folder."""
+    yield _FIT, _bytes({"status": DONE, **{key: facts[key] for key in _KEPT if key in facts}})
     options = read_yaml(run.config).items()
     plain = {key: value for key, value in options if key not in INDIFFERENT}
     yield _CONFIG, yaml.safe_dump(plain, allow_unicode=True).encode()
@@ -227,9 +239,12 @@ def _bytes(content: Any) -> bytes:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the files in an archive, by name; nothing is written anywhere.
+    """Return the files of an archive by name, without writing any.
 
-    Not by ``tarfile``, which believes extended headers about their own length.
+    ``tarfile`` is not used, since it trusts the lengths in extended headers.
+
+    Raises:
+        UsageError: if the file is not a packed study, or exceeds a bound.
     """
     name = f"--known: {short(str(path))}"
     try:
@@ -252,21 +267,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _members(content: memoryview) -> Iterable[tuple[str, Any]]:
-    """Plain files of a tar with the names that :func:`pack` gives.
+    """Yield names and contents of the files of a tar, whose names must be those of :func:`pack`.
 
     Raises:
         TarError: for anything else.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     start = 0
     while bytes(header := content[start : start + _BLOCK]).strip(b"\0"):
         about = tarfile.TarInfo.frombuf(bytes(header), "utf-8", "strict")
         start += _BLOCK
         if not _MEMBER.fullmatch(about.name) or about.type != tarfile.REGTYPE:
             raise tarfile.TarError(f"{shown(about.name)} is not one of its files")
-        if about.name in found or len(found) == _MOST_MEMBERS:
+        if about.name in names or len(names) == _MOST_MEMBERS:
             raise tarfile.TarError(f"{about.name} is there twice, or one of too many")
-        found.add(about.name)
+        names.add(about.name)
         if not 0 <= about.size <= len(content) - start:
             raise tarfile.TarError(f"{about.name} is cut off")
         file = about.name.split("/")[-1]
@@ -275,4 +290,4 @@ def _members(content: memoryview) -> Iterable[tuple[str, Any]]:
         if file != _CONFIG:
             part = content[start : start + about.size]
             yield about.name, part if file == _RANKS else bytes(part)
-        start += -(-about.size // _BLOCK) * _BLOCK
+        start += math.ceil(about.size / _BLOCK) * _BLOCK  # files fill whole blocks

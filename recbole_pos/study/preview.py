@@ -22,17 +22,17 @@ _STATES = {
 def preview(scheduler: Scheduler) -> tuple[list[str], RenderedTable]:
     """Return sentences and a table of the configurations that would be trained.
 
-    Data are read only where the study has begun: which runs are its own depends on them.
+    The data are read only if the study has runs already, to find which of them are still its.
     """
     plan, folder = scheduler.plan, scheduler.folder
     sentences, frame = [dry_run_sentence(plan, scheduler.rows)], dry_run(plan, scheduler.rows)
     if folder.runs.is_dir() or scheduler.packed:
         left = scheduler.left()
-        # a trial that was chosen is the row's first run, unless its weights are not here
+        # the chosen trial is also the final run, and not counted twice, if its weights are here
         fits = [
-            (one.row, left[one.name])
-            for one in scheduler.fits
-            if not one.repeats or left[one.name] == NEW
+            (fit.row, left[fit.name])
+            for fit in scheduler.fits
+            if not fit.repeats or left[fit.name] == NEW
         ]
         counts, by_row = Counter(state for _, state in fits), Counter(fits)
         parts = [text.format(counts[state]) for state, text in _STATES.items() if counts[state]]

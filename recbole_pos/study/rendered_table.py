@@ -1,4 +1,4 @@
-"""Numbers as tables have them, and a table in markdown and on a terminal of any width."""
+"""Tables of a report in markdown, html and on a terminal of any width, and numbers in them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from rich.text import Text
 
 from recbole_pos.conversion.frames import html_table
 
-_NAME = 16  # columns of a terminal that a name of several words has at least
+_NAME = 16  # least width of a name of several words, in columns of a terminal
+# seconds, name of a unit, seconds and name of the next smaller one
 _SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table.
+    """A cell of a table.
 
     Attributes:
-        text: short.
-        detail: an addition in smaller letters.
-        bold: whether it is the best of its column.
+        text: main text, short.
+        detail: additional text, in smaller letters.
+        bold: whether the text is bold, as the best of its column.
     """
 
     text: str = ""
@@ -39,14 +40,14 @@ class RenderedTable:
     """A table for people; programs read the tidy frames.
 
     Attributes:
-        title: above it.
-        columns: their names; the first holds names, the others numbers.
-        lines: cells by line.
-        notes: sentences below.
-        words: places of columns that hold words, beside the first.
-        spare: places of columns that a narrow terminal can do without, the least needed first;
-            others follow from the right, and what is left out is named below.
-        whole: where all columns are.
+        title: title above the table.
+        columns: names of the columns; the first column has names, the others numbers.
+        lines: cells, line by line.
+        notes: sentences below the table.
+        words: places of further columns with words.
+        spare: places of columns that a narrow terminal omits, the least needed first; others follow
+            from the right, and a note names the omitted ones.
+        whole: file with all columns, for that note.
     """
 
     title: str
@@ -58,11 +59,11 @@ class RenderedTable:
     whole: str = "table.md"
 
     def is_text(self, column: int) -> bool:
-        """Return whether a column stands to the left."""
+        """Return whether a column has words, which are aligned left."""
         return column == 0 or column in self.words
 
     def markdown(self, level: int = 2) -> str:
-        """For a page."""
+        """Return the table in markdown, with its title as a heading of ``level`` and its notes."""
         marks = ("---" if self.is_text(place) else "---:" for place in range(len(self.columns)))
         columns = (_in_a_cell(name) for name in self.columns)
         lines = [columns, tuple(marks), *(map(_marked, line) for line in self.lines)]
@@ -71,20 +72,20 @@ class RenderedTable:
         return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Rich's hook."""
+        """Yield the table for the width of the console; called by rich."""
         yield self.fitted(options.max_width)
 
     def fitted(self, width: int) -> Table:
-        """Return it for a terminal of so many columns; no number is broken."""
+        """Return the table for a terminal of ``width`` columns, in which no number is broken."""
         kept = list(range(len(self.columns)))
-        away = [*self.spare, *(place for place in kept[:0:-1] if place not in self.spare)]
+        omittable = [*self.spare, *(place for place in kept[:0:-1] if place not in self.spare)]
         fold = sum(self._width(place, False) + 3 for place in kept) + 1 > width
-        while away[:-1] and sum(self._width(place, fold) + 3 for place in kept) + 1 > width:
-            kept.remove(away.pop(0))
+        while omittable[:-1] and sum(self._width(place, fold) + 3 for place in kept) + 1 > width:
+            kept.remove(omittable.pop(0))
         notes = [*self.notes]
-        if left := [name for place, name in enumerate(self.columns) if place not in kept]:
+        if omitted := [name for place, name in enumerate(self.columns) if place not in kept]:
             notes.append(
-                f"Left out for want of width: {listed(left)}; {self.whole} has all columns."
+                f"Left out for want of width: {listed(omitted)}; {self.whole} has all columns."
             )
         table = Table(title=Text(self.title), caption=Text("\n".join(notes)))
         table.title_justify = table.caption_justify = "left"
@@ -98,7 +99,12 @@ class RenderedTable:
         return table
 
     def _width(self, column: int, fold: bool) -> int:
-        """Return what a column needs so that no word of it is broken."""
+        """Return the least width of a column in which no word is broken.
+
+        Args:
+            column: place of the column.
+            fold: whether deviations and intervals stand in a line of their own.
+        """
         title = self.columns[column]
         texts = [text for line in self.lines for text in (line[column].text, line[column].detail)]
         if not self.is_text(column):
@@ -125,7 +131,7 @@ def _marked(cell: Cell) -> str:
 
 
 def _folded(text: str, fold: bool) -> str:
-    """Return a deviation and an interval in a line of their own."""
+    """Return a text; if ``fold``, with deviation and interval in a line of their own."""
     return text if not fold else text.replace(" ±", "\n±").replace(" [", "\n[")
 
 
@@ -139,7 +145,7 @@ def _rich(cell: Cell, fold: bool) -> Text:
 
 
 def number(value: float, digits: int = 4, sign: bool = False) -> str:
-    """Return a metric; nothing for none."""
+    """Return a metric as text, zero without a sign; empty for nan."""
     if value is None or math.isnan(value):
         return ""
     text = f"{value:{'+' if sign else ''}.{digits}f}"
@@ -147,20 +153,20 @@ def number(value: float, digits: int = 4, sign: bool = False) -> str:
 
 
 def with_deviation(mean: float, deviation: float) -> str:
-    """``0.0425 ± 0.0020``, or the mean alone of one seed."""
+    """Return ``0.0425 ± 0.0020``, or only the mean of a single seed."""
     spread = number(deviation)
     return f"{number(mean)} ± {spread}" if spread else number(mean)
 
 
 def interval(low: float, high: float) -> str:
-    """``[-0.0010, +0.0035]``."""
+    """Return ``[-0.0010, +0.0035]``; empty for nan."""
     if math.isnan(low):
         return ""
     return f"[{number(low, sign=True)}, {number(high, sign=True)}]"
 
 
 def span(seconds: float) -> str:
-    """``41 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return a duration in seconds as ``41 s``, ``3 min 20 s`` or ``2 h 5 min``; empty for nan."""
     if math.isnan(seconds):
         return ""
     for length, name, part, part_name in _SPANS:
@@ -171,7 +177,7 @@ def span(seconds: float) -> str:
 
 
 def count(value: float) -> str:
-    """``812``, ``45.1 k``, ``1.20 M``."""
+    """Return a count as ``812``, ``45.1 k`` or ``1.20 M``; empty for nan."""
     if math.isnan(value):
         return ""
     for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -181,7 +187,7 @@ def count(value: float) -> str:
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
-    """``a, b and c``; of many the first, and how many more."""
+    """Return ``a, b and c``; of more than ``most`` names the first, and the number of others."""
     names = list(names)
     if len(names) > most:
         names = [*names[: most - 1], f"{len(names) - most + 1} more"]

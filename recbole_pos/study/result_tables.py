@@ -21,7 +21,7 @@ from recbole_pos.study.rendered_table import (
 from recbole_pos.study.results import COLD, VALIDATION, Comparison, Results
 
 STAR = "*"
-# Behind an interval whose noise between seeds is not that of its own two rows.
+# Mark behind an interval, by the source of its noise between seeds.
 MARKS = {"own": "", "pooled": "†", "unknown": "‡"}
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
 _MARKED = {
@@ -37,7 +37,8 @@ _MARKED = {
 
 
 def metrics_table(results: Results, found: Comparison) -> RenderedTable:
-    """Return every row: seeds, metrics, the paper's figures, differences to the reference, cost."""
+    """Return the main table: seeds, metrics, values of the paper, difference from the reference and
+    cost of every row."""
     table, plan = found.table, results.plan
     main, reference = table.metrics[0], table.reference
     metrics = {metric: metric_name(metric) for metric in table.metrics}
@@ -77,7 +78,7 @@ def metrics_table(results: Results, found: Comparison) -> RenderedTable:
 
 
 def differences_table(found: Comparison) -> RenderedTable | None:
-    """Return differences to the reference with their intervals; None without any."""
+    """Return the differences from the reference with intervals and p-values; None without any."""
     pairs = found.differences
     if pairs.empty:
         return None
@@ -105,7 +106,13 @@ def differences_table(found: Comparison) -> RenderedTable | None:
 
 
 def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
-    """Return the main metric of every row in each bin, with the difference to the reference."""
+    """Return the main metric of every row in each bin, with the difference from the reference.
+
+    Args:
+        found: numbers of the table.
+        kind: kind of the bins.
+        unit: name of an independent unit, such as user.
+    """
     mean, pairs = found.bins[kind]
     columns, cells = ["configuration"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
     for name, part in mean.groupby("bin", sort=False):
@@ -127,7 +134,7 @@ def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTabl
 
 
 def failures_table(results: Results) -> RenderedTable | None:
-    """Return the runs that failed, and why; None where none did."""
+    """Return the runs that failed, with their reasons; None if none did."""
     failed = results.failed
     if failed.empty:
         return None
@@ -141,7 +148,7 @@ def failures_table(results: Results) -> RenderedTable | None:
 
 
 def search_table(results: Results) -> RenderedTable | None:
-    """Return what each row's search chose; None where nothing was searched."""
+    """Return the options that the search of each row chose; None where nothing was searched."""
     trials = results.searches
     if trials.empty:
         return None
@@ -149,10 +156,10 @@ def search_table(results: Results) -> RenderedTable | None:
     for row, part in trials.groupby("row", sort=False):
         chosen = part[part["chosen"].astype(bool)]
         text = str(chosen["options"].iloc[0]) if len(chosen) else "not yet"
-        known = chosen["value"].dropna()
-        value = number(float(known.iloc[0])) if len(known) else ""
-        of = metric_name(str(part["metric"].iloc[0])) if len(metrics) > 1 else ""
-        lines.append((Cell(str(row)), Cell(f"{len(part)}"), Cell(text), Cell(value, of)))
+        values = chosen["value"].dropna()
+        value = number(float(values.iloc[0])) if len(values) else ""
+        name = metric_name(str(part["metric"].iloc[0])) if len(metrics) > 1 else ""
+        lines.append((Cell(str(row)), Cell(f"{len(part)}"), Cell(text), Cell(value, name)))
     metric = listed(map(metric_name, metrics))
     seeds = results.plan.search_seeds
     mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
@@ -162,7 +169,7 @@ def search_table(results: Results) -> RenderedTable | None:
 
 
 def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[RenderedTable]:
-    """Everything there is to show, in the order of the report."""
+    """Return all tables of a study, in the order of the report."""
     found: list[RenderedTable | None] = []
     for comparison in comparisons:
         found += [metrics_table(results, comparison), differences_table(comparison)]
@@ -172,7 +179,7 @@ def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[Rend
 
 
 def markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
-    """``table.md``: all tables on one page."""
+    """Return the content of ``table.md``: all tables on one page."""
     parts = [f"# {results.plan.title}"]
     parts += [f"Warning: {text}." for text in results.warnings]
     if results.ties is not None:
@@ -182,7 +189,8 @@ def markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
 
 
 def tidy(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """``table.csv``: a line for each table, row, metric and bin, with all that is known of it."""
+    """Return the content of ``table.csv``: mean and difference from the reference, a line for each
+    table, row, metric and bin."""
     parts = []
     for comparison in comparisons:
         bins = [(comparison.means.assign(bin="all targets"), comparison.differences)]
@@ -194,24 +202,26 @@ def tidy(comparisons: Sequence[Comparison]) -> pd.DataFrame:
                     pair.drop(columns=["seeds", "targets", "units"]), on=keys, how="left"
                 )
             parts.append(both.assign(table=comparison.table.title))
-    known = [part for part in parts if len(part)]  # all rows of a table may be without a run
-    found = pd.concat(known or parts, ignore_index=True)
+    not_empty = [part for part in parts if len(part)]  # a table without runs has no lines
+    frame = pd.concat(not_empty or parts, ignore_index=True)
     first = ["table", "row", "metric", "bin"]
-    return found[[*first, *(name for name in found if name not in first)]]
+    return frame[[*first, *(name for name in frame if name not in first)]]
 
 
 def metric_name(metric: str) -> str:
-    """As papers write it: ``hit@10`` is HR@10."""
+    """Return the name of a metric as papers write it: HR@10 for ``hit@10``."""
     name, at, cutoff = metric.partition("@")
     return _NAMES.get(name, name.upper()) + at + cutoff
 
 
 def _best(frame: pd.DataFrame, metric: str) -> str:
+    """Return the highest mean of a metric as text; empty for fewer than two rows."""
     values = frame.loc[frame["metric"] == metric, "mean"].dropna()
     return number(float(values.max())) if len(values) > 1 else ""
 
 
 def _difference(pairs: pd.DataFrame, row: str) -> Cell:
+    """Return the cell of a row's difference: star if significant, and interval with its mark."""
     found = pairs[pairs["row"] == row] if not pairs.empty else pairs
     if found.empty:
         return Cell()
@@ -222,33 +232,36 @@ def _difference(pairs: pd.DataFrame, row: str) -> Cell:
 
 
 def _seeds(results: Results, row: str) -> Cell:
-    """Return how many seeds are done, and what has become of the others."""
+    """Return the cell with the number of seeds of a row that are done, and of those that failed."""
     wanted = len(results.plan.seeds)
-    mine = results.runs[results.runs["row"] == row]
-    done, failed = ((mine["status"] == word).sum() for word in ("done", "failed"))
+    runs = results.runs[results.runs["row"] == row]
+    done, failed = ((runs["status"] == word).sum() for word in ("done", "failed"))
     text = f"{done}" if done == wanted else f"{done} of {wanted}"
     return Cell(text, f"{failed} failed" if failed else "")
 
 
 def _cost(results: Results, rows: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Return columns of what a row costs: name, and row -> median over seeds."""
+    """Return the columns of cost that are known: name, and row -> median over seeds as text."""
 
     def epochs(value: float) -> str:
         return "" if math.isnan(value) else f"{value:g}"
 
-    found = []
+    cost_columns = []
     for column, name, write in (
         ("epochs", "epochs", epochs),
         ("seconds", "training", span),
         ("parameters", "parameters", count),
     ):
         if column in results.runs.columns and not results.done[column].isna().all():
-            middle = results.done.groupby("row")[column].median()
-            found.append((name, {row: write(float(middle.get(row, np.nan))) for row in rows}))
-    return found
+            median_by_row = results.done.groupby("row")[column].median()
+            cost_columns.append(
+                (name, {row: write(float(median_by_row.get(row, np.nan))) for row in rows})
+            )
+    return cost_columns
 
 
 def _comparison_notes(found: Comparison, unit: str) -> list[str]:
+    """Return the notes on deviations, number of targets, and differences of a table."""
     notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
     known = found.means.dropna(subset=["targets"])
     if len(known):
@@ -263,18 +276,25 @@ def _comparison_notes(found: Comparison, unit: str) -> list[str]:
 
 
 def plural(unit: str) -> str:
-    """Return users, sessions; a column of ids is what it numbers."""
+    """Return the plural of a unit: ``users`` for ``user`` and for its column ``user_id``."""
     return f"{unit.removesuffix('_id')}s"
 
 
 def _amount(targets: int, units: int, unit: str, per_unit: bool = True) -> str:
-    """Return how much evidence there is: targets of one unit are not independent."""
+    """Return the numbers of targets and units, in words: targets of a unit are not independent.
+
+    Args:
+        targets, units: the numbers.
+        unit: name of a unit.
+        per_unit: whether to say so where each unit has one target.
+    """
     if targets == units:
         return f"{targets:,} targets" + f", one per {unit.removesuffix('_id')}" * per_unit
     return f"{targets:,} targets of {units:,} {plural(unit)}"
 
 
 def _marks(pairs: pd.DataFrame) -> list[str]:
+    """Return the notes on the marks of intervals in a table."""
     if pairs.empty:
         return []
     return [_MARKED[kind] for kind in _MARKED if (pairs["seed_noise"] == kind).any()]

@@ -1,4 +1,4 @@
-"""What a study has found so far: the only value that tables and report are made of."""
+"""The results of a study so far: the only input of its tables and report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recbole_pos.study.statistics import differences, means
 from recbole_pos.study.ties import TieCount
 
 DONE, FAILED = "done", "failed"
-VALIDATION = "validation"  # of the best epoch, in the first metric of the study
-COLD = ", cold targets"  # behind a metric of the targets whose item has no interaction in training
-_CONTENT = ("item_vectors", "preload_weight", "item_features")  # what such items may be scored by
+VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
+COLD = ", cold targets"  # suffix of a metric of targets whose item has no training interaction
+_CONTENT = ("item_vectors", "preload_weight", "item_features")  # options to score cold items by
 
 
 def _empty(*columns: str) -> pd.DataFrame:
@@ -29,21 +29,21 @@ class Results:
     """Runs of a study, finished or not.
 
     Attributes:
-        plan: what was to be run.
-        runs: a line a run: row, seed, status (``done``, ``failed``, or any other word for one that
-            is under way), and where known reason (of a failure), a column for each metric of the
+        plan: plan of the study.
+        runs: a line for each run: row, seed, status (``done``, ``failed``, or any other word while
+            it is trained), and where known reason (of a failure), a column for each metric of the
             test, validation (the first metric, at the best epoch), seconds (of training),
             parameters (their number), epochs, device, commit, digest and path.
-        ranks: ranks of the finished runs; None where none wrote them.
-        curves: a line an epoch: row, seed, epoch, value (of ``curve_metric`` in validation).
-        searches: a line a trial: row, trial, options (text), value (in
-            validation), metric (of the value), chosen (bool).
-        curve_metric: of curves.
-        ties: what the order of events at one time decides.
-        warnings: sentences on what in the data makes metrics easier than they look.
+        ranks: ranks of the finished runs; None if no run has written them.
+        curves: a line for each epoch: row, seed, epoch, value (of ``curve_metric``).
+        searches: a line for each trial: row, trial, options (text), value (in validation), metric
+            (of the value), chosen (bool).
+        curve_metric: validation metric of the curves.
+        ties: how many held-out items depend on the order of equal times; None if unknown.
+        warnings: sentences on what in the data inflates the metrics.
         data: facts about the data: name -> number or text.
-        versions: of what decides a result.
-        commands: how the study is run again.
+        versions: package -> version.
+        commands: commands that repeat the study.
     """
 
     plan: Plan
@@ -71,21 +71,21 @@ class Results:
         return self.runs[self.runs["status"] == FAILED]
 
     def ranked(self, row: str) -> bool:
-        """Return whether a row can be compared by target: all of its runs have ranks."""
+        """Return whether a row can be compared by target: all of its finished runs have ranks."""
         done = int((self.done["row"] == row).sum())
         return self.ranks is not None and 0 < done == len(self.ranks.seeds(row))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One table's numbers.
+    """The numbers of one table.
 
     Attributes:
-        table: what was asked for.
+        table: plan of the table.
         means: a line for each row and metric (and validation, if the table has it): row, metric,
-            mean, deviation, seeds, and where they come from ranks targets and units.
-        differences: in the first metric, as :func:`recbole_pos.study.statistics.differences` has
-            them; empty where nothing can be compared.
+            mean, deviation, seeds; and targets and units, if they come from ranks.
+        differences: differences in the first metric, with the columns of
+            :func:`recbole_pos.study.statistics.differences`; empty if no row can be compared.
         bins: kind -> means and differences by bin, of the first metric.
     """
 
@@ -100,33 +100,35 @@ def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison
 
     Args:
         results: results of the study.
-        table: one of the plan's.
-        bins: whether to look at the bins, too.
+        table: plan of the table.
+        bins: whether to compute bins, too.
     """
     main, *_ = table.metrics
     shown = (*table.metrics, VALIDATION) if table.validation else table.metrics
     if _has_cold(results, table):
         shown = (*shown, f"recall@{main.partition('@')[2]}{COLD}")
-    found = pd.concat([_means(results, table, metric) for metric in shown])
-    found = found.reset_index(drop=True)
+    values = pd.concat([_means(results, table, metric) for metric in shown])
+    values = values.reset_index(drop=True)
     ranks, plan = results.ranks, results.plan
     rows = [row for row in table.rows if results.ranked(row)]
     none = pd.DataFrame(columns=["row", "metric", "bin", "star"])
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
-        return Comparison(table, found, none, {})
+        return Comparison(table, values, none, {})
     others = [row for row in rows if row != table.reference]
-    given: dict[str, Any] = {"rows": others, "coupled": plan.coupled}
-    pairs = differences(ranks, [main], table.reference, **given) if others else none
+    options: dict[str, Any] = {"rows": others, "coupled": plan.coupled}
+    pairs = differences(ranks, [main], table.reference, **options) if others else none
     by_bin = {}
     for kind, masks in (all_masks(ranks.targets, plan.bins) if bins else {}).items():
         mean = means(ranks, [main], masks)
-        pair = differences(ranks, [main], table.reference, bins=masks, **given) if others else none
+        pair = (
+            differences(ranks, [main], table.reference, bins=masks, **options) if others else none
+        )
         by_bin[kind] = mean[mean["row"].isin(rows)].reset_index(drop=True), pair
-    return Comparison(table, found, pairs, by_bin)
+    return Comparison(table, values, pairs, by_bin)
 
 
 def _has_cold(results: Results, table: TablePlan) -> bool:
-    """Whether targets are cold, and a configuration knows more of items than interactions."""
+    """Return whether targets are cold, and a configuration of the table can score their items."""
     ranks, plan = results.ranks, results.plan
     if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
         return False
@@ -135,7 +137,7 @@ def _has_cold(results: Results, table: TablePlan) -> bool:
 
 
 def _means(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
-    """Return one metric of all rows: from the ranks, or else as the runs report it."""
+    """Return the means of one metric of all rows, from ranks or else as their runs report it."""
     parts = []
     plain = metric.removesuffix(COLD)
     ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(plain)]

@@ -10,7 +10,7 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.study.configs import Datasets, attached, row_config, run_digest
-from recbole_pos.study.expand import Fit, fits
+from recbole_pos.study.expand import Fit, list_fits
 from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
@@ -61,7 +61,7 @@ class Scheduler:
             plan.source.require_choice(("rows",), row, plan.rows)
         wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
         self.rows = [row for row in plan.rows if row in wanted]
-        self.fits = [fit for fit in fits(plan) if fit.row in wanted]
+        self.fits = [fit for fit in list_fits(plan) if fit.row in wanted]
         self.waiting = list(self.fits)
         self.trials = {(fit.row, fit.trial, fit.seed): fit.name for fit in self.fits}
         self.status: dict[str, str] = {}  # name of a fit -> done or failed
@@ -184,11 +184,11 @@ class Scheduler:
         if facts.get("status") == DONE or not holders:
             return facts
         if not take:
-            holders[0].ranks(job.digest, job.config, self.datasets.of(job.config))
+            holders[0].ranks(job.digest, job.config, self.datasets.prepare(job.config))
         else:
             if job.fit.trial is not None:
                 self.searches[job.fit.row].keep()
-            dataset = self.datasets.of(job.config)
+            dataset = self.datasets.prepare(job.config)
             holders[0].restore(job.digest, self.folder, job.config, dataset)
         return holders[0].fit(job.digest)
 
@@ -224,7 +224,7 @@ class Scheduler:
             if drawn is not None:
                 search.require_drawable(drawn, f"{packed.path} is damaged: searches.json")
                 config = row_config(fit.options, search.options(drawn))
-                if run_digest(config, self.datasets.of(config).identity, True) in packed:
+                if run_digest(config, self.datasets.prepare(config).identity, True) in packed:
                     return drawn
         return None
 
@@ -292,7 +292,7 @@ class Scheduler:
                 )
                 begin = chosen_trial if has_weights else None
         config = row_config(fit.options, searched)
-        identity = self.datasets.of(config).identity
+        identity = self.datasets.prepare(config).identity
         digest = run_digest(config, identity, fit.stage == "trial")
         return Job(fit, config, digest, self.digests[begin] if begin else None)
 
@@ -313,7 +313,7 @@ class Scheduler:
                 "train_only": list(schemes),
             }
         config = row_config(options, changes)
-        digest = run_digest(config, self.datasets.of(config).identity, source)
+        digest = run_digest(config, self.datasets.prepare(config).identity, source)
         return Job(fit, config, digest, None if schemes else source)
 
     def searched(self, fit: Fit) -> dict[str, Any]:

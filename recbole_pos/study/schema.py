@@ -1,7 +1,7 @@
-"""What the files of a study and of a packed study hold: each is validated before it is used.
+"""Layouts of the files of a study and a packed study, which are validated before they are used.
 
-Files may come from others, and a field that is wrong must not reach a table. JSON is parsed by
-pydantic, which bounds its depth and refuses text that is not Unicode.
+Files may come from others, and a wrong value must not reach a table. JSON is parsed by pydantic,
+which bounds its depth and refuses text that is not Unicode.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from recbole_pos.errors import UsageError
 from recbole_pos.values import short, shown
 
-MOST_BYTES = 2**24  # of a file of json, and of validation by epoch
-Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # the name of a folder, and no way out of it
+MOST_BYTES = 2**24  # largest file of json or of validation by epoch, in bytes
+Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # a folder name that cannot leave its parent
 _Name = Annotated[str, Field(max_length=10_000)]
 _Count = Annotated[int, Field(ge=0, lt=2**64)]
 _Trial = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -26,13 +26,13 @@ _Options = dict[_Name, JsonValue]
 
 
 class Layout(BaseModel):
-    """Of a mapping: types are strict, numbers finite, keys beside the named ones kept."""
+    """Layout of a mapping: types are strict, numbers finite, and further keys are kept."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
 
 class Device(Layout):
-    """On what a run computed."""
+    """The device of a run."""
 
     name: _Name
     threads: _Count
@@ -41,7 +41,7 @@ class Device(Layout):
 
 
 class RunFacts(Layout):
-    """``fit.json`` and ``result.json``: what a run is, and what became of it."""
+    """``fit.json`` and ``result.json``: the fit, status and results of a run."""
 
     status: _Name = ""
     reason: str = ""
@@ -78,14 +78,15 @@ class Epoch(Layout):
 
 
 class Drawn(Layout):
-    """``searches/*.json``: what a search has drawn, by trial; in 0.1 that was all there is."""
+    """``searches/*.json``: samples of a search by trial; since 0.2 with a digest of its space."""
 
     space: _Name | None = None
     drawn: dict[_Trial, _Options] | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _of_0_1(cls, content: Any) -> Any:
+    def _read_0_1(cls, content: Any) -> Any:
+        """Return the content of a file of 0.1, which has samples only, in the present layout."""
         plain = isinstance(content, dict) and not {"space", "drawn"} & set(content)
         return {"drawn": content} if plain and content else content
 
@@ -106,7 +107,7 @@ class Ties(Layout):
 
 
 class Facts(Layout):
-    """``facts.json``: what is known of the data and of the searches."""
+    """``facts.json``: facts of the data, and the choices of the searches."""
 
     versions: dict[_Name, _Name] = {}
     data: dict[_Name, _Count | _Name] = {}
@@ -118,20 +119,20 @@ class Facts(Layout):
 
 
 class Noted(Layout):
-    """The run of a fit, and a digest of what was asked for."""
+    """The digest of the run of a fit, and the digest of what the plan asked of it."""
 
     run: Digest
     asked: _Name
 
 
 class Current(Layout):
-    """``current.json``: fit -> its run; 0.1 did not note what was asked for."""
+    """``current.json``: fit -> its run; in 0.1 without the digest of what was asked."""
 
     __pydantic_extra__: dict[str, Noted | Digest]
 
 
 class Kept(Layout):
-    """``study.json``: the plan as it was written."""
+    """``study.json``: the name and content of the study's file."""
 
     name: _Name
     content: _Options
@@ -139,15 +140,15 @@ class Kept(Layout):
 
 
 def parse(layout: type[Layout], content: bytes | str, name: str) -> dict[str, Any]:
-    """Return what a text of json holds, as far as it was given.
+    """Return the content of a json text, checked, without keys that it does not set.
 
     Args:
-        layout: of what is in it.
+        layout: expected layout.
         content: the text.
         name: name of the file, for messages.
 
     Raises:
-        UsageError: naming file and field if it is not json or not of that layout.
+        UsageError: naming file and field, if the text is not json or has another layout.
     """
     try:
         return layout.model_validate_json(content).model_dump(exclude_unset=True)
@@ -160,12 +161,12 @@ def parse(layout: type[Layout], content: bytes | str, name: str) -> dict[str, An
 
 
 def read(layout: type[Layout], file: Path, advice: str) -> dict[str, Any]:
-    """Return what a file of json holds; nothing if none exists.
+    """Return the content of a json file, checked; empty if there is no file.
 
     Args:
-        layout: of what is in it.
-        file: to read.
-        advice: what to do if it is damaged.
+        layout: expected layout.
+        file: path of the file.
+        advice: what to do if it is damaged, for the message.
 
     Raises:
         UsageError: as :func:`parse`, and for a file that cannot be read.
@@ -186,7 +187,7 @@ def read(layout: type[Layout], file: Path, advice: str) -> dict[str, Any]:
 
 
 def epochs(content: bytes, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a ``metrics.jsonl``.
+    """Return the epochs in a ``metrics.jsonl``, checked line by line.
 
     Raises:
         UsageError: as :func:`parse`.
@@ -203,10 +204,10 @@ _NPY = re.compile(
 
 
 def array(content: bytes | memoryview, name: str) -> np.ndarray:
-    """Return the whole numbers of a npy file, as ``np.save`` writes a list of them.
+    """Return the whole numbers of a npy file, a view of its content without a copy.
 
     Raises:
-        UsageError: naming the file if it is anything else; nothing is allocated either way.
+        UsageError: naming the file, if it is not one array [n] of whole numbers from 0.
     """
     header = _NPY.match(content[:256])
     if header is not None:

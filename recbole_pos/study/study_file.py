@@ -1,4 +1,4 @@
-"""Reads a study: keys and values by their types, rows by their names; errors name file and line."""
+"""Reading a study: types of keys and values, names of rows; errors name file and line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recbole_pos.study.plan import (
 from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.values import is_number, is_whole, shown, suggest
 
-# What a trained model may be tested with that it was not trained with.
+# Options that a trained model may be tested again with.
 RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 _METRIC = re.compile(r"[a-z]+@[1-9]\d*")
@@ -88,7 +88,11 @@ def _ties(value: Any) -> Ties:
 
 
 def _search(value: Any) -> Search | None:
-    """Return a grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
+    """Return a search from a grid, ``option: [values]``, or from ``{trials: 20, space: ...}``.
+
+    Raises:
+        ValueError: saying what was expected.
+    """
     if value is None or value is False or value == {}:
         return None
     if not isinstance(value, dict):
@@ -139,6 +143,7 @@ class _Options(_Layout):
 
     @property
     def options(self) -> dict[str, Any]:
+        """Options of a run, which are all further keys."""
         return dict(self.model_extra or {})
 
 
@@ -187,7 +192,7 @@ class _Study(_Layout):
     like: Nothing = None  # of a file it is merged already
 
 
-# What a plan has as it is written.
+# Keys of a study that its plan takes unchanged.
 _AS_WRITTEN = (
     *("dataset", "question", "protocol", "seeds", "search_seeds"),
     *("metrics", "bins", "paper", "ties", "unit"),
@@ -205,7 +210,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def make_plan(source: Source) -> Plan:
-    """Return the plan of what was read.
+    """Return the plan of a study from its source.
 
     Raises:
         UsageError: as :func:`read_plan`.
@@ -243,6 +248,7 @@ def make_plan(source: Source) -> Plan:
 
 
 def _validate(source: Source) -> _Study:
+    """Return the content of a study with checked types; an error names the line."""
     try:
         return _Study.model_validate(source.content)
     except ValidationError as error:
@@ -261,9 +267,21 @@ def _validate(source: Source) -> _Study:
 
 
 def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, Any]) -> Row:
+    """Return a row of the plan from its keys.
+
+    Args:
+        source: the study, for lines in messages.
+        name: name of the row.
+        given: its keys.
+        study: the study, for names of rows and the search of all.
+        base: options of all rows.
+
+    Raises:
+        UsageError: for a row without a model, or keys that exclude each other.
+    """
     path: tuple[str, ...] = ("rows", name)
     options, attach, search = given.options, None, given.search
-    refused: tuple[str, ...] = ()  # keys of a row that is made of another one's models
+    refused: tuple[str, ...] = ()  # keys that a row of another's models must not have
     if given.attach is not None:
         to = source.require_choice((*path, "attach"), given.attach.to, study.rows)
         attach, refused = Attach(to, given.attach.schemes), ("model", "position", "retest")
@@ -296,6 +314,7 @@ def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, 
 def _table(
     source: Source, place: int, given: _Table, rows: dict[str, Row], study: _Study, reference: str
 ) -> TablePlan:
+    """Return the plan of the table at a place of the list; its keys win over those of the study."""
     path = ("tables", place)
     chosen = tuple(rows) if given.rows is None else given.rows
     for row in chosen:
@@ -307,8 +326,12 @@ def _table(
 
 
 def _require_search_seeds(source: Source, study: _Study, rows: dict[str, Row]) -> None:
-    """A search takes the mean of some of the seeds, if there is a search."""
-    many = study.search_seeds
-    if many > len(study.seeds) or (many > 1 and not any(row.search for row in rows.values())):
+    """Raise a UsageError for more seeds of a search than seeds, or several without a search."""
+    search_seeds = study.search_seeds
+    if search_seeds > len(study.seeds) or (
+        search_seeds > 1 and not any(row.search for row in rows.values())
+    ):
         problem = f"a search, and at most its {len(study.seeds)} seeds"
-        raise source.error(("search_seeds",), f"search_seeds: expected {problem}; found {many}")
+        raise source.error(
+            ("search_seeds",), f"search_seeds: expected {problem}; found {search_seeds}"
+        )

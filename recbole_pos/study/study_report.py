@@ -27,7 +27,7 @@ _TEMPLATE = "report.html.jinja"
 
 
 def html(results: Results, comparisons: Sequence[Comparison]) -> str:
-    """Return the page.
+    """Return the page of a study's report.
 
     Args:
         results: results of the study, finished or not.
@@ -54,12 +54,12 @@ def html(results: Results, comparisons: Sequence[Comparison]) -> str:
 
 
 def _bound(text: str) -> str:
-    """Return a figure whose line does not end before its unit or within its sign."""
+    """Return text in which no line breaks between a number and its unit or sign."""
     return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _part(results: Results, found: Comparison) -> dict[str, list]:
-    """Return one table of the plan with all that belongs to it."""
+    """Return the tables and charts for one table of the plan."""
     tables = [metrics_table(results, found), differences_table(found)]
     tables += [bins_table(found, kind, results.plan.unit) for kind in found.bins]
     charts = all_charts(results, found)
@@ -114,7 +114,7 @@ def findings(results: Results, found: Comparison) -> list[str]:
 
 
 def protocol(results: Results) -> list[str]:
-    """Return how the study was made, in sentences that follow from its plan."""
+    """Return the protocol of the study, in sentences that follow from its plan."""
     plan, seeds = results.plan, len(results.plan.seeds)
     sentences = []
     if results.data:
@@ -157,6 +157,7 @@ def protocol(results: Results) -> list[str]:
 
 
 def _search(plan: Plan) -> str:
+    """Return the sentence on the tuning budget of the configurations."""
     searched = [row.search for row in plan.rows.values() if row.search]
     if not searched:
         return "Nothing was searched: every configuration has the options given in the study."
@@ -178,11 +179,12 @@ def _named(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
-    found = [(name, str(value)) for name, value in results.versions.items()]
+    """Return names and values of the facts of the runs: versions, device, commit, training time."""
+    facts = [(name, str(value)) for name, value in results.versions.items()]
     for column in ("device", "commit"):
         if column in results.runs.columns:
-            known = results.done[column].dropna().astype(str).unique()
-            found += [(column, listed(known))] if len(known) else []
+            values = results.done[column].dropna().astype(str).unique()
+            facts += [(column, listed(values))] if len(values) else []
     if "seconds" in results.runs.columns and len(results.done):
-        found.append(("training, all runs", span(results.done["seconds"].sum())))
-    return found
+        facts.append(("training, all runs", span(results.done["seconds"].sum())))
+    return facts

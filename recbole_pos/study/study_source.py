@@ -1,4 +1,4 @@
-"""Where the parts of a study stand in its file, so that every message can name the line."""
+"""The source of a study: its content, and the lines of its parts, which messages name."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Source:
     """A study as it was written.
 
     Attributes:
-        name: the file, or what else it came from.
-        content: its values.
+        name: the file, or another word for where the study is from.
+        content: values of the study.
         lines: path of keys and places in lists -> line, from 1.
-        like: the study that this one is like but for what its file says.
+        like: the study whose content this one takes over, except for what its own file gives.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Source:
     like: Source | None = None
 
     def where(self, *path: Any) -> str:
-        """Return file and line of a part, or of the nearest part around it that has a line."""
+        """Return file and line of a part, or of the smallest part around it with a line."""
         for end in range(len(path), 0, -1):
             source: Source | None = self
             while source is not None:
@@ -48,11 +48,11 @@ class Source:
         return self.name
 
     def error(self, path: _Path, problem: str) -> UsageError:
-        """Return a message that begins with file and line."""
+        """Return a UsageError whose message begins with file and line of a part."""
         return UsageError(f"{self.where(*path)}: {problem}")
 
     def require_choice(self, path: _Path, name: Any, rows: Collection[str]) -> str:
-        """Return the name of a row that there is."""
+        """Return the name of a row; raise a UsageError, with the line of ``path``, for others."""
         if not isinstance(name, str) or name not in rows:
             raise self.error(
                 path, f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
@@ -61,15 +61,16 @@ class Source:
 
 
 def read_source(path: str | Path) -> Source:
-    """Return the file of a study, with what it takes from the one that it is like.
+    """Return the study in a file, with the content it takes over from the study it is like.
 
     Raises:
-        UsageError: if one cannot be read, is not a yaml or holds no mapping; names the line.
+        UsageError: naming the line, if a file cannot be read, is not yaml or has no mapping.
     """
-    return _whole(Path(path), ())
+    return _resolve(Path(path), ())
 
 
-def _whole(path: Path, above: tuple[Path, ...]) -> Source:
+def _resolve(path: Path, above: tuple[Path, ...]) -> Source:
+    """Return the study in a file, merged with the one it is like; ``above`` are files like it."""
     source = _read(path)
     if LIKE not in source.content:
         return source
@@ -80,49 +81,59 @@ def _whole(path: Path, above: tuple[Path, ...]) -> Source:
         raise source.error((LIKE,), f"{LIKE}: {problem}")
     if other.resolve() in (*above, path.resolve()):
         raise source.error((LIKE,), f"{LIKE}: {shown(name)} goes round in a circle")
-    like = _whole(other, (*above, path.resolve()))
+    like = _resolve(other, (*above, path.resolve()))
     return Source(source.name, _merged(source, like), source.lines, like)
 
 
 def _merged(source: Source, like: Source) -> dict[str, Any]:
-    """Return the content of a study: keys of its own win, in base and rows option by option."""
-    given = {key: value for key, value in source.content.items() if key != LIKE}
-    found = {**like.content, **given}
-    if found.get("dataset") != like.content.get("dataset"):
-        found["paper"] = given.get("paper")  # figures are of a dataset
+    """Return the content of a study over that of another: its own keys win, and the options of
+    base and rows one by one."""
+    own = {key: value for key, value in source.content.items() if key != LIKE}
+    merged = {**like.content, **own}
+    if merged.get("dataset") != like.content.get("dataset"):
+        merged["paper"] = own.get("paper")  # values of a paper are of one dataset
     for key in _MERGED:
         if not isinstance(like.content.get(key) or {}, dict):
             raise like.error((key,), f"{key}: expected a mapping")
-    found["base"] = _over(like.content.get("base"), given.get("base"))
-    inherited, rows = like.content.get("rows") or {}, given.get("rows")
+    merged["base"] = _over(like.content.get("base"), own.get("base"))
+    inherited, rows = like.content.get("rows") or {}, own.get("rows")
     if isinstance(rows, (list, str)):
         names = [rows] if isinstance(rows, str) else rows
-        found["rows"] = {
+        merged["rows"] = {
             source.require_choice(("rows",), name, inherited): inherited[name] for name in names
         }
         for key in _OF_ROWS:
-            if key not in given and key in found:
-                with suppress(AttributeError, TypeError):  # what is malformed is refused later
-                    found[key] = _of_rows(key, found[key], names)
+            if key not in own and key in merged:
+                with suppress(AttributeError, TypeError):  # malformed values are refused later
+                    merged[key] = _restrict_to_rows(key, merged[key], names)
     elif rows is None or isinstance(rows, dict):
         all_names = {**inherited, **(rows or {})}
-        found["rows"] = {n: _over(inherited.get(n), (rows or {}).get(n)) for n in all_names}
-    return {key: value for key, value in found.items() if value is not None}
+        merged["rows"] = {n: _over(inherited.get(n), (rows or {}).get(n)) for n in all_names}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
-def _over(inherited: Any, mine: Any) -> Any:
-    """Return options over options; None keeps the other's."""
-    if isinstance(inherited, dict) and isinstance(mine, dict):
-        return {**inherited, **mine}
-    return inherited if mine is None else mine
+def _over(inherited: Any, own: Any) -> Any:
+    """Return inherited options with own ones, which win; None inherits all."""
+    if isinstance(inherited, dict) and isinstance(own, dict):
+        return {**inherited, **own}
+    return inherited if own is None else own
 
 
-def _of_rows(key: str, value: Any, names: list[str]) -> Any:
-    """Return what is left of a key of another study when some of its rows are; None for nothing."""
+def _restrict_to_rows(key: str, value: Any, names: list[str]) -> Any:
+    """Return the inherited value of a key without references to rows that are not taken over.
+
+    Args:
+        key: reference, paper or tables.
+        value: its value in the other study.
+        names: rows that are taken over.
+
+    Returns:
+        The reduced value; None if nothing is left.
+    """
     if key == "reference":
         return value if value in names else None
     if key == "paper":
-        return {row: found for row, found in (value or {}).items() if row in names}
+        return {row: figures for row, figures in (value or {}).items() if row in names}
     tables = []
     for table in value or ():
         rows = table.get("rows", names)
@@ -133,6 +144,7 @@ def _of_rows(key: str, value: Any, names: list[str]) -> Any:
 
 
 def _read(path: Path) -> Source:
+    """Return the content and lines of one file; an error names the line."""
     name = short(str(path))
     try:
         text = read_text(path)
@@ -158,6 +170,7 @@ def _read(path: Path) -> Source:
 
 
 def _add_lines(node: yaml.Node, path: _Path, lines: dict[_Path, int]) -> None:
+    """Add the lines of all parts of a node, which is at ``path``; refuse a key that is repeated."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -178,14 +191,14 @@ def _add_lines(node: yaml.Node, path: _Path, lines: dict[_Path, int]) -> None:
 
 
 def parse_list(text: str, where: str) -> list[Any]:
-    """Values with commas between them, each as yaml: ``[nope],[rope,kernel]``, ``1e-3,0.01``.
+    """Return values in yaml with commas between: ``[nope],[rope,kernel]``, ``1e-3,0.01``.
 
     Args:
-        text: as written.
-        where: of what they are the values, for messages.
+        text: text of the values.
+        where: name of the option, for messages.
 
     Raises:
-        UsageError: if it is not yaml.
+        UsageError: if the text is not yaml.
     """
     try:
         return yaml.load(f"[{text}]", Loader=YamlLoader)

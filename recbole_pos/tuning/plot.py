@@ -18,8 +18,8 @@ from recbole_pos.inspect.pictures import (
     VERMILION,
     new_figure,
     set_title,
+    set_whole_ticks,
     shorten,
-    whole_numbers,
     write,
 )
 from recbole_pos.runs.space import Parameter, Space
@@ -96,7 +96,7 @@ def _draw_curves(trials: list[Trial], metric: str, mode: str, what: str, file: P
             label = f"{count}{others} {name}"
             panel.plot([], [], color=color, marker=marker, linewidth=0.9, label=label)
     panel.set(xlabel="epoch", ylabel=f"validation {metric}")
-    whole_numbers(panel.xaxis)
+    set_whole_ticks(panel.xaxis)
     panel.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     set_title(figure, lines[0], "; ".join(lines[1:] + [_direction(mode)]))
