@@ -169,12 +169,15 @@ def if_model_takes_target_window(config: Options, value: Any) -> str | None:
 
 
 def if_logits_are_corrected(config: Options, value: Any) -> str | None:
-    """Read where negatives are not sampled uniformly, so that their logits need a correction."""
+    """Return why a correction of logits has no effect; None if it has one.
+
+    Uniform sampling lowers all logits by the same amount, which the softmax ignores.
+    """
     if value != "standard" or read_option(config, "negative_sampler") != "uniform":
         return None
     return (
-        "standard changes nothing under negative_sampler: uniform, where all logits are lowered by "
-        "the same: it is none"
+        "standard has no effect under negative_sampler: uniform, which lowers all logits by the "
+        "same amount; use none"
     )
 
 

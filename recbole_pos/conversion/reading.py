@@ -189,25 +189,28 @@ def _format(file: Path) -> str | None:
 
 
 def _add_partitions(part: Part, folder: Path) -> Iterator[str]:
-    """Add columns from names of folders, such as country=NO.
+    """Add columns to a part from names of its folders, such as country=NO, while it is iterated.
 
     Yields:
         notes on values that are left out, since the files have a column of that name.
     """
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
+        if not (column and equals):
+            continue
+        known = None if value == _NO_PARTITION else value
         if column in part.columns:
-            if part.columns[column].cast(pa.string()).unique().to_pylist() != [value]:
+            if part.columns[column].cast(pa.string()).unique().to_pylist() != [known]:
                 yield (
                     f"{column}: the files have a column of this name, which is read; the values in "
                     "the names of folders, which differ, are left out"
                 )
-        elif column and equals:
-            cells: pa.Array = pa.nulls(part.rows)
-            if value != _NO_PARTITION:
-                codes = np.zeros(part.rows, np.int32)
-                cells = pa.DictionaryArray.from_arrays(codes, pa.array([value]))
-            part.columns[column] = pa.chunked_array([cells])
+            continue
+        cells: pa.Array = pa.nulls(part.rows)
+        if known is not None:
+            codes = np.zeros(part.rows, np.int32)
+            cells = pa.DictionaryArray.from_arrays(codes, pa.array([known]))
+        part.columns[column] = pa.chunked_array([cells])
 
 
 def _read_parquet(file: Path) -> Part:

@@ -73,9 +73,17 @@ class SequenceContext:
         at: Tensor | None = None,
         features: Any = None,
     ) -> SequenceContext:
-        """Return the context of packed sequences of the given lengths ([b], each in 1..max_length).
+        """Return the context of packed sequences.
 
-        Given ``width``, the largest length, and ``items``, no step waits for the GPU.
+        Args:
+            lengths: [b] number of events of each sequence, from 1 to ``max_length``.
+            max_length: the largest length that the model accepts.
+            times: [m] seconds of the events.
+            items: [m] their items; with these and ``width`` no step waits for the GPU.
+            relations: what the model has prepared between events; kept as it is.
+            width: the largest length where it is known; not verified.
+            at: [b] seconds of the requests.
+            features: features of the events and of users; kept as they are.
 
         Raises:
             ValueError: if a sequence is longer than ``max_length``.

@@ -154,19 +154,24 @@ class _Largest:
             self.merge_waiting()
 
     def merge_waiting(self) -> Tensor:
-        """Merge all waiting candidates; return the rows of the largest products, [n, k]."""
+        """Merge all waiting candidates into the best.
+
+        Returns:
+            [n, k] rows of the largest products of each of the n buckets.
+        """
         if self.waiting:
             bucket, value, where = map(torch.cat, zip(*self.waiting, strict=True))
             self.waiting = []
+            # the candidates of each bucket as a row of a matrix, padded by products of -inf
             order = bucket.argsort(stable=True)
+            bucket, value, where = bucket[order], value[order], where[order]
             count = bucket.bincount(minlength=len(self.best))
-            bucket = bucket[order]
-            place = torch.arange(len(order), device=order.device)
-            place -= (count.cumsum(0) - count)[bucket]
+            first = count.cumsum(0) - count
+            place = torch.arange(len(bucket), device=bucket.device) - first[bucket]
             products = value.new_full((len(count), int(count.amax())), -torch.inf)
-            products[bucket, place] = value[order]
+            products[bucket, place] = value
             rows = where.new_zeros(products.shape)
-            rows[bucket, place] = where[order]
+            rows[bucket, place] = where
             self.merge(products, rows)
         return self.index
 

@@ -140,6 +140,7 @@ class Scheduler:
         Raises:
             UsageError: naming file and field of what is wrong.
         """
+        # a copy looks at every run and raises what is wrong, while this one stays as it is
         rehearsal = Scheduler(self.plan, self.folder, tuple(self.rows), self.packed)
         rehearsal.datasets = self.datasets
         rehearsal.left()
