@@ -231,7 +231,7 @@ def registered() -> Iterator[None]:
     for table, added in kept:
         table._added = added
     sys.path[:] = path
-    for name in ("my_models", "my_package", "my_package.parts"):
+    for name in ("mine", "my_models", "my_package", "my_package.parts"):
         sys.modules.pop(name, None)
 
 

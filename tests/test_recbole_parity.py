@@ -326,7 +326,7 @@ def test_graphs_with_anchors_equal_loops(
     with more nodes than there are."""
     options = {"anchor_overlap": overlap, "anchor_self_weight": 0.5}
     net = scatter(experiment(f"Anchored{model}", **sizes(model), **options).model)
-    monkeypatch.setattr(net, "_far", lambda rows: far)
+    monkeypatch.setattr(net, "_needs_fixed_shapes", lambda rows: far)
     monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2000)
     alias, weights, items = net._get_slice(padded(ALL)[0])[:3]
     n = items.size(1)
