@@ -219,6 +219,11 @@ def test_an_item_is_what_the_formula_says(
     loss = model.window_loss(batch)
     ctx = SequenceContext.from_lengths(batch.lengths, model.max_seq_length, None, batch.items)
     hidden = model.query_states(batch.items, ctx, batch.positions)
+    if use == "late":  # two models read the same events, each its own vectors
+        both = [
+            one.states(batch.items, ctx, batch.positions) for one in (model, model.content_model)
+        ]
+        torch.testing.assert_close(hidden, torch.cat((both[0], model.content_weight * both[1]), -1))
     logits = (hidden @ model.item_vectors().T)[:, 1:]
     logits[:, torch.from_numpy(made.dataset.popularity[1:] == 0)] = -torch.inf
     plain = torch.nn.functional.cross_entropy(logits, batch.targets - 1)
