@@ -136,6 +136,7 @@ def _read_safely_in_trainer(module: ModuleType) -> None:
 
 def _read_safely_in_quick_start(module: ModuleType) -> None:
     def load_data_and_model(original: Callable[..., Any], model_file: Any) -> tuple[Any, ...]:
+        """Do what RecBole's does, with a file that is read without running code."""
         from recbole_pos.experiment.checkpoint import require_same_data
         from recbole_pos.experiment.recbole_file import read
 

@@ -253,7 +253,8 @@ class _Cell:
     handle: Any = None
 
     def show(self, text: str) -> None:
-        from IPython.display import display  # a notebook has it
+        """Print a text in the place of the one before."""
+        from IPython.display import display  # installed wherever a notebook runs
 
         content = {"text/plain": text}
         if self.handle is None:

@@ -90,7 +90,7 @@ def amazon(reviews: Path, meta: Path) -> Tables:
         asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)  # most products have no review
         if asin is None or asin[1] not in wanted:
             continue
-        product = _literal(line, meta)
+        product = _parse_product(line, meta)
         related = product.get("related") or {}
         categories = [name for path in product.get("categories") or [] for name in path]
         products.append(
@@ -253,13 +253,16 @@ def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
             raise UsageError(f"{file}, line {number}: no json object: {error}") from error
 
 
-def _literal(line: str, file: Path) -> dict[str, Any]:
+def _parse_product(line: str, file: Path) -> dict[str, Any]:
     """Parse a product, which the source writes as a Python dict of plain values.
 
     Raises:
         UsageError: if the line is not such a dict.
     """
     try:
-        return ast.literal_eval(line)
-    except (ValueError, SyntaxError) as error:
+        product = ast.literal_eval(line)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise UsageError(f"{file}: no product: {line[:60]}: {error}") from error
+    if not isinstance(product, dict):
+        raise UsageError(f"{file}: no product: {line[:60]}: expected a dict")
+    return product
