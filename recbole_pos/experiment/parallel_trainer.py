@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recbole_pos import distributed
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.checkpoint_writer import CheckpointWriter
+from recbole_pos.experiment.checkpoint import CheckpointWriter
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.values import Options

@@ -151,8 +151,9 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
     """Report model, data and split before the first epoch, with advice on settings."""
     config, loaders = experiment.config, experiment.loaders
-    reporter.line(make_headline(experiment, folder))
-    reporter.event("start", start_facts(experiment, folder))
+    facts = start_facts(experiment, folder)
+    reporter.line(make_headline(facts, folder))
+    reporter.event("start", facts)
     if split := describe(experiment.dataset.split.summary):
         reporter.line(split)
     if advice := suggest_settings(config, experiment.dataset):

@@ -12,8 +12,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.checkpoint import is_old_best_file, old_best_files
-from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.folder import OLD_BEST, RunFolder
 from recbole_pos.reporter import repeat
 from recbole_pos.values import shown
 
@@ -95,7 +94,7 @@ class Mirror:
         """Copy the files from the storage to this machine; each appears once all of it is there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stored = names_in(self.place)
-        best = [self.folder / name for name in stored if is_old_best_file(name, self.checkpoint)]
+        best = [self.folder / name for name in stored if name.startswith(OLD_BEST)]
         for file in (*self.own, *best, self.checkpoint):
             if file.name not in stored:
                 continue
@@ -110,7 +109,7 @@ class Mirror:
         """Copy changed files to the storage; each takes its place once all of it is there."""
         with self.lock:
             self.system.create_dir(self.path)
-            files = [*self.own, *old_best_files(self.checkpoint), self.checkpoint]
+            files = [*self.own, *self.folder.glob(f"{OLD_BEST}*"), self.checkpoint]
             for file in filter(Path.is_file, files):
                 changed = file.stat().st_mtime_ns
                 if self.known.get(file.name) == changed:
