@@ -6,7 +6,6 @@ import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from recbole.trainer import Trainer
 from recbole.utils.case_study import full_sort_scores, full_sort_topk
 
 import recbole_pos
-from recbole_pos import compat
 from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.recbole_file import read
@@ -104,20 +102,11 @@ def test_other_data_are_refused(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_objective_function(tiny: Path) -> None:
+    """It reports its metrics to Ray, in one mapping."""
     found = objective_function({"model": "FPARec", "dataset": "tiny", "data_path": str(tiny),
                                 **SMALL, "epochs": 1})  # fmt: skip
     assert found["model"] == "FPARec" and found["valid_score_bigger"]
     assert found["best_valid_score"] == found["best_valid_result"]["ndcg@10"]
-
-
-def test_ray_gets_one_mapping() -> None:
-    printed: list = []
-    tune, quick_start = ModuleType("tune"), ModuleType("quick_start")
-    tune.report = lambda metrics, *, checkpoint=None: printed.append(metrics)
-    quick_start.tune = tune
-    compat.report_metrics_together(quick_start)
-    quick_start.tune.report(**{"ndcg@10": 0.5})
-    assert printed == [{"ndcg@10": 0.5}]
 
 
 def test_case_studies(experiment) -> None:

@@ -19,7 +19,7 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
-from recbole_pos.experiment.device import Precision, check_precision, require_device
+from recbole_pos.experiment.device import check_precision, require_device
 from recbole_pos.experiment.environment import rank_here
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.launch import Plan, run_as_rank, run_in_parallel
@@ -94,8 +94,8 @@ def run(
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
-        check_precision(config)
         folder = None
+    check_precision(config)
     plan = Plan.from_arguments(args)
     if callbacks and (rank is not None or plan.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
@@ -119,12 +119,6 @@ def _open_interrupted(path: str | Path, config_dict: dict[str, Any]) -> tuple[Ru
         raise UsageError(_RESUME_ONLY)
     folder = RunFolder(path)
     config = load_config(folder if folder.only_begun else folder.require(), config_dict)
-    precision = Precision.from_config(config)
-    if (precision.name, precision.device) == ("fp16", "cpu"):
-        raise UsageError(
-            f"--resume: {folder.path} is trained with precision: fp16, which needs a GPU; continue "
-            "it on a machine with one"
-        )
     _require_dataset(config)
     return folder, config
 
