@@ -30,8 +30,8 @@ test-ray: .venv-ray-oldest/installed .venv-ray-newest/installed  ## searches and
 	.venv-ray-oldest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(RAY_TESTS)
 	.venv-ray-newest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(RAY_TESTS)
 
-.venv-ray-oldest/installed: RAY = ray[data,tune]==$(RAY_OLDEST)
-.venv-ray-newest/installed: RAY = ray[data,tune]<3
+.venv-ray-oldest/installed: RAY = ray[tune]==$(RAY_OLDEST)
+.venv-ray-newest/installed: RAY = ray[tune]<3
 .venv-ray-%/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
 	grep -v '^ray==' constraints.txt > $(@D)/constraints.txt
