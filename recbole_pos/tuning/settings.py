@@ -126,9 +126,9 @@ def read_settings(
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     base = to_plain({k: v for k, v in fixed.items() if k not in EXTRA_KEYS})
-    base["data_path"] = config_of_user.plain[
-        "data_path"
-    ]  # absolute: trials work in folders of their own
+    for name in ("data_path", "item_vectors"):  # absolute: trials work in folders of their own
+        if config_of_user.plain[name] and name not in {*searched.names, *searched.fixed}:
+            base[name] = config_of_user.plain[name]
     base = merge_options(fixed_by_space, base)
     if modules := _collect_plugins(searched, config_of_user["model"], base):
         base["plugins"] = modules
