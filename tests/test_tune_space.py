@@ -322,6 +322,12 @@ def test_parts_of_a_file_for_one_scheme(tmp_path: Path) -> None:
     assert found["rope_base"] == 100 and found["n_layers"] == 1
 
 
+def test_relative_files_are_found_from_the_folders_of_trials(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = settings(write(tmp_path, LEARNING), given={"item_vectors": "vectors.npy"})
+    assert made.base["item_vectors"] == str(tmp_path / "vectors.npy")
+
+
 def test_conditions_of_conditions_hold_together() -> None:
     """What a parent's own condition asks for does not overrule what the child asks for."""
     a, b = Parameter("a", "choice", [1, 2], "f"), ("b", "choice", [1, 2], "f")

@@ -481,7 +481,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     option(
         "--out",
         metavar="FILE",
-        help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv); with --address a folder",
+        help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv)",
     ),
     option(
         "--item_vectors",
@@ -489,10 +489,6 @@ def _evaluate(args: argparse.Namespace) -> None:
         help="content vectors of items that were not there in training, which are recommended too "
         "(models trained with item_vectors)",
     ),
-    option(
-        "--address", help="score on a running Ray cluster: auto, or HOST:PORT (this machine alone)"
-    ),
-    option("--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"),
     *_READING,
     environment=True,
     description="The items with the highest scores after everything a user has done, held-out "
@@ -504,18 +500,7 @@ def _recommend(args: argparse.Namespace) -> None:
 
     names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors because"
     request = BulkRequest(**{name: getattr(args, name) for name in names.split()})
-    if args.address is None:
-        if args.processes is not None:
-            raise UsageError("--processes: goes with --address; threads are OMP_NUM_THREADS")
-        write_recommendations(request, args.out)
-        return
-    if args.out is None:
-        raise UsageError("--address: give --out, a folder that all machines reach")
-    if args.processes is not None and args.processes < 1:
-        raise UsageError(f"--processes: expected 1 or more, found {args.processes}")
-    from recbole_pos.serve.on_ray import recommend_on_ray
-
-    recommend_on_ray(request, args.out, args.address, args.processes)
+    write_recommendations(request, args.out)
 
 
 @_command(

@@ -143,15 +143,17 @@ def read_settings(
     given = {**(config_dict or {}), **({"valid_metric": args.metric} if args.metric else {})}
     user = PosConfig(model, dataset, config_file_list, given, strict=False)
     searched = read_space(space_file(space, user["model"]))
-    names = {*searched.names, *searched.fixed}
-    user.require_read(names)
-    if "position" in names:
-        _require_no_parts(user)
+    user.require_read({*searched.names, *searched.fixed})
     fixed = user.external_config_dict
     overruled = [name for name in searched.names if name in fixed]
     base = to_plain({key: value for key, value in fixed.items() if key not in EXTRA_KEYS})
-    base["data_path"] = user.plain["data_path"]  # absolute: trials work in folders of their own
-    searched, base = searched.without(fixed), merge_options(searched.fixed, base)
+    for name in ("data_path", "item_vectors"):  # absolute: trials work in folders of their own
+        if user.plain[name] and name not in {*searched.names, *searched.fixed}:
+            base[name] = user.plain[name]
+    searched = searched.without(fixed)
+    base = merge_options(searched.fixed, base)
+    if "position" in {*searched.names, *searched.fixed}:
+        _require_no_parts(user)
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     if modules := _collect_plugins(searched, user["model"], base):
