@@ -150,8 +150,8 @@ def read_settings(
     for name in ("data_path", "item_vectors"):  # absolute: trials work in folders of their own
         if user.plain[name] and name not in {*searched.names, *searched.fixed}:
             base[name] = user.plain[name]
-    searched = searched.without(fixed)
     base = merge_options(searched.fixed, base)
+    searched = searched.without(fixed)
     if "position" in {*searched.names, *searched.fixed}:
         _require_no_parts(user)
     if not searched.parameters:

@@ -275,26 +275,22 @@ def _print_head(
 ) -> None:
     """Print the settings of the search, its resources, and facts and warnings about its data."""
     record, settings, reporter = trials.record, trials.settings, trials.reporter
-    names, points = settings.space.names, settings.space.points()
-    size = f"data shared by trials: {shared.nbytes / 1e6:.1f} MB"
-    lines = [
+    split = experiment.dataset.split.summary
+    reporter.line(
         f"{settings.model} on {settings.dataset}: {settings.num_samples} trials by "
         f"{settings.searcher}, scheduler {settings.scheduler}, best valid {settings.metric}; "
-        f"searching {', '.join(names)}; {folder.path}",
-        f"{describe_cluster(settings.resources)}; {size}",
-    ]
+        f"searching {', '.join(settings.space.names)}; {folder.path}"
+    )
+    size = f"data shared by trials: {shared.nbytes / 1e6:.1f} MB"
+    reporter.line(f"{describe_cluster(settings.resources)}; {size}")
     if record.trials:
         ended = len(record.ended)
-        lines.append(f"{ended} trials have ended before; {len(record.unfinished)} resume")
+        reporter.line(f"{ended} trials have ended before; {len(record.unfinished)} resume")
     if settings.overruled:
-        lines.append(f"given, so not searched: {', '.join(settings.overruled)}")
-    if settings.searcher != "grid" and points is not None and points <= settings.num_samples:
-        lines.append(f"the space has {points} combinations; --searcher grid trains each once")
-    if split := describe(experiment.dataset.split.summary):
-        lines.append(split)
-    for line in lines:
-        reporter.line(line)
-    for text in describe_warnings(experiment.dataset.split.summary):
+        reporter.line(f"given, so not searched: {', '.join(settings.overruled)}")
+    if text := describe(split):
+        reporter.line(text)
+    for text in describe_warnings(split):
         reporter.warning(text)
 
 
