@@ -7,6 +7,7 @@ cost in time and memory follows from its size.
 
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -40,7 +41,7 @@ def read(path: str | Path, stand_in: Callable[[str], Any]) -> Any:
         CheckpointError: if the file is missing, not a checkpoint, damaged, or was refused.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # no OSError of a name that is too long
         raise CheckpointError(f"no checkpoint at {path}")
     try:
         _require_archive(path)

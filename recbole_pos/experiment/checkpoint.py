@@ -104,7 +104,7 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     state = _read(path)
     best_file = state.pop("best_file", None)  # 0.2.0 kept the best weights beside it
     if best_file is not None and (not required or "best_weights" in required):
-        best = _read(path.with_name(Path(str(best_file)).name))
+        best = _read(path.parent / Path(str(best_file)[:200]).name)
         if best.get("token") != str(best_file).rpartition("-")[2]:
             raise CheckpointError(f"{path}: {best_file} is of another checkpoint")
         state["best_weights"] = best.get("weights")
