@@ -83,15 +83,10 @@ class Settings:
 
 
 def _checked(make: Callable[[], Settings], num_samples: int | None, where: str = "--") -> Settings:
-    """Return settings whose fields are checked, with at most as many trials as there are points.
+    """Return the settings that ``make`` makes, with at most as many trials as there are points.
 
-    Args:
-        make: makes the settings.
-        num_samples: the number of trials, if the user gives one.
-        where: the file, or what messages have before the name of a field.
-
-    Raises:
-        UsageError: for a field of another type or range, or a grid of too many or other points.
+    A field that pydantic refuses is a UsageError, which begins with ``where``. ``num_samples`` is
+    the number of trials that the user gives; a grid has its own.
     """
     try:
         settings = make()
