@@ -25,7 +25,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.environment import ended_by_signals, find_launchers
+from recbole_pos.experiment.environment import ended_by_signals, find_launcher
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -189,7 +189,8 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     """Print what begins, before torch and RecBole are imported, which takes seconds."""
-    if settings.as_json or any(rank for _, rank, _ in find_launchers(os.environ)):
+    launched = find_launcher(os.environ)
+    if settings.as_json or (launched and launched[1] > 0):
         return
     from recbole_pos.reporter import Reporter
 
