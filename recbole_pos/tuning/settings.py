@@ -28,8 +28,12 @@ from recbole_pos.values import check_choice, shown
 SCHEDULERS = ("asha", "none")
 # Arguments that may also be given with --resume, with their defaults.
 RESUMED: dict[str, Any] = {
-    **{"num_samples": 60, "max_concurrent": None, "storage": None},  # 60 as in the kernel paper
-    **{"cpus_per_trial": 1, "gpus_per_trial": 0, "nproc": 1},
+    "num_samples": 60,  # as in the kernel attention paper
+    "max_concurrent": None,
+    "storage": None,
+    "cpus_per_trial": 1,
+    "gpus_per_trial": 0,
+    "nproc": 1,
 }
 PLACES = ("data_path", "plugins")  # options that may
 _Count = Annotated[int, Field(ge=1)]
