@@ -367,6 +367,7 @@ def test_a_searcher_recalls_what_it_asked(name: str) -> None:
     space = Space(SEARCHED[:3] if name == "grid" else SEARCHED)
     old, new = (make_searcher(name, space, "max", 3) for _ in range(2))
     asked = [old.ask(number) or {} for number in range(8)]
+    assert len({str(options) for options in asked}) > 6
     for number, options in enumerate(asked):
         new.recall(number, options)
     for searcher in (old, new):
