@@ -101,7 +101,7 @@ def test_what_cannot_be_attached(tiny: Path, tmp_path: Path) -> None:
         ({"config_dict": {"rope_base": 100.0}}, "was trained with rope_base"),
         ({"config_dict": {"n_layers": 3}}, "was trained with n_layers"),
         ({"config_dict": {"train_only": ["rope"]}}, "attach decides"),
-        ({"config_dict": {"dataset": "other", "data_path": str(other)}}, "was trained with dataset: tiny"),
+        ({"config_dict": {"dataset": "other", "data_path": str(other)}}, "with dataset: tiny"),
         ({"config_dict": {"data_path": str(shuffled)}}, "other data or another split"),
         ({"config_dict": {"eval_args": {"split": {"GT": [0.8, 0.9]}}}}, "another split"),
         ({"trained": tmp_path / "nowhere"}, "nowhere is not a run folder"),
