@@ -125,7 +125,7 @@ DAMAGES: dict[str, list[Any]] = {
     "progress.training_seconds": [-1.0],
     "progress.best_score": [NAN],
     "progress.best_result": [{"a": NAN}],
-    "progress.history.0": [{"epoch": 0}],
+    "progress.history": [7, [7]],
     "progress.history.0.valid": [{"ndcg@10": HUGE}, {"a\n" * 9999: "x"}],
     "weights.state_dict": [{}],
     "weights.other": [{"forward": 7}],

@@ -103,7 +103,7 @@ def _guard(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
 
 
 # Python's own unpickler in Python: the one in C makes room for whatever number a memo has.
-_Python: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_Python: Any = pickle._Unpickler
 _MAKES = (pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET, pickle.LIST, pickle.TUPLE,
           pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.REDUCE, pickle.NEWOBJ)  # fmt: skip
 _KEYS = {
