@@ -187,8 +187,9 @@ def test_a_lost_report_is_in_the_next_one(folder: SearchFolder, tmp_path: Path) 
     trials = begin(folder, tmp_path / "trials.jsonl", 1)
     trials.on_trial_result("t0", report(1))
     trials.on_trial_result("t0", report(3, curve={"1": 0.1, "2": 0.2, "3": 0.3}))
+    trials.on_trial_result("t0", report(4))
     (known,) = Record(tmp_path / "trials.jsonl").trials
-    assert list(known.curve.items()) == [(1, 0.1), (2, 0.2), (3, 0.3)] and known.score == 0.3
+    assert known.curve == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4} and known.score == 0.4
     known.options = {"position": ["rope"] * 10_000, "cell": "=1+1"}
     trials.active["t0"] = known
     assert len("".join(trials.lines())) < 500
