@@ -496,11 +496,11 @@ def _evaluate(args: argparse.Namespace) -> None:
     epilog=_ENVIRONMENT,
 )
 def _recommend(args: argparse.Namespace) -> None:
-    from recbole_pos.serve.recommend import BulkRequest, write_recommendations
+    from recbole_pos.serve.recommend import write_recommendations
 
-    names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors because"
-    request = BulkRequest(**{name: getattr(args, name) for name in names.split()})
-    write_recommendations(request, args.out)
+    names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
+    given = {name: getattr(args, name) for name in names.split()}
+    write_recommendations(args.run_dir, **given)
 
 
 @_command(
@@ -518,8 +518,7 @@ def _similar(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
-    files = {"items": args.allowed, "exclude": args.exclude}
-    names = {name: None if file is None else read_names(file) for name, file in files.items()}
+    names = {"items": read_names(args.allowed), "exclude": read_names(args.exclude)}
     trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
     report_unknown(trained, Reporter(), **names)
     neighbours = trained.similar(args.items, args.k, names["items"], names["exclude"])

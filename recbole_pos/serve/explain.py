@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +12,6 @@ from recbole.utils import ModelType
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice, scores_and_ranks
-from recbole_pos.serve.fitted import FittedModel
 from recbole_pos.serve.histories import Histories
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import is_whole, shown
@@ -221,11 +218,7 @@ def leave_one_out(
         possible = np.flatnonzero((back == 0) | (some.lengths[owner] > 1))
         for part in np.split(possible, np.arange(BATCH, len(possible), BATCH)):
             whose, left_out = owner[part], back[part]
-            barred = None
-            if exclude_seen:
-                seen = some.some(whose)
-                pairs = torch.repeat_interleave(torch.from_numpy(seen.lengths))
-                barred = pairs, torch.from_numpy(seen.items)
+            barred = some.some(whose).pairs() if exclude_seen else None
             found = scorer.scores(read.some(whose).without(left_out))
             ids = torch.from_numpy(items[whose])
             score[whose, left_out], rank[whose, left_out] = (
@@ -236,67 +229,3 @@ def leave_one_out(
         past = np.where(ages <= most[:, None], some.items[np.maximum(ends - ages, 0)], 0)
         changes = ((x[:, 1:] - x[:, :1]).transpose(0, 2, 1) for x in (score, rank))
         yield Effects(items, past, score[:, 0], rank[:, 0], *changes)
-
-
-class ExplainingModel(FittedModel):
-    """The part of :class:`~recbole_pos.Recommender` that explains recommendations."""
-
-    @torch.inference_mode()
-    def explain(
-        self: Any,
-        history: Any = None,
-        items: Sequence[str] | None = None,
-        k: int = 10,
-        user: str | None = None,
-        exclude_seen: bool | None = None,
-        at: float | str | datetime | None = None,
-    ) -> pd.DataFrame:
-        """Return how score and rank of items change without each of the past interactions.
-
-        Each interaction is left out in turn, with its time; the others and the time of
-        the request stay. Items are ranked among the same candidates as before.
-        :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
-
-        Args:
-            history: one history, as in :meth:`Recommender.recommend`.
-            items: names of the items to explain; the k recommended items if None.
-            k: number of recommended items to explain.
-            user: name of a user in the data, instead of a history.
-            exclude_seen: as in :meth:`Recommender.recommend`.
-            at: time of the request, as there.
-
-        Returns:
-            A row an item and a past interaction the model reads, items as given or the best first,
-            interactions that carried the item most first: ``item``, ``rank``, ``score``, ``past``,
-            the item of the interaction, ``steps_back``, 1 for the newest, ``score_change`` and
-            ``rank_change``: what is added without it; missing if it is the only one.
-
-        Raises:
-            UsageError: if no item of the history is known, the model reads no history, or an item
-                cannot be recommended.
-        """
-        if (history is None) == (user is None):
-            raise UsageError("give a history or a user, one of the two")
-        asked = self.read([history]) if user is None else self.of_users([user])
-        asked = self.requested(asked, at)
-        require_reasons(self.scorer, 1, asked)
-        if not asked.lengths[0]:
-            raise UsageError(
-                "history: no item of it is known to the model, so it gets the most popular items"
-            )
-        choice = self.choice()
-        if items is None:
-            item = next(self.ranked(asked, k, exclude_seen, choice))[2]
-        else:
-            item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
-        if not len(item):
-            raise UsageError("items: none to explain")
-        if self.hides_seen(exclude_seen) and (seen := np.isin(item, asked.items)).any():
-            raise UsageError(
-                f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
-                "are excluded; set exclude_seen to false"
-            )
-        row = np.zeros(len(item), dtype=np.int64)
-        hide = self.hides_seen(exclude_seen)
-        (found,) = leave_one_out(self.scorer, asked, row, item, choice, hide)
-        return found.table(self.items)

@@ -29,25 +29,25 @@ from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import (
     BATCH,
-    ExplainingModel,
     add_reasons,
+    leave_one_out,
     reason_columns,
     reasons,
     require_reasons,
 )
-from recbole_pos.serve.fitted import folder_of
+from recbole_pos.serve.fitted import FittedModel, folder_of
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, top_items
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
 
-POOL = 64  # batches whose histories are sorted by length: little padding
+POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
 
-class Recommender(ExplainingModel):
+class Recommender(FittedModel):
     """A trained model with its catalogue; made by :func:`recbole_pos.fit` and :meth:`load`.
 
     Ids are names, as in the files: a history is a list of item names, oldest first. A history of
@@ -114,29 +114,23 @@ class Recommender(ExplainingModel):
             UsageError: if it is not the folder of a run, or lacks a dataset that the model needs.
             CheckpointError: if the data the model was trained on are not there any more.
         """
-        trained = cls._loaded(run_dir, data_path, histories_only)
+        must_read = data_path is not None or histories_only is False
+        has_dataset = must_read or finds_dataset(run_dir)
+        if must_read or (has_dataset and not histories_only):
+            trained = cls._with_data(run_dir, data_path)
+        else:
+            try:
+                trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
+            except NeedsDataset:
+                if not has_dataset:
+                    raise
+                trained = cls._with_data(run_dir, None)
+            else:
+                if not histories_only:
+                    missing = NeedsDataset("histories of users", trained.config)
+                    warnings.warn(str(missing), RunWarning, 2)
         if item_vectors is not None:
             trained.add_items(item_vectors)
-        return trained
-
-    @classmethod
-    def _loaded(
-        cls, run_dir: str | Path, data_path: str | Path | None, histories_only: bool | None
-    ) -> Recommender:
-        """Load the model, without its dataset where that is possible; see :meth:`load`."""
-        if data_path is not None or histories_only is False:
-            return cls._with_data(run_dir, data_path)
-        has_dataset = finds_dataset(run_dir)
-        if has_dataset and not histories_only:
-            return cls._with_data(run_dir, None)
-        try:
-            trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
-        except NeedsDataset:
-            if not has_dataset:
-                raise
-            return cls._with_data(run_dir, None)
-        if not histories_only:
-            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 3)
         return trained
 
     @classmethod
@@ -188,21 +182,16 @@ class Recommender(ExplainingModel):
         self.scorer = Scorer(model, self.config)
         for cached in ("_every", "_directions"):
             self.__dict__.pop(cached, None)
-        self._require_readable(names)
-        return f"new items by their content: {len(names):,}"
-
-    @torch.inference_mode()
-    def _require_readable(self, item_names: np.ndarray) -> None:
-        """Raise a UsageError if the model cannot encode a history of new items, tried with one."""
-        if not len(item_names):
-            return
+        first = self.read([{"items": names[:1], "times": [0.0] * len(names[:1]), "at": 0.0}])
         try:
-            self.scorer.states(self.read([{"items": [item_names[0]], "times": [0.0], "at": 0.0}]))
+            with torch.inference_mode():
+                self.scorer.scores(first)(torch.tensor([1])) if len(names) else None
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
                 "do not have; add them to the data and train again"
             ) from error
+        return f"new items by their content: {len(names):,}"
 
     def recommend(
         self,
@@ -418,12 +407,14 @@ class Recommender(ExplainingModel):
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Yield tables as :meth:`recommend` returns them, pool by pool in the order of ``asked``,
         each with how many of its items are in the history already."""
-        names = np.array(asked.ids, dtype=object)
         require_reasons(self.scorer, because, asked)
-        for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
+        hides_seen = self.hides_seen(exclude_seen)
+        for begin in range(0, len(asked), POOL):
+            pool = asked.some(np.arange(begin, min(begin + POOL, len(asked))))
+            row, rank, item, score, by = self.ranked(pool, k, exclude_seen, choice)
             table = pd.DataFrame(
                 {
-                    "id": names[row],
+                    "id": np.array(pool.ids, dtype=object)[row],
                     "rank": rank,
                     "item": self.items[item - 1],
                     "score": score,
@@ -431,10 +422,14 @@ class Recommender(ExplainingModel):
                 }
             )
             if because:
-                hide = self.hides_seen(exclude_seen)
-                found = reasons(self.scorer, asked, row, item, because, choice, hide)
+                found = reasons(self.scorer, pool, row, item, because, choice, hides_seen)
                 table = add_reasons(table, found, self.items)
-            yield table, 0 if exclude_seen else asked.having(row, item)
+            yield table, 0 if hides_seen else self._count_seen(pool, row, item)
+
+    def _count_seen(self, asked: Histories, row: np.ndarray, item: np.ndarray) -> int:
+        """Return how many of the pairs [p] of a history and an item the histories have."""
+        size, owner = len(self.items) + 1, np.repeat(np.arange(len(asked)), asked.lengths)
+        return int(pd.Series(row * size + item).isin(owner * size + asked.items).sum())
 
     def require_id(self, name: str) -> int:
         """Return the id of an item; a UsageError if it is not known."""
@@ -445,51 +440,88 @@ class Recommender(ExplainingModel):
     @torch.inference_mode()
     def ranked(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the recommendations of :meth:`parts` as arrays [p]: number of the history, rank
-        from 1, id of the item, score, and whether the score is the model's."""
+    ) -> tuple[np.ndarray, ...]:
+        """Return recommendations as arrays [p], history by history and the best first: number of
+        the history, rank from 1, id of the item, score, and whether the score is the model's."""
         self.require_k(k)
-        hide = self.hides_seen(exclude_seen)
-        for begin in range(0, len(asked), BATCH * POOL):
-            pool = np.arange(begin, min(begin + BATCH * POOL, len(asked)))
-            pool = pool[np.argsort(asked.lengths[pool], kind="stable")]
-            found = [
-                self._batch(asked.some(rows), rows, k, hide, choice)
-                for rows in np.split(pool, np.arange(BATCH, len(pool), BATCH))
-            ]
-            row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
-            order = np.lexsort((rank, row))
-            yield row[order], rank[order], item[order], score[order], by[order]
+        hides_seen, by_length = self.hides_seen(exclude_seen), asked.lengths.argsort(kind="stable")
+        empty, known = np.split(by_length, [int((asked.lengths == 0).sum())])
+        found = [tuple(np.empty(0, kind) for kind in ("i8", "i8", "i8", "f4", "?"))]
+        if len(empty):  # the same for all of them
+            best = top_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
+            found.append(_to_rows(empty, *(np.repeat(x, len(empty), 0) for x in best), False))
+        for rows in np.split(known, np.arange(BATCH, len(known), BATCH)):
+            if len(rows):
+                batch = asked.some(rows)
+                barred = batch.pairs() if hides_seen else None
+                best = top_items(self.scorer.scores(batch), choice, k, barred)
+                found.append(_to_rows(rows, *best, True))
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        order = np.lexsort((columns[1], columns[0]))
+        return tuple(column[order] for column in columns)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
         """Return whether seen items are excluded: as requested, or else as in evaluation."""
         return masks_history(self.config) if exclude_seen is None else exclude_seen
 
-    def _batch(
-        self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
-    ) -> tuple[np.ndarray, ...]:
-        """Return the recommendations of a batch; the most popular items for empty histories."""
-        found = []
-        for by_model in (True, False):
-            members = np.flatnonzero((asked.lengths > 0) == by_model)
-            if not len(members):
-                continue
-            group = asked.some(members)
-            barred = None
-            if exclude_seen:
-                of_row = torch.repeat_interleave(torch.from_numpy(group.lengths))
-                barred = of_row, torch.from_numpy(group.items)
-            if by_model:
-                score, item = top_items(self.scorer.scores(group), choice, k, barred)
-            else:  # the same for all of them
-                score, item = top_items(
-                    lambda ids: self.popularity[ids][None], Choice(choice.items), k
-                )
-                score, item = (np.repeat(x, len(group), 0) for x in (score, item))
-            row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
-            by = np.full(len(row), by_model)
-            found.append((rows[members][row], rank + 1, item[row, rank], score[row, rank], by))
-        return tuple(map(np.concatenate, zip(*found)))  # noqa: B905
+    @torch.inference_mode()
+    def explain(
+        self,
+        history: Any = None,
+        items: Sequence[str] | None = None,
+        k: int = 10,
+        user: str | None = None,
+        exclude_seen: bool | None = None,
+        at: float | str | datetime | None = None,
+    ) -> pd.DataFrame:
+        """Return how score and rank of items change without each of the past interactions.
+
+        Each interaction is left out in turn, with its time; the others and the time of
+        the request stay. Items are ranked among the same candidates as before.
+        :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
+
+        Args:
+            history: one history, as in :meth:`Recommender.recommend`.
+            items: names of the items to explain; the k recommended items if None.
+            k: number of recommended items to explain.
+            user: name of a user in the data, instead of a history.
+            exclude_seen: as in :meth:`Recommender.recommend`.
+            at: time of the request, as there.
+
+        Returns:
+            A row an item and a past interaction the model reads, items as given or the best first,
+            interactions that carried the item most first: ``item``, ``rank``, ``score``, ``past``,
+            the item of the interaction, ``steps_back``, 1 for the newest, ``score_change`` and
+            ``rank_change``: what is added without it; missing if it is the only one.
+
+        Raises:
+            UsageError: if no item of the history is known, the model reads no history, or an item
+                cannot be recommended.
+        """
+        if (history is None) == (user is None):
+            raise UsageError("give a history or a user, one of the two")
+        asked = self.read([history]) if user is None else self.of_users([user])
+        asked = self.requested(asked, at)
+        require_reasons(self.scorer, 1, asked)
+        if not asked.lengths[0]:
+            raise UsageError(
+                "history: no item of it is known to the model, so it gets the most popular items"
+            )
+        choice = self.choice()
+        if items is None:
+            item = self.ranked(asked, k, exclude_seen, choice)[2]
+        else:
+            item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
+        if not len(item):
+            raise UsageError("items: none to explain")
+        if self.hides_seen(exclude_seen) and (seen := np.isin(item, asked.items)).any():
+            raise UsageError(
+                f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
+                "are excluded; set exclude_seen to false"
+            )
+        row, hides_seen = np.zeros(len(item), dtype=np.int64), self.hides_seen(exclude_seen)
+        (found,) = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
+        return found.table(self.items)
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
@@ -578,6 +610,15 @@ class Recommender(ExplainingModel):
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
         return k
+
+
+def _to_rows(
+    histories: np.ndarray, score: np.ndarray, item: np.ndarray, by_model: bool
+) -> tuple[np.ndarray, ...]:
+    """Return the arrays of :meth:`Recommender.ranked` of the best items [b, k] of histories [b]."""
+    row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
+    by = np.full(len(row), by_model)
+    return histories[row], rank + 1, item[row, rank], score[row, rank], by
 
 
 def _unpack(
