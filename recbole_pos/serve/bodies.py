@@ -18,7 +18,7 @@ from pydantic import (
 
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.explain import reasons, require_reasons
+from recbole_pos.serve.explain import leave_one_out, require_reasons, strongest
 from recbole_pos.serve.histories import History, Name, describe_invalid
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.values import shown
@@ -159,20 +159,19 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
     ]
     if asked.because:
         hides_seen = trained.hides_seen(asked.exclude_seen)
-        found = reasons(trained.scorer, some, row, item, asked.because, choice, hides_seen)
+        effects = leave_one_out(trained.scorer, some, row, item, choice, hides_seen)
+        found = strongest(effects, asked.because)
+        found["item"] = trained.items[found["past"] - 1]
+        columns = ["item", "steps_back", "score_change", "rank_change"]
+        reasons: list[list[dict]] = [[] for _ in row]
+        for pair, reason in zip(found["pair"], found[columns].to_dict("records"), strict=True):
+            # json has null for NaN
+            reasons[pair].append({k: None if x != x else x for k, x in reason.items()})
         for answer in answers:
             answer["because"] = []
-        for n, *columns in zip(row, *found, strict=True):
-            answers[n]["because"].append(_name_reasons(trained, *columns))
+        for owner, some_reasons in zip(row, reasons, strict=True):
+            answers[owner]["because"].append(some_reasons)
     return answers
-
-
-def _name_reasons(trained: Recommender, past: np.ndarray, *columns: np.ndarray) -> list[dict]:
-    """Return the past interactions that carried an item; json has null for NaN."""
-    names = trained.items[past[past > 0] - 1]
-    keys = ("item", "steps_back", "score_change", "rank_change")
-    rows = zip(names, *(column.tolist() for column in columns), strict=False)
-    return [{k: None if x != x else x for k, x in zip(keys, row, strict=True)} for row in rows]
 
 
 def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) -> list[dict]:

@@ -32,15 +32,15 @@ from recbole_pos.serve.explain import (
     add_reasons,
     leave_one_out,
     reason_columns,
-    reasons,
     require_reasons,
 )
 from recbole_pos.serve.fitted import FittedModel, folder_of
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, top_items
-from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
+from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
+EXPLAINED = 1 << 10  # the same with reasons, of which each is a history
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
@@ -143,10 +143,11 @@ class Recommender(FittedModel):
             later = dataset.held_out
             if later is None:
                 return dataset
-            growth = later.growth
-            has_new_users = not reads_users(dataset.config["model"], dataset.config.model_class)
-            strangers = [*([] if has_new_users else later.users), *later.lonely]
-            return dataset.with_later(new_users=has_new_users)
+            growth, strangers = later.growth, [*later.lonely]
+            if reads_users(dataset.config["model"], dataset.config.model_class):
+                strangers = [*later.users, *later.lonely]
+                return dataset.with_later(new_users=False)
+            return dataset.with_later(new_users=True)
 
         experiment = load(run_dir, with_later, grown=True, data_path=data_path)
         return cls(experiment, growth, strangers, folder_of(run_dir))
@@ -182,10 +183,11 @@ class Recommender(FittedModel):
         self.scorer = Scorer(model, self.config)
         for cached in ("_every", "_directions"):
             self.__dict__.pop(cached, None)
-        first = self.read([{"items": names[:1], "times": [0.0] * len(names[:1]), "at": 0.0}])
         try:
             with torch.inference_mode():
-                self.scorer.scores(first)(torch.tensor([1])) if len(names) else None
+                for name in names[:1]:
+                    history = {"items": [name], "times": [0.0], "at": 0.0}
+                    self.scorer.scores(self.read([history]))
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
@@ -212,10 +214,10 @@ class Recommender(FittedModel):
             users: names of users in the data; all with an event if neither these nor histories
                 are given.
             histories: of each person a list of items, oldest first, or a mapping with ``items``
-                and perhaps ``id``, ``times`` and ``at`` (in the unit of the time field, or as ISO
-                8601 has them, UTC where no zone is given), ``events`` and ``user`` (for models with
-                ``event_features`` and ``user_features``: by field a list with one value an item,
-                and a value); a Series of lists, by id, or a DataFrame with such columns.
+                and perhaps ``id``, ``times`` and ``at`` (in the unit of the time field, or ISO
+                8601, in UTC without a zone), ``events`` and ``user`` (``event_features`` by field,
+                one value an item, and ``user_features``); a Series of lists, by id; a DataFrame or
+                an Arrow table with such columns.
             k: items a person; fewer rows where fewer are left to recommend.
             exclude_seen: leave out what a history has; None for what the run was evaluated with.
             allowed: names of the items to choose from, such as those in stock; all if None.
@@ -268,16 +270,16 @@ class Recommender(FittedModel):
     @cached_property
     def _fields(self) -> dict[str, dict[str, Field]]:
         """Fields of interactions and users that histories may have, beside items and times."""
-        names = self.dataset.field2id_token
 
         def describe(name: str, embed: Any) -> Field:
-            ids: dict[str, int] = (
-                {} if embed.numeric else {one: i for i, one in enumerate(names[name])}
-            )
-            return None if embed.numeric else (ids, bool(embed.is_list))
+            names = self.dataset.field2id_token[name]
+            return {one: i for i, one in enumerate(names)}, bool(embed.is_list)
 
         return {
-            table: {name: describe(name, embed) for name, embed in fields.items()}
+            table: {
+                name: None if embed.numeric else describe(name, embed)
+                for name, embed in fields.items()
+            }
             for table, fields in self.scorer.fields.items()
         }
 
@@ -311,9 +313,8 @@ class Recommender(FittedModel):
             )
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
-                "at: the model reads the time of the request: now is taken", RunWarning, 3
-            )
+            text = "at: the model reads the time of the request: now is taken"
+            warnings.warn(text, RunWarning, 3)
         return asked.asked_at(time.time() / self._unit)
 
     @cached_property
@@ -348,10 +349,9 @@ class Recommender(FittedModel):
             if not n and user not in self.strangers
         ]
         if absent or not wanted:
-            named = ", ".join(map(shown, absent[:5])) + (", ..." if len(absent) > 5 else "")
             raise UsageError(
                 f"users: {len(absent)} of {len(wanted)} have no event in "
-                f"{shown(dataset.dataset_name)}{': ' if absent else ''}{named}"
+                f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
         events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         items, times = log.items[events].numpy(), log.times[events].numpy()
@@ -409,8 +409,9 @@ class Recommender(FittedModel):
         each with how many of its items are in the history already."""
         require_reasons(self.scorer, because, asked)
         hides_seen = self.hides_seen(exclude_seen)
-        for begin in range(0, len(asked), POOL):
-            pool = asked.some(np.arange(begin, min(begin + POOL, len(asked))))
+        size = EXPLAINED if because else POOL
+        for begin in range(0, len(asked), size):
+            pool = asked.some(np.arange(begin, min(begin + size, len(asked))))
             row, rank, item, score, by = self.ranked(pool, k, exclude_seen, choice)
             table = pd.DataFrame(
                 {
@@ -422,8 +423,8 @@ class Recommender(FittedModel):
                 }
             )
             if because:
-                found = reasons(self.scorer, pool, row, item, because, choice, hides_seen)
-                table = add_reasons(table, found, self.items)
+                effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
+                table = add_reasons(table, effects, because, self.items)
             yield table, 0 if hides_seen else self._count_seen(pool, row, item)
 
     def _count_seen(self, asked: Histories, row: np.ndarray, item: np.ndarray) -> int:
@@ -450,12 +451,12 @@ class Recommender(FittedModel):
         if len(empty):  # the same for all of them
             best = top_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
             found.append(_to_rows(empty, *(np.repeat(x, len(empty), 0) for x in best), False))
-        for rows in np.split(known, np.arange(BATCH, len(known), BATCH)):
-            if len(rows):
-                batch = asked.some(rows)
-                barred = batch.pairs() if hides_seen else None
-                best = top_items(self.scorer.scores(batch), choice, k, barred)
-                found.append(_to_rows(rows, *best, True))
+        for begin in range(0, len(known), BATCH):
+            rows = known[begin : begin + BATCH]
+            batch = asked.some(rows)
+            barred = batch.pairs() if hides_seen else None
+            best = top_items(self.scorer.scores(batch), choice, k, barred)
+            found.append(_to_rows(rows, *best, True))
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.lexsort((columns[1], columns[0]))
         return tuple(column[order] for column in columns)
@@ -520,8 +521,19 @@ class Recommender(FittedModel):
                 "are excluded; set exclude_seen to false"
             )
         row, hides_seen = np.zeros(len(item), dtype=np.int64), self.hides_seen(exclude_seen)
-        (found,) = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
-        return found.table(self.items)
+        found = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
+        found = found.iloc[np.lexsort((found["score_change"], found["pair"]))]
+        return pd.DataFrame(
+            {
+                "item": self.items[item[found["pair"]] - 1],
+                "rank": found["rank"].astype(np.int64),
+                "score": found["score"],
+                "past": self.items[found["past"] - 1],
+                "steps_back": found["steps_back"],
+                "score_change": found["score_change"],
+                "rank_change": found["rank_change"].astype("Int64"),
+            }
+        ).reset_index(drop=True)
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
@@ -535,9 +547,9 @@ class Recommender(FittedModel):
         vectors, asked = self.scorer.require_vectors(), self.requested(self.read(histories))
         states = np.zeros((len(asked), vectors.size(1)), dtype=np.float32)
         known = np.flatnonzero(asked.lengths)
-        for rows in np.split(known, np.arange(BATCH, len(known), BATCH)):
-            if len(rows):
-                states[rows] = self.scorer.states(asked.some(rows)).cpu().numpy()
+        for begin in range(0, len(known), BATCH):
+            rows = known[begin : begin + BATCH]
+            states[rows] = self.scorer.states(asked.some(rows)).cpu().numpy()
         return states
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
