@@ -292,11 +292,3 @@ class _Bar(Progress):
         if self.tasks:
             self.update(self.row, completed=self.watched.done, speed=self.watched.speed)
         yield from super().get_renderables()
-
-
-def wide_console() -> Console:
-    """Rich's, with room for a table where there is no terminal whose width it must fit."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    return console

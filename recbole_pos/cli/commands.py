@@ -340,11 +340,10 @@ _ADDERS.append(_add_inspect)
     "time. Writes attention.json and pictures into the run folder.",
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.attention_report import inspect_attention, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.inspect.attention_report import inspect_attention
 
     given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
-    show(inspect_attention(*given), wide_console())
+    print(inspect_attention(*given))
 
 
 @_command(
@@ -360,10 +359,9 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     "and relations.png into the run folder.",
 )
 def _inspect_relations(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.relation_use import inspect_relations, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.inspect.relation_use import inspect_relations
 
-    show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
+    print(inspect_relations(args.checkpoint, args.batches, args.data_path))
 
 
 @_command(
@@ -384,11 +382,10 @@ def _inspect_relations(args: argparse.Namespace) -> None:
     "products in one session and between two. Writes encoding_SCHEME.png.",
 )
 def _inspect_encoding(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.encoding import inspect_encoding, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.inspect.encoding import inspect_encoding
 
     given = args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
-    show(inspect_encoding(*given), max(args.length), wide_console())
+    print(inspect_encoding(*given))
 
 
 @_command(

@@ -145,7 +145,7 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
         reach = trained.scorer.reach
         read = some.lengths if reach is None else np.minimum(some.lengths, reach)
         _limit("because: interactions to leave out", int(read.sum()), limits.max_left_out)
-    row, _, item, score, _ = trained.ranked(some, asked.k, asked.exclude_seen, choice)
+    row, _, item, score = trained.ranked(some, asked.k, asked.exclude_seen, choice)
     best = _split(trained, len(some), row, item, score)
     answers: list[dict] = [
         {

@@ -49,7 +49,7 @@ def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
 
 
 def reason_columns(because: int) -> list[str]:
-    """Return the names of the columns of ``because`` reasons, numbered from 1."""
+    """Return the names of the columns of reasons, numbered from 1."""
     return [f"{name}_{n}" for n in range(1, because + 1) for name in COLUMNS]
 
 

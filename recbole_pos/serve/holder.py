@@ -106,7 +106,7 @@ class ModelHolder:
             "loaded": _utc(time.time()),
             "items": len(trained.items),
             "users": trained.dataset.user_num - 1,
-            "events": trained.events,
+            "events": trained.about()["interactions"],
             "unknown_items": trained.growth.items,
         }
         if unfinished(folder):

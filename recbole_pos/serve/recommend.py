@@ -19,9 +19,8 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import whole
 from recbole_pos.reporter import Reporter
-from recbole_pos.serve.explain import reason_columns
 from recbole_pos.serve.histories import Histories, read_parts
-from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
+from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.values import escape_formula, shown
 
 _FEW = 30  # so many recommendations or fewer are printed, too
@@ -117,7 +116,6 @@ def write_recommendations(
         _report_growth(trained, reporter)
         choice = trained.choice(names["items"], names["exclude"])
         report_unknown(trained, reporter, **names)
-        table = pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(because)])
         parts = iter([trained.of_users(users)]) if histories is None else _read(trained, histories)
         with reporter.task("recommending") as task:
             for asked in parts:
@@ -129,8 +127,6 @@ def write_recommendations(
                     if file.suffix != ".parquet":
                         counts.escaped += _escape_formulas(table)
                     write(table)
-        if not counts.rows:
-            write(table)
     if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
         reporter.line(table.to_string(index=False))
     counts.report(reporter, trained.config["model"], exclude_seen)
@@ -147,6 +143,8 @@ def _read(trained: Recommender, file: str | Path) -> Iterator[Histories]:
         except UsageError as error:
             raise UsageError(f"{file}, counted from {begin:,}: {error}") from error
         begin += len(part)
+    if not begin:  # of which comes a table without rows
+        yield trained.read([])
 
 
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:

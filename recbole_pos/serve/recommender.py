@@ -24,17 +24,15 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.files import TemporaryFolder
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import (
     BATCH,
     add_reasons,
     leave_one_out,
-    reason_columns,
     require_reasons,
 )
-from recbole_pos.serve.fitted import FittedModel, folder_of
+from recbole_pos.serve.fitted import FittedModel, folder_of, unpack
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, top_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
@@ -44,7 +42,6 @@ EXPLAINED = 1 << 10  # the same with reasons, of which each is a history
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
-COLUMNS = ("rank", "item", "score", "by")
 
 
 class Recommender(FittedModel):
@@ -81,7 +78,6 @@ class Recommender(FittedModel):
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(self.config["model"], type(experiment.model))
         counts = torch.from_numpy(dataset.popularity).float()
-        self.events = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
         self._has_warned = False
@@ -154,7 +150,7 @@ class Recommender(FittedModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
-        return _unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
+        return unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
 
     def add_items(self, item_vectors: Any) -> str:
         """Add items that were not in the training data to the catalogue, by their content vectors.
@@ -167,7 +163,7 @@ class Recommender(FittedModel):
             A sentence with the number of new items.
 
         Raises:
-            UsageError: if the model reads no content or other attributes, or vectors do not fit.
+            UsageError: if the model does not read content alone, or vectors do not fit.
         """
         model, dataset = self.experiment.model, self.dataset
         if getattr(model, "content_source", None) is None:
@@ -248,10 +244,8 @@ class Recommender(FittedModel):
         choice = self.choice(allowed, excluded, boosts)
         asked = self.of_users(users) if histories is None else self.read(histories)
         asked = self.requested(asked, at)
-        parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice, because)]
-        if not parts:
-            return pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(because)])
-        return pd.concat(parts, ignore_index=True)
+        parts = self.parts(asked, k, exclude_seen, choice, because)
+        return pd.concat([table for table, _ in parts], ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
         """Check histories and look up the ids of their items; see :func:`read_histories`.
@@ -270,28 +264,24 @@ class Recommender(FittedModel):
     @cached_property
     def _fields(self) -> dict[str, dict[str, Field]]:
         """Fields of interactions and users that histories may have, beside items and times."""
-
-        def describe(name: str, embed: Any) -> Field:
-            names = self.dataset.field2id_token[name]
-            return {one: i for i, one in enumerate(names)}, bool(embed.is_list)
-
-        return {
-            table: {
-                name: None if embed.numeric else describe(name, embed)
-                for name, embed in fields.items()
-            }
-            for table, fields in self.scorer.fields.items()
-        }
+        fields: dict[str, dict[str, Field]] = {table: {} for table in self.scorer.fields}
+        for table, embeds in self.scorer.fields.items():
+            for name, embed in embeds.items():
+                fields[table][name] = None
+                if not embed.numeric:
+                    names = self.dataset.field2id_token[name]
+                    fields[table][name] = (
+                        {one: i for i, one in enumerate(names)},
+                        bool(embed.is_list),
+                    )
+        return fields
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
         """Return histories with a time of the request each, if the model reads it.
 
         Args:
             asked: the histories.
-            at: time of the requests that have none; now if None.
-
-        Warns:
-            RunWarning: once, if the present time is taken.
+            at: time of the requests that have none; now if None, with a warning the first time.
 
         Raises:
             UsageError: for a time that the model does not read, or before the newest event.
@@ -398,39 +388,31 @@ class Recommender(FittedModel):
         return Choice(torch.arange(1, len(self.ids) + 1))
 
     def parts(
-        self,
-        asked: Histories,
-        k: int,
-        exclude_seen: bool | None,
-        choice: Choice,
-        because: int = 0,
+        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Yield tables as :meth:`recommend` returns them, pool by pool in the order of ``asked``,
         each with how many of its items are in the history already."""
         require_reasons(self.scorer, because, asked)
         hides_seen = self.hides_seen(exclude_seen)
         size = EXPLAINED if because else POOL
-        for begin in range(0, len(asked), size):
+        for begin in range(0, max(len(asked), 1), size):
             pool = asked.some(np.arange(begin, min(begin + size, len(asked))))
-            row, rank, item, score, by = self.ranked(pool, k, exclude_seen, choice)
+            row, rank, item, score = self.ranked(pool, k, exclude_seen, choice)
             table = pd.DataFrame(
                 {
                     "id": np.array(pool.ids, dtype=object)[row],
                     "rank": rank,
                     "item": self.items[item - 1],
                     "score": score,
-                    "by": np.where(by, MODEL, POPULARITY),
+                    "by": np.where(pool.lengths[row] > 0, MODEL, POPULARITY),
                 }
             )
             if because:
                 effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
                 table = add_reasons(table, effects, because, self.items)
-            yield table, 0 if hides_seen else self._count_seen(pool, row, item)
-
-    def _count_seen(self, asked: Histories, row: np.ndarray, item: np.ndarray) -> int:
-        """Return how many of the pairs [p] of a history and an item the histories have."""
-        size, owner = len(self.items) + 1, np.repeat(np.arange(len(asked)), asked.lengths)
-        return int(pd.Series(row * size + item).isin(owner * size + asked.items).sum())
+            owner, n_items = np.repeat(np.arange(len(pool)), pool.lengths), len(self.items) + 1
+            seen = pd.Series(row * n_items + item).isin(owner * n_items + pool.items)
+            yield table, int(seen.sum())
 
     def require_id(self, name: str) -> int:
         """Return the id of an item; a UsageError if it is not known."""
@@ -443,20 +425,20 @@ class Recommender(FittedModel):
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> tuple[np.ndarray, ...]:
         """Return recommendations as arrays [p], history by history and the best first: number of
-        the history, rank from 1, id of the item, score, and whether the score is the model's."""
+        the history, rank from 1, id of the item, and score."""
         self.require_k(k)
         hides_seen, by_length = self.hides_seen(exclude_seen), asked.lengths.argsort(kind="stable")
         empty, known = np.split(by_length, [int((asked.lengths == 0).sum())])
-        found = [tuple(np.empty(0, kind) for kind in ("i8", "i8", "i8", "f4", "?"))]
+        found = [tuple(np.empty(0, kind) for kind in ("i8", "i8", "i8", "f4"))]
         if len(empty):  # the same for all of them
             best = top_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
-            found.append(_to_rows(empty, *(np.repeat(x, len(empty), 0) for x in best), False))
+            found.append(_to_rows(empty, *(np.repeat(x, len(empty), 0) for x in best)))
         for begin in range(0, len(known), BATCH):
             rows = known[begin : begin + BATCH]
             batch = asked.some(rows)
             barred = batch.pairs() if hides_seen else None
             best = top_items(self.scorer.scores(batch), choice, k, barred)
-            found.append(_to_rows(rows, *best, True))
+            found.append(_to_rows(rows, *best))
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.lexsort((columns[1], columns[0]))
         return tuple(column[order] for column in columns)
@@ -522,18 +504,12 @@ class Recommender(FittedModel):
             )
         row, hides_seen = np.zeros(len(item), dtype=np.int64), self.hides_seen(exclude_seen)
         found = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
-        found = found.iloc[np.lexsort((found["score_change"], found["pair"]))]
-        return pd.DataFrame(
-            {
-                "item": self.items[item[found["pair"]] - 1],
-                "rank": found["rank"].astype(np.int64),
-                "score": found["score"],
-                "past": self.items[found["past"] - 1],
-                "steps_back": found["steps_back"],
-                "score_change": found["score_change"],
-                "rank_change": found["rank_change"].astype("Int64"),
-            }
-        ).reset_index(drop=True)
+        found = found.sort_values(["pair", "score_change"], kind="stable", ignore_index=True)
+        found.insert(0, "item", self.items[item[found["pair"]] - 1])
+        found["past"] = self.items[found["past"] - 1]
+        found = found.astype({"rank": np.int64, "rank_change": "Int64"})
+        columns = ["item", "rank", "score", "past", "steps_back", "score_change", "rank_change"]
+        return found[columns]
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
@@ -581,8 +557,7 @@ class Recommender(FittedModel):
         Raises:
             UsageError: for unknown items, or a model without vectors.
         """
-        is_single = isinstance(items, str) or not isinstance(items, Iterable)
-        names = [str(item) for item in ([items] if is_single else items)]
+        names = list(map(str, np.atleast_1d(items)))
         for name in names:
             self.require_id(name)
         row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
@@ -601,51 +576,25 @@ class Recommender(FittedModel):
         self.require_k(k)
         vectors = self._directions
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
-        cosine, item = top_items(
-            lambda some: products(vectors[ids], vectors, some),
-            choice,
-            k,
-            (torch.arange(len(ids)), ids),
-        )
-        row, rank = np.nonzero(cosine > -np.inf)
-        return row, rank + 1, item[row, rank], cosine[row, rank]
+        barred = torch.arange(len(ids)), ids
+        best = top_items(lambda some: products(vectors[ids], vectors, some), choice, k, barred)
+        return _to_rows(np.arange(len(ids)), *best)
 
     @cached_property
     def _directions(self) -> Tensor:
         """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
-    def require_k(self, k: int) -> int:
-        """Return k; raise a UsageError unless it is from 1 to the number of items."""
+    def require_k(self, k: int) -> None:
+        """Raise a UsageError unless k is from 1 to the number of items."""
         if not (is_whole(k) and 1 <= k <= len(self.items)):
             raise UsageError(
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
-        return k
 
 
-def _to_rows(
-    histories: np.ndarray, score: np.ndarray, item: np.ndarray, by_model: bool
-) -> tuple[np.ndarray, ...]:
-    """Return the arrays of :meth:`Recommender.ranked` of the best items [b, k] of histories [b]."""
-    row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
-    by = np.full(len(row), by_model)
-    return histories[row], rank + 1, item[row, rank], score[row, rank], by
-
-
-def _unpack(
-    kind: type[Recommender],
-    files: dict[str, bytes],
-    dataset: Any,
-    growth: Growth,
-    strangers: list[str],
-) -> Recommender:
-    """Restore a pickled model: write its run into a temporary folder and load it from there."""
-    home = TemporaryFolder()
-    for name, content in files.items():
-        (home.path / name).write_bytes(content)
-    if dataset is None:
-        experiment = load_without_data(home.path)
-    else:
-        experiment = load(home.path, dataset=dataset, grown=True)
-    return kind(experiment, growth, strangers, RunFolder(home.path), [home])
+def _to_rows(asked: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the best items [b, k] of what is asked for [b] as arrays [p]: what is asked for, rank
+    from 1, item and score; without those whose score is -inf, where few are left."""
+    row, rank = np.nonzero(score > -np.inf)
+    return asked[row], rank + 1, item[row, rank], score[row, rank]
