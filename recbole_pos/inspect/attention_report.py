@@ -218,7 +218,7 @@ def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
 
 def _measures_table(content: dict[str, Any]) -> pd.DataFrame:
     """Return a table of the measures: a row per head, a mean per layer, and equal attention."""
-    rows = []
+    rows: list[tuple[Any, Any, Any]] = []
     for layer in content["layers"]:
         heads = layer["heads"] if len(layer["heads"]) > 1 else []
         rows += [(layer["layer"], number, head) for number, head in enumerate(heads, 1)]

@@ -188,18 +188,18 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     columns = min(len(pairs), 4)
     rows = math.ceil(len(pairs) / columns)
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
-    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
     top = max(np.abs(rows).max() for rows in vectors.values())
     labels = [("column of the encoding", "event (0: oldest)", f"{n} events") for n in lengths]
     style = {"label": "value", "cmap": "RdBu_r", "vmin": -top, "vmax": top}
-    _draw_images(above, (1, len(lengths)), list(vectors.values()), labels, **style)
+    _draw_images(halves[0], (1, len(lengths)), list(vectors.values()), labels, **style)
     low, high = min(map(np.min, products)), max(map(np.max, products))
     labels = [
         (f"event of {b}", f"event of {a}", "within one history" if a == b else "between two")
         for a, b in pairs
     ]
     style = {"label": "dot product", "cmap": "viridis", "vmin": low, "vmax": high}
-    _draw_images(below, (rows, columns), products, labels, **style)
+    _draw_images(halves[1], (rows, columns), products, labels, **style)
     return write(figure, file, title)
 
 

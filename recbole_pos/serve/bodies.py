@@ -8,7 +8,6 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import (
-    AfterValidator,
     BaseModel,
     FailFast,
     Field,
@@ -32,11 +31,7 @@ class Refusal(UsageError):
         self.status = status
 
 
-def _to_texts(names: list[str | int] | None) -> list[str] | None:
-    return None if names is None else list(map(str, names))
-
-
-_Names = Annotated[list[Name] | None, FailFast(), AfterValidator(_to_texts)]
+_Names = Annotated[list[Name] | None, FailFast()]
 _LIST = {"type": "array", "items": {"type": ["string", "integer"]}, "description": "oldest first"}
 _SCHEMA = WithJsonSchema({"anyOf": [History.model_json_schema(), _LIST]})
 
@@ -72,7 +67,7 @@ class RecommendBody(_Body):
             Name of a model -> numbers of its histories or users, and a body with only these.
         """
         field = "users" if self.histories is None else "histories"
-        asked: list[Any] = self.histories or list(dict.fromkeys(self.users or ()))
+        asked: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
         parts: dict[str, list[int]] = {}
         for number, one in enumerate(asked):
             key = one.id if isinstance(one, History) else one
@@ -88,7 +83,7 @@ class RecommendBody(_Body):
 class SimilarBody(_Body):
     """Items whose neighbours are wanted."""
 
-    items: Annotated[list[Name], FailFast(), AfterValidator(_to_texts)] = Field(min_length=1)
+    items: Annotated[list[Name], FailFast()] = Field(min_length=1)
     k: int = 10
     allowed: _Names = None
     excluded: _Names = None
@@ -181,17 +176,18 @@ def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArgument
         UsageError: for unknown items, or a model without vectors.
         Refusal: where a limit is exceeded.
     """
-    _limit("items", len(asked.items), limits.max_histories)
+    names = list(map(str, asked.items))
+    _limit("items", len(names), limits.max_histories)
     _limit("k", asked.k, limits.max_k, 422)
-    for name in asked.items:  # not by require_id, whose search for similar names takes seconds
+    for name in names:  # not by require_id, whose search for similar names takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
     choice = trained.choice(asked.allowed, asked.excluded)
-    row, _, item, cosine = trained.nearest(asked.items, asked.k, choice)
-    best = _split(trained, len(asked.items), row, item, cosine.astype(float))
+    row, _, item, cosine = trained.nearest(names, asked.k, choice)
+    best = _split(trained, len(names), row, item, cosine.astype(float))
     return [
         {"id": name, "items": items, "cosines": cosines}
-        for name, (items, cosines) in zip(asked.items, best, strict=True)
+        for name, (items, cosines) in zip(names, best, strict=True)
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -65,11 +67,11 @@ def add_reasons(
         names: [items] names of the catalogue.
     """
     reasons = strongest(effects, because)
-    names_by_id = np.append(names, None)  # the id 0, of no reason, is the last of them
-    parts: list[pd.Series] = []
+    names_by_id = np.concatenate([[None], names])
+    parts: list[Any] = []
     for n in range(1, because + 1):
         one = reasons[reasons["reason"] == n].set_index("pair").reindex(range(len(table)))
-        past = names_by_id[one["past"].fillna(0).to_numpy(np.int64) - 1]
+        past = names_by_id[one["past"].fillna(0).to_numpy(np.int64)]
         parts += [past, one["score_change"].astype("float32"), one["rank_change"].astype("Int64")]
     return table.assign(**dict(zip(reason_columns(because), parts, strict=True)))
 

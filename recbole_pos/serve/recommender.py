@@ -318,7 +318,7 @@ class Recommender(FittedModel):
         first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
         return seconds if 1 < first and last < 2100 - 1970 else None
 
-    def of_users(self, users: Sequence[str] | None = None) -> Histories:
+    def of_users(self, users: Sequence[str | int] | None = None) -> Histories:
         """Return the histories of users in the data, each user once; of all with an event if None.
 
         Raises:
@@ -351,8 +351,8 @@ class Recommender(FittedModel):
 
     def choice(
         self,
-        allowed: Iterable[str] | None = None,
-        excluded: Iterable[str] | None = None,
+        allowed: Iterable[str | int] | None = None,
+        excluded: Iterable[str | int] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> Choice:
         """Return the items that may be recommended and their boosts; unknown names are left out.
