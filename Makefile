@@ -73,8 +73,8 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py
 
-bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
-	$(BIN)/python benchmarks/peers.py
+bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed .venv-rechub/installed  ## speed against RecTools, RePlay and torch-rechub
+	$(BIN)/python benchmarks/peers.py $(ARGS)
 
 bench-quality: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## training until RecTools and RePlay are as good; writes results/quality_peers.md
 	$(BIN)/python benchmarks/quality.py $(ARGS)

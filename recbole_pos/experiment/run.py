@@ -19,14 +19,15 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
-from recbole_pos.experiment.device import Precision, check_precision, require_device
+from recbole_pos.experiment.device import check_device
 from recbole_pos.experiment.environment import rank_here
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.launch import Plan, run_as_rank, run_in_parallel
+from recbole_pos.experiment.launch import check_processes, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import load_dataset, train
 from recbole_pos.reporter import Reporter
+from recbole_pos.values import is_whole
 
 
 def run(
@@ -92,16 +93,15 @@ def run(
         folder, config = _open_interrupted(resume, config_dict)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
-        require_device(config)
-        check_precision(config)
+        check_device(config)
         folder = None
-    plan = Plan.from_arguments(args)
-    if callbacks and (rank is not None or plan.world_size > 1):
+    args = check_processes(args)
+    if callbacks and (rank is not None or args.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
         return run_as_rank(rank, args, config, run_dir)
-    if plan.world_size > 1:
-        return run_in_parallel(args, plan, config, run_dir)
+    if args.world_size > 1:
+        return run_in_parallel(args, config, run_dir)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
     return train(config, folder, run_dir, reporter, callbacks=callbacks)
 
@@ -113,38 +113,24 @@ _RESUME_ONLY = (
 
 
 def _open_interrupted(path: str | Path, config_dict: dict[str, Any]) -> tuple[RunFolder, PosConfig]:
-    """Return the folder and the configuration of a run to resume.
-
-    Raises:
-        UsageError: for options that must not change, or a run that cannot be resumed here.
-    """
+    """Return the folder and the configuration of a run to resume, if it can be resumed here."""
     if set(config_dict) - {"epochs", "data_path", "plugins"}:
         raise UsageError(_RESUME_ONLY)
     folder = RunFolder(path)
     config = load_config(folder if folder.only_begun else folder.require(), config_dict)
-    _require_precision(config, folder)
+    if config["precision"] == "fp16" and config["device"].type == "cpu":
+        raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
     _require_dataset(config)
     return folder, config
 
 
 def _require_patience(args: RunArguments) -> None:
     """Refuse a number of restarts or a time to wait that is not one."""
-    if not (isinstance(args.max_restarts, int) and args.max_restarts >= 0):
-        raise UsageError(
-            f"--max_restarts: expected a whole number of at least 0, found {args.max_restarts}"
-        )
-    if not 0 < args.join_timeout < math.inf:
-        raise UsageError(f"--join_timeout: expected seconds above 0, found {args.join_timeout}")
-
-
-def _require_precision(config: PosConfig, folder: RunFolder) -> None:
-    """Refuse to resume on a CPU a run in float16, which would train otherwise than it began."""
-    precision = Precision.from_config(config)
-    if (precision.name, precision.device) == ("fp16", "cpu"):
-        raise UsageError(
-            f"--resume: {folder.path} is trained with precision: fp16, which needs a GPU, and this "
-            "run would go on on a CPU; continue it on a machine with a GPU"
-        )
+    restarts, timeout = args.max_restarts, args.join_timeout
+    if not (is_whole(restarts) and restarts >= 0):
+        raise UsageError(f"--max_restarts: expected a whole number of at least 0, found {restarts}")
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"--join_timeout: expected seconds above 0, found {timeout}")
 
 
 def load(
@@ -243,9 +229,7 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
     """
     if os.path.isfile(path):
         file = Path(path)
-        state = checkpoint.load(file, ("config",))
-        state["config"] |= options
-        return file, RunFolder(file.parent), config_in(state, file)
+        return file, RunFolder(file.parent), config_in(checkpoint.load(file), file, options)
     folder = RunFolder(path).require()
     config = load_config(folder, options)
     if folder.data.is_dir() and "data_path" not in options and not _has_dataset(config):
