@@ -342,10 +342,10 @@ _ADDERS.append(_add_inspect)
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.attention_report import inspect_attention, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.reporter import Reporter
 
     given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
-    show(inspect_attention(*given), wide_console())
+    show(inspect_attention(*given), Reporter().console)
 
 
 @_command(
@@ -362,9 +362,9 @@ def _inspect_attention(args: argparse.Namespace) -> None:
 )
 def _inspect_relations(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.relation_use import inspect_relations, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.reporter import Reporter
 
-    show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
+    show(inspect_relations(args.checkpoint, args.batches, args.data_path), Reporter().console)
 
 
 @_command(
@@ -386,10 +386,10 @@ def _inspect_relations(args: argparse.Namespace) -> None:
 )
 def _inspect_encoding(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.encoding import inspect_encoding, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.reporter import Reporter
 
     given = args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
-    show(inspect_encoding(*given), max(args.length), wide_console())
+    show(inspect_encoding(*given), max(args.length), Reporter().console)
 
 
 @_command(

@@ -198,7 +198,7 @@ _TABLE: list[Option] = [
     ),
     Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
     *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
-    _choice("logger", "tensorboard mlflow wandb csv", example=["csv"], alone=True, role=SCHEDULE),
+    _choice("logger", "tensorboard mlflow wandb", example=["mlflow"], alone=True, role=SCHEDULE),
     _choice("data_on_device", "auto always never", role=SCHEDULE),
     _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
     Option("memory_limit", role=SCHEDULE, check=option.check_memory_limit),

@@ -58,7 +58,6 @@ class Experiment:
 
 def prepare(
     config: PosConfig,
-    folder: RunFolder | None = None,
     fresh: bool = True,
     dataset: PosDataset | PosSequentialDataset | None = None,
 ) -> Experiment:
@@ -66,7 +65,6 @@ def prepare(
 
     Args:
         config: configuration of the run.
-        folder: folder of the run, if it has one already.
         fresh: whether the run starts from the beginning. Otherwise weights come from a checkpoint,
             and ``init_from`` and ``update_from`` are not read.
         dataset: a dataset of this configuration; read from its files if None.
@@ -111,7 +109,7 @@ def prepare(
     start_from(model, config, dataset.identity, weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
-    trainer = PosTrainer(config, model, folder)
+    trainer = PosTrainer(config, model)
     require_scores(config, dataset, trainer.part or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     loaders: dict[str, Any] = {"train": train, **held_out}
@@ -119,16 +117,16 @@ def prepare(
 
 
 def read_dataset(
-    config: PosConfig, known: Known | None = None, alone: bool = False
+    config: PosConfig, folder: RunFolder | None = None, alone: bool = False
 ) -> PosDataset | PosSequentialDataset:
     """Read the interactions from their files; ``build`` is still to be called.
 
     Args:
         config: configuration of the run.
-        known: vocabulary of an earlier run, whose names keep their ids; if None, that of the run
-            in ``update_from``.
+        folder: an earlier run, whose names keep their ids; if None, that in ``update_from``.
         alone: whether interactions that the earlier run did not have are held out.
     """
+    known = None if folder is None else load_vocabulary(folder, config)
     if known is None and config["update_from"]:
         known = load_vocabulary(updated_run(config["update_from"]), config)
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
