@@ -261,12 +261,9 @@ class TextReader:
 
     def _cells(self, line: str, separator: str) -> list[str]:
         """Return the cells of a line."""
-        if not self.quotes:
-            return line.split(separator)
-        try:
-            return next(csv.reader([line], delimiter=separator))
-        except csv.Error:  # a cell exceeds the limit of Python's csv
-            return line.split(separator)
+        return (
+            next(csv.reader([line], delimiter=separator)) if self.quotes else line.split(separator)
+        )
 
     def _column_names(self, file: Path, line: str) -> list[str]:
         """Return the names of columns, from the options or the first line."""
