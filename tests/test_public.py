@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -152,7 +151,7 @@ RAW = {
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Descriptions with the counts of the small logs."""
     folder = tmp_path_factory.mktemp("described")
     for name in RAW:
@@ -161,19 +160,29 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         lines = [line for line in text.splitlines() if not line.startswith("  counts:")]
         lines.append(f"  counts: {{users: {USERS}, items: {ITEMS}, events: {USERS * ITEMS}}}\n")
         (folder / name / f"{name}.yaml").write_text("\n".join(lines))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recbole_pos.public.described.DATASETS", folder)
-        patch.setattr("recbole_pos.public.recipes.ZVUK_USERS", USERS)
-        yield folder
+    return folder
+
+
+def take_small(described: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("recbole_pos.public.described.DATASETS", described)
+    patch.setattr("recbole_pos.public.recipes.ZVUK_USERS", USERS)
+
+
+@pytest.fixture
+def small(described: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    take_small(described, monkeypatch)
+    return described
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory, described: Path) -> Path:
     """Every log, built of its raw files by the command line."""
     folder = tmp_path_factory.mktemp("built")
-    for name, write in RAW.items():
-        raw = map(str, write(tmp_path_factory.mktemp(name)))
-        assert main(["data", "build", name, *raw, "--data_path", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        take_small(described, patch)
+        for name, write in RAW.items():
+            raw = map(str, write(tmp_path_factory.mktemp(name)))
+            assert main(["data", "build", name, *raw, "--data_path", str(folder)]) == 0
     return folder
 
 
@@ -213,7 +222,7 @@ def loaded(folder: Path, name: str, **options):
     return dataset
 
 
-def test_what_stands_in_the_tables(built: Path) -> None:
+def test_what_stands_in_the_tables(built: Path, small: Path) -> None:
     text = (built / "ml-1m" / "ml-1m.item").read_text()
     assert text.splitlines()[0] == "item_id:token\ttitle:token\trelease_year:token\tgenre:token_seq"
     assert 'Caf\xe9 3: A ""b""' in text and "\t1993\tComedy Sci-Fi" in text
@@ -239,7 +248,7 @@ def test_what_stands_in_the_tables(built: Path) -> None:
 
 
 def test_counts_are_checked_where_the_filters_are_those_of_the_log(
-    tmp_path: Path, built: Path
+    tmp_path: Path, built: Path, small: Path
 ) -> None:
     folder = Path(shutil.copytree(built, tmp_path / "d"))
     options = {"data_path": str(folder), "epochs": 1, "topk": [2], "valid_metric": "NDCG@2"}
