@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.attention_report import draw_measures, draw_periods
+from recbole_pos.inspect.attention_report import Periods, draw_measures, draw_periods
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import agreement, draw_encoding
-from recbole_pos.inspect.periods import Periods
 from recbole_pos.inspect.pictures import draw_triangles, new_figure, write
 from recbole_pos.inspect.relation_use import RelationUse, draw_relations
 from recbole_pos.inspect.run_pictures import draw_attention, draw_curves, draw_kernel
@@ -62,8 +62,9 @@ def measures(layers: int, heads: int, kinds: int, name: str) -> Callable[[Path],
 
 def periods(layers: int, groups: int, name: str) -> Callable[[Path], object]:
     hours, started = (0.003, 24.0, 170.0, 1e7), (0.004, 20.0, 100.0, 1e7)
+    near = ("", "day", "week", "")
     found = [
-        Periods(layer, "to_rope", (head,), groups == 1, hours, started, 4)
+        Periods(layer, "to_rope", (head,), groups == 1, hours, started, near, 4)
         for layer in range(1, layers + 1)
         for head in range(1, groups + 1)
     ]
@@ -218,6 +219,14 @@ def test_scales(figures: dict, tmp_path: Path) -> None:
     assert figures["kernel.png"].axes[0].images[0].get_clim() == (0, 1)
     draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], (SHORT,), "weight", tmp_path / "a.png")
     assert figures["a.png"].axes[0].images[0].get_clim() == (-0.5, 0.5)
+
+
+def test_the_best_trial_of_a_search_is_marked(figures: dict, tmp_path: Path) -> None:
+    search(["learning_rate", "position"], 5, SHORT, "min")(tmp_path / "a.png")
+    points = figures["options.png"].axes[0].collections[0]
+    heights, colors = points.get_offsets()[:, 1], map(to_hex, points.get_facecolors())
+    best = [height for height, color in zip(heights, colors, strict=True) if color == "#d55e00"]
+    assert best == [min(heights)]
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
