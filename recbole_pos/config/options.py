@@ -22,7 +22,7 @@ from recbole_pos.config.effects import (
     never,
 )
 from recbole_pos.config.option import DATA, IGNORED, SCHEDULE, TRAINING, Option
-from recbole_pos.data.kinds import SIDE_FEATURES
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
 

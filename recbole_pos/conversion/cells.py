@@ -21,7 +21,7 @@ from recbole_pos.conversion.numbers import (
 )
 from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
-from recbole_pos.data.kinds import KINDS, MISSING
+from recbole_pos.data.location import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 

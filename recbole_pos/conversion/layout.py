@@ -14,7 +14,7 @@ from recbole_pos.conversion.json_lines import read_lists
 from recbole_pos.conversion.roles import SAMPLE, by_name, is_time, snake
 from recbole_pos.conversion.source import Columns, Source, is_list
 from recbole_pos.conversion.times import ROW_ORDER
-from recbole_pos.data.kinds import MISSING
+from recbole_pos.data.location import MISSING
 
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b|.*\d\d:\d\d|[\[(].*[\])]$", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?\d[\d.,' ]*(?:[eE][+-]?\d+)?$")

@@ -140,11 +140,8 @@ class EventLog:
     @property
     def possible_targets(self) -> np.ndarray:
         """[events] bool: events that have a history and that ``KIND`` allows as targets."""
-        return (
-            self.has_history & self.fields[KIND].numpy()
-            if KIND in self.fields
-            else self.has_history
-        )
+        allowed = self.fields[KIND].numpy() if KIND in self.fields else True
+        return self.has_history & allowed
 
     def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
         """Count the possible targets of the user of each event.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +13,15 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import BatchRequirements, SequenceBatch, send_to_device
+from recbole_pos.data.batch import (
+    BatchRequirements,
+    SequenceBatch,
+    WindowGatherer,
+    lies_on,
+    prefetch,
+    send_to_device,
+)
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.gathering import WindowGatherer, lies_on, prefetch
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Shard, current_shard
@@ -70,7 +75,7 @@ class WindowLoader:
     @property
     def targets(self) -> int:
         """Targets in one epoch."""
-        return self.windows.targets
+        return int(self.windows.counts.sum())
 
     def divide(self, shard: Shard) -> None:
         """Give out this process's part of every batch."""
@@ -90,37 +95,32 @@ class WindowLoader:
         return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Order and cut the groups of windows into the batches of this epoch.
-
-        Shuffled groups are taken ``pool`` batches at a time, sorted by length and split into
-        batches with about equal numbers of targets; those are shuffled in turn. No group is cut.
-        """
+        """Order the groups of windows, and cut them into the batches of this epoch."""
         begin = np.cumsum(self.sizes) - self.sizes  # place of each group among the members
         lengths = np.maximum.reduceat(self.windows.lengths[self.members], begin)
         targets = np.add.reduceat(self.windows.counts[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(begin)) if self.shuffle else np.arange(len(begin))
         batches: list[np.ndarray] = []
-        for groups in self._cut(order, self.batch_size * self.pool):
+        before = np.cumsum(self.sizes[order]) - self.sizes[order]  # windows before each group
+        pools = np.flatnonzero(np.diff(before // (self.batch_size * self.pool))) + 1
+        for groups in np.split(order, pools):
             count = math.ceil(int(self.sizes[groups].sum()) / self.batch_size)
             if self.pool == 1 or not self.shuffle:
                 batches += np.array_split(groups, min(count, len(groups)))
                 continue
             groups = groups[np.argsort(lengths[groups], kind="stable")]
             batches += _split_evenly(groups, targets[groups], count)
-        if self.most_events is not None:
-            events = np.add.reduceat(self.windows.lengths[self.members], begin)
-            batches = [part for batch in batches for part in self._limit_events(batch, events)]
+        events = np.add.reduceat(self.windows.lengths[self.members], begin)
+        batches = [part for batch in batches for part in self._limit_events(batch, events)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
 
     def _limit_events(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
-        """Cut a batch until no part has more than ``most_events`` events, or it is one group.
+        """Cut ``groups`` until no part has more than ``most_events`` events, or it is one group.
 
-        Args:
-            groups: the groups of the batch.
-            events: [all groups] input events of each group.
+        ``events`` are those of each group there is.
         """
         total = int(events[groups].sum())
         if self.most_events is None or total <= self.most_events or len(groups) == 1:
@@ -140,29 +140,20 @@ class WindowLoader:
         user = self.log.users.numpy()[start[members]]
         return members, np.unique(user, return_counts=True)[1]
 
-    def _cut(self, order: np.ndarray, windows: int) -> list[np.ndarray]:
-        """Split the groups ``order`` into parts of about ``windows`` windows."""
-        before = np.cumsum(self.sizes[order]) - self.sizes[order]
-        return np.split(order, np.flatnonzero(np.diff(before // windows)) + 1)
-
     def __iter__(self) -> Iterator[SequenceBatch]:
         targets = self.windows.counts
         batches = self._batches()
-        index: Iterator[Tensor | None] = itertools.repeat(None)
-        if self._gatherer.device.type != "cpu":  # one copy to the device for the whole epoch
-            own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
-            order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
-            index = iter(order.split([len(batch) for batch in own]))
-        for batch, on_device in zip(batches, index, strict=False):
-            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), on_device)
+        own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
+        order = torch.from_numpy(np.concatenate(own))
+        index = order.to(self._gatherer.device)  # one copy to the device for the whole epoch
+        for batch, rows in zip(batches, index.split(list(map(len, own))), strict=True):
+            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), rows)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
-        Args:
-            device: device of the model.
-            wanted: ``data_on_device``: ``auto`` copies the log there once if it fits, ``always`` in
-                any case, ``never`` copies batch by batch, each made one ahead.
+        ``wanted`` is ``data_on_device``: ``auto`` copies the log there once if it fits, ``always``
+        in any case, ``never`` copies batch by batch, each made one ahead.
         """
         here, prepare = self._gatherer.device, self.requirements.prepare
         columns = self.log, self.windows, self.features
@@ -317,9 +308,6 @@ def _sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
     """Return RecBole's sampler of negatives, over training events only; None for no negatives.
 
     RecBole's own construction counts popularity in all parts.
-
-    Raises:
-        UsageError: if sampling by popularity could never find a negative.
     """
     options = config["train_neg_sample_args"]
     if options["distribution"] == "none":
