@@ -331,7 +331,7 @@ def test_what_is_no_split(split: Any, names: str) -> None:
         split_of(FIVE, eval_args(split))
 
 
-@pytest.mark.parametrize("value", [0, "x", "1/0", -0.5, 1.5, "3/2", True, [1], "1/4"], ids=str)
+@pytest.mark.parametrize("value", [0, "x", "1/0", -0.5, "3/2", True, [1], "1/4"], ids=str)
 def test_what_is_no_fraction(value: Any) -> None:
     with pytest.raises(UsageError, match="train_fraction"):
         split_of(FIVE, eval_args({"ST": 3}), value)
@@ -341,7 +341,7 @@ def test_one_order_one_grouping_and_fractions_of_sessions_only() -> None:
     for key, value in (("order", "RO"), ("group_by", "none")):
         with pytest.raises(UsageError, match=f"eval_args.{key}"):
             read_split({**eval_args({"LS": "test_only"}), key: value})
-    with pytest.raises(UsageError, match="train_fraction.*the split is LS"):
+    with pytest.raises(UsageError, match="train_fraction"):
         split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
 
 

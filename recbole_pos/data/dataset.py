@@ -217,16 +217,6 @@ class _ExactTimeMixin(AtomicTables):
         """Digests of events, split and attributes, which weights are trained on and belong to."""
         return compute_identity(self) if self.whole is None else self.whole.identity
 
-    @property
-    def avg_actions_of_users(self) -> float:
-        """Mean number of interactions of the users that have any."""
-        return len(self.inter_feat) / len(np.unique(self.inter_feat[self.uid_field]))
-
-    @property
-    def avg_actions_of_items(self) -> float:
-        """Mean number of interactions of the items that have any."""
-        return len(self.inter_feat) / len(np.unique(self.inter_feat[self.iid_field]))
-
     def features(self) -> Features:
         """Return the columns that ``event_features`` and ``user_features`` name."""
         options = ("event_features", "user_features")

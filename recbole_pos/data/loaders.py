@@ -33,39 +33,28 @@ class WindowLoader:
     """Batches of packed training windows.
 
     The order of an epoch depends on the seed and the epoch only, so a resumed run sees the same
-    batches. ``pool`` batches' worth of random windows are sorted by length and cut into batches
-    with about equal numbers of targets, which are then shuffled: little padding, and every target
-    weighs about the same in a step.
+    batches. As many random windows as ``length_pool`` batches have are sorted by length and cut
+    into batches with about equal numbers of targets, which are then shuffled: little padding, and
+    every target weighs about the same in a step. A batch with more than ``train_batch_events`` is
+    cut, but never one window (of ``linked`` ones, all of a user's).
 
     Args:
+        config: RecBole configuration.
         dataset: the training part.
-        batch_size: windows per batch on average.
-        pool: batches sorted together; 1 for none.
-        seed: seed of the order.
         requirements: requirements of the model.
-        most_events: input events of a batch; one that has more is cut into batches with about equal
-            numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
     """
 
     packed = True  # batches are packed windows, not rows
 
     def __init__(
-        self,
-        dataset: PosSequentialDataset,
-        *,
-        batch_size: int,
-        pool: int,
-        seed: int,
-        shuffle: bool,
-        requirements: BatchRequirements,
-        most_events: int | None = None,
+        self, config: Options, dataset: PosSequentialDataset, requirements: BatchRequirements
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
-        self.log = dataset.log
+        self.log, self.requirements = dataset.log, requirements
         self.windows, self.features = dataset.training_windows(), dataset.features()
-        self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.requirements = shuffle, requirements
-        self.most_events = most_events
+        self.batch_size, self.pool = config["train_batch_size"], config["length_pool"]
+        self.seed, self.shuffle = config["seed"], config["shuffle"]
+        self.most_events = config["train_batch_events"]
         self.members, self.sizes = self._groups(requirements.linked)
         self.epoch = 0
         self.shard = Shard()
@@ -213,11 +202,7 @@ class RowLoader(TrainDataLoader):
         """Do nothing: torch's generator, which checkpoints keep, makes the order."""
 
     def divide(self, shard: Shard) -> None:
-        """Collate only this process's part of every batch from now on.
-
-        Raises:
-            UsageError: if batches are made in worker processes.
-        """
+        """Collate only this process's part of every batch from now on."""
         if shard.alone or not self.shard.alone:
             return
         if self.num_workers:
@@ -232,23 +217,19 @@ class TargetLoader(FullSortEvalDataLoader):
     RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
 
-    def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
+    def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
         self.rows = np.arange(shard.rank, len(dataset), shard.size)  # this process's
         self.sample_size = len(self.rows)
-        AbstractDataLoader.__init__(self, config, dataset, sampler, shuffle)
+        AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
 
     def _init_batch_size_and_step(self) -> None:
         self.step = self.config["eval_batch_size"]
         self.set_batch_size(self.step)
 
     def collate_fn(self, index: list[int]) -> tuple[Interaction, None, Tensor, Tensor]:
-        """Return RecBole's batch of a sequential model for evaluation.
-
-        Returns:
-            rows, no history, and the row and item of each target, both [rows] int64.
-        """
+        """Return rows, no history, and the row and item of each target, both [rows] int64."""
         rows = self.transform(self._dataset, self._dataset[self.rows[np.array(index)]])
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
@@ -256,11 +237,7 @@ class TargetLoader(FullSortEvalDataLoader):
 def make_training_loader(
     config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
-    """Return packed windows under ``augmentation: all_positions``, else rows.
-
-    Raises:
-        UsageError: if the model cannot learn from windows, or not from these.
-    """
+    """Return packed windows under ``augmentation: all_positions``, else rows."""
     name, augmentation = config["model"], config["augmentation"]
     choices = ["prefix", "none"] + ["all_positions"] * requirements.windows
     if augmentation not in choices:
@@ -277,15 +254,7 @@ def make_training_loader(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
             f"event: prefix; found {shown(config['train_windows'])}"
         )
-    return WindowLoader(
-        train,
-        batch_size=config["train_batch_size"],
-        pool=config["length_pool"],
-        seed=config["seed"],
-        shuffle=config["shuffle"],
-        requirements=requirements,
-        most_events=config["train_batch_events"],
-    )
+    return WindowLoader(config, train, requirements)
 
 
 def make_held_out_loaders(
@@ -300,7 +269,7 @@ def make_held_out_loaders(
                 f"there are {len(parts[phase])}; use fewer"
             )
         if len(parts[phase]):
-            loaders[phase] = TargetLoader(config, parts[phase], None, shuffle=False)
+            loaders[phase] = TargetLoader(config, parts[phase])
     return loaders
 
 
@@ -313,17 +282,13 @@ def _sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
     if options["distribution"] == "none":
         return None
     distribution = options["distribution"], options["alpha"]
-    by_popularity = options["distribution"] == "popularity"
-    items = train.inter_feat[train.iid_field].unique().numel()
     if config["repeatable"]:
-        if by_popularity and items == 1:
-            raise UsageError(  # RecBole would draw forever
-                "train_neg_sample_args: only one item occurs in training, which leaves none to "
-                "draw by popularity; use distribution: uniform"
-            )
-        return RepeatableSampler(["train"], train, *distribution).set_phase("train")
-    sampler = Sampler(["train"], [train], *distribution).set_phase("train")
-    if by_popularity and max(map(len, sampler.used_ids)) == items:
+        most, sampler = 1, RepeatableSampler(["train"], train, *distribution).set_phase("train")
+    else:
+        sampler = Sampler(["train"], [train], *distribution).set_phase("train")
+        most = max(map(len, sampler.used_ids))
+    items = train.inter_feat[train.iid_field].unique().numel()
+    if options["distribution"] == "popularity" and most == items:
         raise UsageError(  # RecBole would draw forever
             f"train_neg_sample_args: a user has all {items} items that occur in training, which "
             "leaves none to draw by popularity; use distribution: uniform"

@@ -255,7 +255,7 @@ class AtomicTables(Dataset):
             if actual not in (None, kind):
                 raise UsageError(
                     f"field {shown(field)} ({key}) in {file.path} has type {actual}, expected "
-                    f"{kind}: {file.head} must name it {field}:{kind}"
+                    f"{kind}: name its column {field}:{kind}"
                 )
 
     def _data_filtering(self) -> None:

@@ -54,8 +54,6 @@ class Table:
         UsageError: if the file cannot be read, or a column has no name or type.
     """
 
-    head: str  # where the columns are named, for messages
-
     def __init__(self, path: Path, config: Options) -> None:
         self.path, self.inner = path, config["seq_separator"]
         self.columns: dict[str, str] = {}
@@ -135,8 +133,6 @@ class Table:
 
 class TextTable(Table):
     """Text whose first line names the columns, with a cell of each in every line."""
-
-    head = "its first line"
 
     def __init__(self, path: str | Path, config: Options) -> None:
         super().__init__(Path(path), config)
@@ -340,8 +336,6 @@ class TextTable(Table):
 
 class ParquetTable(Table):
     """Parquet: columns called name:type, or with types from ``column_types``."""
-
-    head = "its schema or column_types"
 
     def __init__(self, path: str | Path, config: Options) -> None:
         super().__init__(Path(path), config)
