@@ -30,8 +30,8 @@ test-ray: .venv-ray-oldest/installed .venv-ray-newest/installed  ## searches and
 	.venv-ray-oldest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(RAY_TESTS)
 	.venv-ray-newest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(RAY_TESTS)
 
-.venv-ray-oldest/installed: RAY = ray[data,tune]==$(RAY_OLDEST)
-.venv-ray-newest/installed: RAY = ray[data,tune]<3
+.venv-ray-oldest/installed: RAY = ray[tune]==$(RAY_OLDEST)
+.venv-ray-newest/installed: RAY = ray[tune]<3
 .venv-ray-%/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
 	grep -v '^ray==' constraints.txt > $(@D)/constraints.txt
@@ -73,8 +73,8 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py
 
-bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
-	$(BIN)/python benchmarks/peers.py
+bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed .venv-rechub/installed  ## speed against RecTools, RePlay and torch-rechub
+	$(BIN)/python benchmarks/peers.py $(ARGS)
 
 bench-quality: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## training until RecTools and RePlay are as good; writes results/quality_peers.md
 	$(BIN)/python benchmarks/quality.py $(ARGS)

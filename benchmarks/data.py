@@ -41,6 +41,21 @@ def short_histories(
     )
 
 
+def long_histories(seed: int, users: int = 1_000, items: int = 6_000) -> pd.DataFrame:
+    """As many events a user as in ml-20m: 20 at least, 144 on average, a few with thousands."""
+    rng = np.random.default_rng(seed)
+    lengths = (20 + rng.lognormal(4.1, 1.1, users)).astype(int).clip(max=3_000)
+    popularity = np.arange(1, items + 1, dtype=float) ** -0.8
+    events = int(lengths.sum())
+    return pd.DataFrame(
+        {
+            "user_id": np.repeat(np.arange(1, users + 1), lengths),
+            "item_id": 1 + rng.choice(items, events, p=popularity / popularity.sum()),
+            "timestamp": 1_600_000_000 + rng.permutation(events) * 60,
+        }
+    )
+
+
 def training_events(table: pd.DataFrame, length: int, held_out: int = 2) -> pd.DataFrame:
     """Up to ``length`` + 1 events before each user's last ``held_out``, if two or more.
 

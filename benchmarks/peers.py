@@ -1,8 +1,8 @@
 """Training speed against other libraries: real targets per second of PosSASRec and of its peers.
 
 ``make bench-peers``, or ``python benchmarks/peers.py`` where each peer has a virtual environment.
-Every run is a process of its own; ours and the peer's alternate, so that a slow spell of the
-machine meets both. Each side trains on the same events, and a worker stops if its epoch does not
+Every run is a process of its own; the sides alternate, so that a slow spell of the machine meets
+all of them. Each side trains on the same events, and a worker stops if its epoch does not
 hold exactly the targets that were counted here. Writes ``results/speed_peers.md``.
 """
 
@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from data import count_targets, ml_100k, short_histories, training_events
+from data import count_targets, long_histories, ml_100k, short_histories, training_events
 from page import HERE, RESULTS, in_turns, replace_section, table
 from peer_workers.common import Job
 
@@ -43,24 +43,53 @@ class Case:
 
 @dataclass(frozen=True)
 class Side:
-    """A library: the module that runs it, in which environment; our own has none."""
+    """A library: the module that runs it, in which environment; our own has none.
+
+    ``settings`` are changes of the job, which its rival, our own, then has too.
+    """
 
     title: str
     module: str
     venv: str = ""
     flags: tuple[str, ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
 
 
 CASES = {
     "ml-100k-50": Case("ml-100k, L=50", ml_100k, 50, 2.0),
-    "ml-100k-200": Case("ml-100k, L=200", ml_100k, 200, 3.0),
-    "short-50": Case("short histories, L=50", partial(short_histories, 0), 50, 10.0),
+    "ml-100k-200": Case("ml-100k, L=200", ml_100k, 200, 2.0),
+    "short-50": Case("short histories, L=50", partial(short_histories, 0), 50, 3.0),
+    "long-200": Case("long histories, L=200", partial(long_histories, 0), 200, 2.0),
 }
 OURS = Side("PosSASRec", "ours_worker")
+SAMPLED = (("loss", "sampled_softmax"), ("negatives", 256))
+BUCKETS = {
+    f"replay-bucket-{size}": Side(
+        f"RePlay SasRec, trimmed, buckets of {size}",
+        "replay_worker",
+        "replay",
+        ("--trim", "--bucket", str(size)),
+    )
+    for size in (8, 32, 64)
+}
 PEERS = {
     "rectools": Side("RecTools SASRecModel", "rectools_worker", "rectools"),
+    "rectools-flat": Side("RecTools FlatSASRecNet", "rectools_flat_worker", "rectools"),
     "replay": Side("RePlay SasRec", "replay_worker", "replay"),
     "replay-trimmed": Side("RePlay SasRec, trimmed", "replay_worker", "replay", ("--trim",)),
+    **BUCKETS,
+    "rectools-sampled": Side(
+        *("RecTools FlatSASRecNet, 256 negatives", "rectools_flat_worker", "rectools"),
+        settings=SAMPLED,
+    ),
+    "replay-sampled": Side(
+        *("RePlay SasRec, trimmed, 256 negatives", "replay_worker", "replay", ("--trim",)),
+        settings=SAMPLED,
+    ),
+    "rechub": Side(
+        *("torch-rechub SASRec, 1 negative", "rechub_worker", "rechub"),
+        settings=(("loss", "bce"), ("negatives", 1), ("inner_size", 64)),
+    ),
 }
 
 
@@ -111,6 +140,14 @@ def make_job(case: Case, given: argparse.Namespace, folder: Path, **more: Any) -
     )
 
 
+def groups(peers: list[Side]) -> list[tuple[tuple[tuple[str, Any], ...], list[Side]]]:
+    """Peers of the same settings, which one run of ours is compared with."""
+    return [
+        (settings, [peer for peer in peers if peer.settings == settings])
+        for settings in dict.fromkeys(peer.settings for peer in peers)
+    ]
+
+
 def speeds(runs: Runs) -> list[float]:
     """Of every run."""
     return [run["targets_per_second"] for run in runs]
@@ -151,10 +188,11 @@ def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> s
     )
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
-        f"feed-forward {job.inner_size} (RecTools: d), dropout {job.dropout:g}, on attention "
-        f"weights {job.attention_dropout:g}, full softmax cross-entropy, {job.batch_size} "
-        f"sequences a batch, Adam with learning rate {job.learning_rate:g}, float32, "
-        f"{job.threads} threads, {job.accelerator}."
+        f"feed-forward {job.inner_size} (RecTools SASRecModel: d; against torch-rechub: d on both "
+        f"sides), dropout {job.dropout:g}, on attention "
+        f"weights {job.attention_dropout:g}, cross-entropy over all items where no negatives are "
+        f"named, {job.batch_size} sequences a batch, Adam with learning rate "
+        f"{job.learning_rate:g}, float32, {job.threads} threads, {job.accelerator}."
     )
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     machine = f"Machine: {cpu_name()}, {os.cpu_count()} cores; load {load:.2f} at first."
@@ -179,6 +217,7 @@ def parser_of(text: str | None, cases: list[str], peers: list[str]) -> argparse.
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=peers)
     parser.add_argument("--venv-rectools", type=Path, default=Path(".venv-rectools"))
     parser.add_argument("--venv-replay", type=Path, default=Path(".venv-replay"))
+    parser.add_argument("--venv-rechub", type=Path, default=Path(".venv-rechub"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default=Job.accelerator)
     return parser
@@ -200,13 +239,15 @@ def main() -> None:
     for case in (CASES[name] for name in given.cases):
         with tempfile.TemporaryDirectory() as folder:
             job = make_job(case, given, Path(folder))
-            measure = partial(worker, job=job, folder=Path(folder), pythons=pythons)
-            for peer in (PEERS[name] for name in given.peers):
-                runs = in_turns((OURS, peer), given.repeats, measure)
-                rows.append(compared(case, peer, job, *runs.values()))
+            for settings, peers in groups([PEERS[name] for name in given.peers]):
+                own = replace(job, **dict(settings))
+                measure = partial(worker, job=own, folder=Path(folder), pythons=pythons)
+                runs = in_turns((OURS, *peers), given.repeats, measure)
+                for peer in peers:
+                    rows.append(compared(case, peer, job, runs[OURS], runs[peer]))
+                    print(*rows[-1], sep=", ", flush=True)
                 single += [each_run(case, side, found) for side, found in runs.items()]
                 sides |= {side: found[0] for side, found in runs.items()}
-                print(*rows[-1], sep=", ", flush=True)
     heads = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
     found = table((*heads, "peer", "ratio: of the best (of single turns)", "goal"), rows)
     timed = (

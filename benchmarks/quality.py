@@ -95,11 +95,13 @@ def run_case(case: Case, given: Any, pythons: dict[str, Path]) -> tuple[Job, dic
 
 def main() -> None:
     """Every case; the page."""
-    parser = parser_of(__doc__, ["ml-100k-50"], ["rectools", "replay"])
+    parser = parser_of(__doc__, ["ml-100k-50"], ["rectools", "rectools-flat", "replay-bucket-8"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--patience", type=int, default=20, help="epochs without improvement")
     parser.add_argument("--max-seconds", type=float, default=600.0, help="of training, a run")
     given, load, parts = parser.parse_args(), os.getloadavg()[0], []
+    if any(PEERS[name].settings for name in given.peers):
+        parser.error("--peers: only those with our loss, cross-entropy over all items")
     pythons = find_pythons(given)
     for case in (CASES[name] for name in given.cases):
         job, sides = run_case(case, given, pythons)

@@ -1,4 +1,4 @@
-"""Which part of every batch is this process's, and sums over all that train together."""
+"""The part of every batch that is this process's, and sums over all that train together."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 class Shard:
     """The part of every batch that is this process's.
 
-    ``own`` and ``whole`` count the targets of the current batch, here and in all processes. A batch
-    with fewer rows than processes lends its first row to those left without, as ``own = 0``.
+    A batch with fewer rows than processes lends its first row to those left without, whose ``own``
+    is 0.
+
+    Attributes:
+        rank, size: number of this process, of how many.
+        own, whole: number of targets of the current batch, here and in all processes.
     """
 
     rank: int = 0
@@ -28,10 +32,16 @@ class Shard:
 
     @property
     def alone(self) -> bool:
+        """Whether there is no other process."""
         return self.size == 1
 
     def of(self, rows: Any, counts: Any = None) -> Any:
-        """This process's rows of a batch, ``counts`` being their numbers of targets (1 if None)."""
+        """Return this process's rows of a batch, and count its targets.
+
+        Args:
+            rows: all rows.
+            counts: number of targets of each row; 1 each if None.
+        """
         if self.alone:
             return rows
         own = rows[self.rank :: self.size]
@@ -40,32 +50,32 @@ class Shard:
         return self.part(rows)
 
     def part(self, rows: Any) -> Any:
-        """Return the same, nothing counted."""
+        """Return this process's rows, without counting targets."""
         own = rows[self.rank :: self.size]
         return own if len(own) else rows[:1]
 
     @property
     def weight(self) -> float:
-        """Of this process's mean loss in the mean of the whole batch."""
+        """The weight of this process's mean loss in the mean of the whole batch."""
         return self.own / self.whole
 
 
 def current_shard() -> Shard:
-    """Return what is this process's part; everything unless a group was joined."""
+    """Return the part of this process; everything unless it has joined a group."""
     joined = dist.is_available() and dist.is_initialized()
     return Shard(dist.get_rank(), dist.get_world_size()) if joined else Shard()
 
 
 class SharedLoss:
-    """A loss whose gradients are summed over all processes while they are made.
+    """A loss whose gradients are summed over all processes while they are computed.
 
     torch's DistributedDataParallel sends buckets of gradients as soon as they are complete, while
     those of earlier layers are still computed. As parameters may be unused in a step, its buckets
-    stay what they are in the first: a run that goes on adds in the same order, to the same bits.
+    stay what they are in the first: a resumed run adds in the same order, to the same bits.
 
     Args:
-        model: which has the parameters; those that are frozen are left alone.
-        loss: loss of a batch, by the model: a tensor, or several.
+        model: the model; parameters that are frozen are left alone.
+        loss: function of a batch, by the model: a tensor, or several.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
@@ -78,11 +88,11 @@ class SharedLoss:
         self.parallel.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))
 
     def __call__(self, batch: Any) -> Any:
-        """Of this process's part; its ``backward`` leaves the sums."""
+        """Return the loss of this process's part, whose ``backward`` leaves summed gradients."""
         return self.parallel(batch)
 
     def same_buffers(self) -> None:
-        """Those of process 0 in all: what a model keeps of its batches, it evaluates with."""
+        """Copy the buffers of process 0 to all: a model evaluates with what it keeps of batches."""
         for buffer in self.model.buffers():
             if not buffer.is_sparse and buffer.is_contiguous():  # others were made once
                 dist.broadcast(buffer, 0)
@@ -91,9 +101,9 @@ class SharedLoss:
 class _Loss(nn.Module):
     """A model with its loss as ``forward``, the one function of which torch knows the end.
 
-    Of a parameter that is unused in a step torch asks the device whether another process has used
-    it. On a CPU there is always such a one, or torch would advise to leave the question out, which
-    a model may need; a GPU would be waited for in every step, so there the advice is not shown.
+    torch advises against ``find_unused_parameters`` where every parameter is used, but a model may
+    need it. On a CPU an unused one prevents the advice; on a GPU, which would be waited for in
+    every step, the advice is not shown.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
@@ -109,7 +119,7 @@ class _Loss(nn.Module):
 
 
 def _sum(gradients: Tensor) -> Any:
-    """Return a future; instead of torch's mean, since losses have their weights already."""
+    """Return a future of the sum, not torch's mean: losses have their weights already."""
     summed = dist.all_reduce(gradients, async_op=True).get_future()
     return summed.then(lambda done: done.value()[0])
 
@@ -118,27 +128,27 @@ def over_whole_batch(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
     """Return a loss in which the targets of a batch meet each other, as that of the whole batch.
 
     The states of all processes are gathered, and every process computes the same loss with the same
-    draws; gradients are those of its own states.
+    random state; gradients are those of its own states.
 
     Args:
-        loss: of states [m, d], item embeddings and targets [m], all of one batch.
+        loss: function of states [m, d], item embeddings and targets [m], all of one batch.
         shard: this process's part; the result is to be weighted with it, as other losses are.
     """
 
-    def of_all(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
+    def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
         seed = int(torch.randint(2**62, ()))  # that of the first process is for all
         own = torch.tensor([len(states) if shard.own else 0, seed], device=states.device)
-        args = [torch.empty_like(own) for _ in range(shard.size)]
-        dist.all_gather(args, own)
-        sizes = [int(one[0]) for one in args]
+        every = [torch.empty_like(own) for _ in range(shard.size)]
+        dist.all_gather(every, own)
+        sizes = [int(one[0]) for one in every]
         gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
-        of_targets = torch.cat(_gather(targets, sizes))
+        all_targets = torch.cat(_gather(targets, sizes))
         devices = [states.device] if states.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(int(args[0][1]))
-            return loss(gathered, items, of_targets)
+            torch.manual_seed(int(every[0][1]))
+            return loss(gathered, items, all_targets)
 
-    return of_all
+    return compute
 
 
 class _GatheredRows(torch.autograd.Function):
@@ -160,7 +170,7 @@ class _GatheredRows(torch.autograd.Function):
 
 
 def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
-    """``sizes`` rows of each process; gloo sends equal numbers alone."""
+    """Return ``sizes`` rows of each process; gloo sends equal numbers only."""
     longest = max(sizes)
     sent = rows.new_zeros(longest, *rows.shape[1:])
     sent[: len(rows)].copy_(rows[:longest])
@@ -170,15 +180,15 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
 
 
 def total(value: Tensor) -> Tensor:
-    """Sum of a scalar over all processes, in float64 and where it is: no one waits for a GPU."""
+    """Return the sum of a scalar over all processes, in float64, without waiting for a GPU."""
     summed = value.detach().to(torch.float64, copy=True)
     dist.all_reduce(summed)
     return summed
 
 
 def gather_rows(own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of all processes, one after another; a process without rows has none of them."""
-    of_all: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, own)
-    names = dict.fromkeys(name for part in of_all for name in part)
-    return {name: torch.cat([part[name] for part in of_all if name in part]) for name in names}
+    """Return the tensors of all processes, joined by name; one without rows has none of them."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}

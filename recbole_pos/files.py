@@ -32,31 +32,35 @@ _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class _Raw(io.FileIO):
-    """A file that remembers what ended its writing: torch.save raises something of its own then.
-
-    Not only a full disk: Ctrl-C is raised here, too, if it comes while torch writes.
-    """
+    """A file that remembers what ended its writing: torch.save raises something else then."""
 
     failure: BaseException | None = None
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C, too
             self.failure = error
             raise
 
 
 @contextmanager
 def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
-    """A file to write that takes its place once all of it is on the disk; until then, and if
-    anything fails, what was there stays.
+    """Open a file to write that takes its place once all of it is on the disk.
 
-    A link is followed. What is no regular file (a pipe, ``/dev/stdout``) is written as it is.
+    Until then, and if anything fails, what was there stays. A link is followed. What is no regular
+    file (a pipe, ``/dev/stdout``) is written as it is.
+
+    Args:
+        path: the file.
+        text: whether text is written, and not bytes.
+
+    Yields:
+        The open file.
 
     Raises:
-        UsageError, StorageError: if it cannot be written, see :func:`writing`; whatever else is
-            raised within goes on.
+        UsageError, StorageError: if it cannot be written, see :func:`writing`; what else is raised
+            in the block goes on.
     """
     given = Path(path)
     special = os.path.exists(given) and not given.is_file()  # a name may be too long: no OSError
@@ -72,16 +76,15 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
             file.flush()
             if not special:
                 os.fsync(raw.fileno())
-            file.close()
-            if not special:
+                file.close()
                 os.replace(place, target)
                 _sync_folder(target.parent)
     except Exception as error:
-        if isinstance(raw.failure, OSError) and not isinstance(error, StorageError):
+        if raw.failure is None or isinstance(error, StorageError):
+            raise
+        if isinstance(raw.failure, OSError):
             raise _refusal(given, raw.failure) from error
-        if raw.failure is not None and not isinstance(raw.failure, OSError):
-            raise raw.failure from None
-        raise
+        raise raw.failure from None
     finally:
         with suppress(OSError):  # what is buffered still would be written once more
             file.close()
@@ -91,7 +94,7 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A whole file of text."""
+    """Write a whole file of text."""
     with whole(path) as file:
         file.write(text)
 
@@ -103,7 +106,7 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Within, what the system refuses names ``path``.
+    """Let what the system refuses name a file, in a ``with`` block that writes it.
 
     Raises:
         UsageError: if there cannot be such a file: it is a folder, or is to be in none.
@@ -118,13 +121,13 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def _refusal(path: Path, error: OSError) -> PosError:
-    folder = path.absolute().parent
-    if not os.path.isdir(folder) and error.errno != errno.ENAMETOOLONG:
+    """Return the error about a file that cannot be written."""
+    folder, is_long = path.absolute().parent, error.errno == errno.ENAMETOOLONG
+    if not is_long and not os.path.isdir(folder):
         return UsageError(f"cannot write {path}: folder {path.parent} does not exist")
-    if os.path.isdir(path):
-        return UsageError(f"cannot write {path}: it is a folder")
-    if error.errno == errno.ENAMETOOLONG:
-        return UsageError(f"cannot write {shown(str(path))}: {error.strerror}")
+    if is_long or os.path.isdir(path):
+        reason = error.strerror if is_long else "it is a folder"
+        return UsageError(f"cannot write {shown(str(path))}: {reason}")
     room = ""
     if error.errno in _FULL and (path.is_file() or not path.exists()):
         room = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
@@ -132,26 +135,27 @@ def _refusal(path: Path, error: OSError) -> PosError:
 
 
 def _sync_folder(path: Path) -> None:
-    """So that a new name survives a power cut."""
-    if hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path, os.O_DIRECTORY)
+    """Write a folder to the disk, so that a new name in it survives a power cut."""
+    with suppress(OSError):  # some systems refuse; the file itself is there
+        folder = os.open(path, os.O_RDONLY)
         try:
-            with suppress(OSError):  # some file systems refuse; the file itself is there
-                os.fsync(folder)
+            os.fsync(folder)
         finally:
             os.close(folder)
 
 
 @contextmanager
 def only_writer(folder: Path, doing: str) -> Iterator[None]:
-    """While this process writes into a folder; the system lets go of it however the process ends.
+    """Lock a folder for this process in a ``with`` block.
+
+    The system unlocks it however the process ends.
 
     Args:
-        folder: which must be there.
+        folder: the folder, which must be there.
         doing: what is done to it, for the message: ``searched``.
 
     Raises:
-        UsageError: if another process does.
+        UsageError: if another process holds the lock.
     """
     if fcntl is None:
         yield
@@ -177,14 +181,17 @@ def only_writer(folder: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
-    """An empty folder to fill, which takes the place of ``folder`` once all of it is on the disk.
+    """Make an empty folder to fill, which takes the place of another once it is complete.
 
     If anything fails, ``folder`` stays as it was. What a killed process has left is removed by the
     next one, which puts the former folder back if it was between two names.
 
     Args:
-        folder: which need not be there; of a link, what it leads to.
+        folder: the folder to replace, which need not be there; of a link, what it leads to.
         keep: whether something in the former folder is in the new one, too.
+
+    Yields:
+        The folder to fill.
 
     Raises:
         UsageError, StorageError: if it cannot be written, or another process writes it.
@@ -200,7 +207,10 @@ def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
                 if former.exists() and not target.exists():
                     os.replace(former, target)
                 for left in (former, *(one for one in begun.iterdir() if one.name != LOCK)):
-                    _remove(left)
+                    if left.is_dir() and not left.is_symlink():
+                        shutil.rmtree(left)
+                    else:
+                        left.unlink(missing_ok=True)
             yield begun
             with writing(folder):
                 if target.exists():
@@ -225,23 +235,20 @@ def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to write into that takes the place of ``path``, which is new or empty, at the end.
+    """Make a folder that is complete or not there; what others have put there meanwhile stays.
 
-    As :func:`replacing`; what someone else has put there meanwhile stays.
+    Args:
+        path: the folder, which is new or empty.
+
+    Yields:
+        The folder to fill, see :func:`replacing`.
     """
     with replacing(Path(path), keep=lambda _: True) as folder:
         yield folder
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _link(file: Path, to: Path) -> None:
-    """The same file under another name, or a folder of such; a copy where there are no links."""
+    """Give a file, or all files of a folder, another name; copy where there are no links."""
     if file.is_dir() and not file.is_symlink():
         shutil.copytree(file, to, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b)))
         return
@@ -252,10 +259,7 @@ def _link(file: Path, to: Path) -> None:
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:
-    """Remove what a process has left that was killed while it wrote these files.
-
-    For their one writer alone.
-    """
+    """Remove what a killed process has left of these files; only their writer may call it."""
     for file in files:
         for left in file.parent.glob(f".{glob.escape(file.name)}*.tmp"):
             left.unlink(missing_ok=True)

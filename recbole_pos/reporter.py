@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +36,14 @@ WIDE = 200  # columns where there is no terminal whose width a table must fit
 
 @dataclass
 class Task:
-    """Something long: how much of it is done.
+    """Something long, and how much of it is done.
 
     Attributes:
         title: what it is.
-        total: how many steps it has; None if no one knows.
+        total: number of its steps; None if it is not known.
+        done: number of steps that are done.
         targets: training targets so far, for a speed; 0 where there are none.
+        began: when it began, on the monotonic clock.
     """
 
     title: str
@@ -51,32 +53,31 @@ class Task:
     began: float = field(default_factory=time.monotonic)
 
     def advance(self, targets: int = 0) -> None:
-        """One step more."""
+        """Count one more step, with so many training targets."""
         self.done += 1
         self.targets += targets
 
     @property
     def speed(self) -> str:
-        """Targets a second, or nothing."""
+        """Targets a second, in words; empty without targets."""
         seconds = time.monotonic() - self.began
         return f"{self.targets / max(seconds, 1e-9):,.0f} targets/s" if self.targets else ""
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.began
-        parts = [f"{seconds:,.0f} s"]
+        text = f"{self.title}: {seconds:,.0f} s"
         if self.total:
-            parts[0] += f", {self.done:,} of {self.total:,}"
+            text += f", {self.done:,} of {self.total:,}"
             if self.done:
-                parts.append(f"about {seconds * (self.total / self.done - 1):,.0f} s left")
-        return f"{self.title}: {', '.join([*parts, self.speed] if self.speed else parts)}"
+                text += f", about {seconds * (self.total / self.done - 1):,.0f} s left"
+        return f"{text}, {self.speed}" if self.speed else text
 
 
 class Reporter:
-    """Lines about a run; on a terminal a bar for what takes long, in a notebook one output that
-    changes, elsewhere a line a minute.
+    """Lines about a run, with a progress bar on a terminal, and a line a minute elsewhere.
 
-    Lines go to the logger ``recbole_pos``, too, if an application has configured logging; they are
-    not printed if that logger has a handler of its own.
+    In a notebook, one output changes instead. Lines go to the logger ``recbole_pos``, too, if an
+    application has configured logging; they are not printed if that logger has its own handler.
 
     Args:
         enabled: whether anything is printed.
@@ -94,122 +95,137 @@ class Reporter:
     def __init__(
         self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
     ) -> None:
-        self.as_json = as_json
         quiet = not enabled or as_json or bool(LOGGER.handlers)
-        in_cell = in_notebook()  # where variables may pretend a terminal that there is not
+        ipython = sys.modules.get("IPython")
+        in_notebook = hasattr(ipython and ipython.get_ipython(), "kernel")
+        self.cell = in_notebook and not quiet
+        self._output: Any = None  # the output of the cell that changes
+        # variables of a notebook may pretend a terminal that there is not
+        terminal = False if in_notebook else None
         self.console = _Console(
-            quiet=quiet,
-            highlight=False,
-            force_jupyter=False,
-            force_terminal=False if in_cell else None,
+            quiet=quiet, highlight=False, force_jupyter=False, force_terminal=terminal
         )
-        self.cell = _Cell() if in_cell and not quiet else None
-        if not self.console.is_terminal:  # nothing is cut off in a file
-            self.console.width = WIDE
-        self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
+        self.console.width = self.console.width if self.console.is_terminal else WIDE
+        self._events: list[IO[str]] = [sys.stdout] if enabled and as_json else []
         self._logs: list[Console] = []
-        self._path = log
-        if log is not None:
-            try:
-                file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as this)
-            except OSError as error:
-                raise UsageError(
-                    f"log: cannot write {shown(str(log))}: {error.strerror}"
-                ) from error
-            if as_json:
-                self._files.append(file)
-            else:
-                self._logs.append(Console(file=file, highlight=False, width=WIDE))
+        if log is None:
+            return
+        try:
+            file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as this)
+        except OSError as error:
+            raise UsageError(f"log: cannot write {shown(str(log))}: {error.strerror}") from error
+        if as_json:
+            self._events.append(file)
+        else:
+            self._logs.append(_Console(file=file, highlight=False, width=WIDE))
 
     def line(self, text: str) -> None:
-        """Print one line of text."""
+        """Print a line of text."""
         self._print(text)
 
     def warning(self, text: str) -> None:
         """Print what is easily overlooked."""
-        self._log(text, logging.WARNING)
-        self._write(f"warning: {text}", [self.console, *self._logs])
+        self._print(text, logging.WARNING)
 
     def table(self, table: RenderableType) -> None:
         """Print a table."""
         self._print(table)
 
-    def _print(self, what: RenderableType) -> None:
-        self._log(what)
-        self._write(what, [self.console, *self._logs])
-
-    def _log(self, what: RenderableType, level: int = logging.INFO) -> None:
+    def _print(
+        self, what: RenderableType, level: int = logging.INFO, on_screen: bool = True
+    ) -> None:
+        """Send text or a table to the logger, the screen and the log file."""
         if LOGGER.hasHandlers() and LOGGER.isEnabledFor(level):
-            if not isinstance(what, str):
-                plain = Console(file=io.StringIO(), width=WIDE)
-                plain.print(what)
-                what = plain.file.getvalue()  # type: ignore[attr-defined]
-            LOGGER.log(level, "%s", what)
+            plain = Console(file=io.StringIO(), width=WIDE)
+            with plain.capture() as rendered:
+                plain.print(what, soft_wrap=isinstance(what, str), markup=False, highlight=False)
+            LOGGER.log(level, "%s", rendered.get().removesuffix("\n"))
+        if level == logging.WARNING:
+            what = f"warning: {what}"
+        self._write(what, [self.console, *self._logs] if on_screen else self._logs)
 
-    def _write(self, what: RenderableType, consoles: Iterable[Console]) -> None:
+    def _write(self, what: RenderableType, consoles: list[Console]) -> None:
         for console in consoles:
-            with writing(self._name(console is not self.console)):
-                if isinstance(what, str):
-                    console.print(what, soft_wrap=True, markup=False)  # [a] is text here
-                else:  # nothing is cut off in a file
-                    console.print(what, width=None if console.is_terminal else WIDE)
-
-    def _name(self, is_log: bool) -> str | Path:
-        return self._path if is_log and self._path is not None else "standard output"
+            with writing(_name(console.file)):  # [a] is text here; nothing is cut off in a file
+                console.print(what, soft_wrap=isinstance(what, str), markup=False)
 
     def event(self, name: str, content: dict[str, Any]) -> None:
-        """One json object, where json is wanted."""
-        for file in self._files:
-            with writing(self._name(file is not sys.stdout)):
+        """Print a json object, where json is wanted."""
+        for file in self._events:
+            with writing(_name(file)):
                 print(json.dumps({"event": name, **content}), file=file, flush=True)
 
     @contextmanager
     def task(self, title: str, total: int | None = None, shown: bool = True) -> Iterator[Task]:
-        """While something runs: a bar that vanishes at the end, or a line a minute.
+        """Show the progress of something long in a ``with`` block, in which it is advanced.
 
         Args:
             title: what runs.
-            total: of how many steps; None if no one knows.
-            shown: false to tell nothing after all.
+            total: number of its steps; None if it is not known.
+            shown: whether to show it.
         """
         task = Task(title, total)
-        bar = self.console.is_terminal and not self.console.quiet
-        consoles = [] if bar or self.cell or self.console.quiet else [self.console]
-        if not shown:
-            yield task
-            return
         with ExitStack() as shows:
-            if minutely := [*self._logs, *consoles]:
-                shows.enter_context(repeat(self.every, lambda: self._write(str(task), minutely)))
-            if self.cell:
-                shows.enter_context(repeat(SECOND, lambda: self.change(str(task))))
-            if bar:
-                shows.enter_context(_Bar(self.console, task))
+            if shown:
+                self._show(task, shows)
             yield task
+
+    def _show(self, task: Task, shows: ExitStack) -> None:
+        """Show a task until the stack is closed: a bar, the cell, or a line a minute."""
+        minutely = list(self._logs)
+        if self.cell:
+            shows.enter_context(repeat(SECOND, lambda: self.change(str(task))))
+        elif self.console.is_terminal and not self.console.quiet:
+            known = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            bar = Progress(
+                TextColumn("{task.description}"),
+                *(known if task.total else (BarColumn(), TimeElapsedColumn())),
+                TextColumn("{task.fields[speed]}"),
+                console=self.console,
+                transient=True,
+            )
+            row = bar.add_task(task.title, total=task.total, speed="")
+            shows.enter_context(bar)
+            shows.enter_context(
+                repeat(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
+            )
+        elif not self.console.quiet:
+            minutely.append(self.console)
+        if minutely:
+            shows.enter_context(repeat(self.every, lambda: self._write(str(task), minutely)))
 
     def change(self, text: str) -> None:
         """Show a text in the place of the one before, in a notebook."""
-        if self.cell:
-            self.cell.show(text)
+        if not self.cell:
+            return
+        from IPython.display import display  # installed wherever a notebook runs
+
+        content = {"text/plain": text}
+        if self._output is None:
+            self._output = display(content, raw=True, display_id=True)
+        else:
+            self._output.update(content, raw=True)
 
     def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
-        """One line about a finished epoch."""
+        """Print a line about a finished epoch.
+
+        Args:
+            line: the epoch's line of metrics.jsonl.
+            metric: name of the validation metric to show.
+            best: whether the epoch is the best so far.
+        """
         score = (line.get("valid") or {}).get(metric)
         scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if best else '  '}"
         text = (
             f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{scored}  "
             f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
         )
-        if self.cell:
-            self._log(text)
-            self._write(text, self._logs)
-            self.change(text)
-        else:
-            self.line(text)
+        self._print(text, on_screen=not self.cell)
+        self.change(text)
         self.event("epoch", {**line, "best": best})
 
     def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
-        """A table with one column per phase (or model) and one row per metric."""
+        """Print a table with a column for each phase (or model) and a row for each metric."""
         filled = {name: column for name, column in columns.items() if column}
         table = Table()
         table.add_column("metric")
@@ -224,12 +240,15 @@ class Reporter:
 
 @contextmanager
 def repeat(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Within, another thread calls a function now and then; what it cannot write it tries again."""
+    """Call a function every few seconds in another thread, in a ``with`` block.
+
+    What it cannot write is tried again: the run itself reports a full disk at its next line.
+    """
     over = threading.Event()
 
     def report() -> None:
         while not over.wait(seconds):
-            with suppress(StorageError, OSError):  # the next line of the run itself says so
+            with suppress(StorageError, OSError):
                 act()
 
     thread = threading.Thread(target=report, daemon=True)
@@ -241,61 +260,21 @@ def repeat(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def in_notebook() -> bool:
-    """Whether this is a cell of a notebook."""
-    ipython = sys.modules.get("IPython")
-    return hasattr(ipython and ipython.get_ipython(), "kernel")
-
-
-class _Cell:
-    """One output of a notebook's cell that changes."""
-
-    handle: Any = None
-
-    def show(self, text: str) -> None:
-        """Print a text in the place of the one before."""
-        from IPython.display import display  # installed wherever a notebook runs
-
-        content = {"text/plain": text}
-        if self.handle is None:
-            self.handle = display(content, raw=True, display_id=True)
-        else:
-            self.handle.update(content, raw=True)
-
-
 class _Console(Console):
-    """Rich's, which would end the process, silently, where nothing reads any more."""
+    """Rich's console, which would end the process, silently, where nothing reads any more."""
 
     def on_broken_pipe(self) -> None:
-        """Rich's hook, within the handling of the error."""
+        """Raise the error that rich handles here."""
         raise  # noqa: PLE0704
 
 
-class _Bar(Progress):
-    """A bar that reads a task whenever it draws itself, so that the task pays nothing for it."""
-
-    def __init__(self, console: Console, task: Task) -> None:
-        self.watched = task
-        known = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        unknown = (BarColumn(), TimeElapsedColumn())
-        super().__init__(
-            TextColumn("{task.description}"),
-            *(known if task.total else unknown),
-            TextColumn("{task.fields[speed]}"),
-            console=console,
-            transient=True,
-        )
-        self.row = self.add_task(task.title, total=task.total, speed="")
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Rich's hook, ten times a second."""
-        if self.tasks:
-            self.update(self.row, completed=self.watched.done, speed=self.watched.speed)
-        yield from super().get_renderables()
+def _name(file: IO[str]) -> str:
+    """Return the name of a file for messages."""
+    return "standard output" if file is sys.stdout else str(getattr(file, "name", "the output"))
 
 
 def wide_console() -> Console:
-    """Rich's, with room for a table where there is no terminal whose width it must fit."""
+    """Return a console with room for a table where there is no terminal whose width it must fit."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE

@@ -26,15 +26,14 @@ class Options(Protocol):
     """Options by their names: a configuration of RecBole or of the plugin, or a dict."""
 
     def __getitem__(self, key: str, /) -> Any:
-        """The value; a configuration has None for a name that it does not know."""
+        """Return the value; a configuration has None for a name that it does not know."""
 
     def __contains__(self, key: Any, /) -> bool:
-        """Whether there is one of that name."""
+        """Return whether there is an option of that name."""
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number of at most 64 bits; yaml's true and false are
-    none."""
+    """Return whether a value is a finite number of at most 64 bits, and not a boolean."""
     try:
         plain = isinstance(value, (int, float)) and not isinstance(value, bool)
         return plain and math.isfinite(value)
@@ -43,7 +42,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Return whether a value is an int; yaml's true and false are none."""
+    """Return whether a value is an int, and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -68,7 +67,7 @@ def shown(value: Any) -> str:
 
 
 def _brief(value: Any, left: list[int]) -> str:
-    """``repr``, of so many parts; numbers and text of numpy as plain ones."""
+    """Return the repr of at most ``left`` parts; numbers and text of numpy as plain ones."""
     left[0] -= 1
     if left[0] < 0:
         return "..."
@@ -98,22 +97,21 @@ def short(text: str) -> str:
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a cell of a csv file for people: text that a spreadsheet would take for a formula gets
-    a ``'`` before it; numbers stay."""
+    """Return a cell of a csv file with a ``'`` before what a spreadsheet takes for a formula."""
     if not (isinstance(value, str) and value[:1] in tuple("=+-@\t\r")):
         return value
     return value if _NUMBER.fullmatch(value) else f"'{value}"
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Return names as a message has them: the first of them, none longer than it can be read."""
+    """Return names as a message has them: the first of them, long ones cut off."""
     names = list(map(str, names))
     short = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_FEW])
     return ", ".join(short) + (f", ... ({len(names):,} in all)" if len(names) > _FEW else "")
 
 
 def find_similar(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The known words that differ from a word by a slip, or that it is a part of; nearest first."""
+    """Return the known words nearest to a misspelt one, or that it is a part of; nearest first."""
     lower = {str(name).lower(): str(name) for name in known}
     word = word[:100].lower()
     matches = difflib.get_close_matches(word, lower, n=limit, cutoff=0.75)
@@ -122,7 +120,7 @@ def find_similar(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``; nearest known: a, b``, or where none is near all that are known, if they are few."""
+    """Return ``; nearest known: a, b``, or all known words if they are few, or nothing."""
     known = list(known)
     if close := find_similar(word, known):
         return f"; nearest known: {', '.join(close)}"
@@ -130,6 +128,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean a or b?)`` with the known words nearest to a misspelt one, or nothing."""
+    """Return `` (did you mean a or b?)`` with the nearest known words, or nothing."""
     close = find_similar(word, known)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -31,7 +31,7 @@ _LONGEST_NUMBER = 1000  # characters; Python reads longer ones in quadratic time
 
 
 class _Rules(yaml.constructor.SafeConstructor):
-    """Of the package's yaml: plain values only, 1e-3 is a float, no key is given twice."""
+    """Rules of the package's yaml: plain values, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = set()
@@ -115,25 +115,31 @@ for _loader in (YamlLoader, PackagedLoader):
     )
 
 
+# Numbers between two, as in user_inter_num_interval: "[5,inf)", "(0,3];[7,9)".
+_END = r"\s*[-+]?(?:inf|[\d.]+(?:e[-+]?\d+)?)\s*"
+_INTERVALS = re.compile(rf"(?:[\[(]{_END},{_END}[\])];?)+", re.IGNORECASE)
+# How values begin that are no plain text.
+_BEGUN = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
+
+
 def parse_scalar(text: str, where: str) -> Any:
-    """A command-line value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
+    """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
 
     Args:
-        text: as written.
-        where: of what it is the value, for messages: ``--key``, or a line of a file.
+        text: the value as written.
+        where: what has the value, for messages: ``--key``, or a line of a file.
 
     Raises:
         UsageError: where a list, mapping or quotation is begun that is not yaml.
     """
-    if text.strip() in ("|", ">"):  # separators, and no block of lines
+    bare = text.strip()
+    if bare in ("|", ">"):  # separators, and no block of lines
         return text
     try:
         return yaml.load(text, Loader=YamlLoader)
     except (yaml.YAMLError, ValueError) as error:
-        if _INTERVALS.fullmatch(text.strip()):
-            return text
-        begun = next((what for mark, what in _BEGUN.items() if text.lstrip().startswith(mark)), "")
-        if not begun:
+        begun = _BEGUN.get(bare[:1])
+        if begun is None or _INTERVALS.fullmatch(bare):
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
         raise UsageError(
@@ -162,13 +168,6 @@ def yaml_problem(error: Exception) -> str:
     line = f"line {mark.line + 1}: " if mark else ""
     problem = " ".join(str(getattr(error, "problem", None) or error).split())
     return line + short(problem)
-
-
-# Numbers between two, as in user_inter_num_interval: "[5,inf)", "(0,3];[7,9)".
-_END = r"\s*[-+]?(?:inf|[\d.]+(?:e[-+]?\d+)?)\s*"
-_INTERVALS = re.compile(rf"(?:[\[(]{_END},{_END}[\])];?)+", re.IGNORECASE)
-# How values begin that are no plain text.
-_BEGUN = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

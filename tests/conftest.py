@@ -219,7 +219,7 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     """Models and schemes that a test registers, or imports to do so, are gone after it."""
-    kept, path = [(table, dict(table._added)) for table in (ADDED, SCHEMES)], list(sys.path)
+    kept, path = [(table, dict(table.added)) for table in (ADDED, SCHEMES)], list(sys.path)
     root, level = logging.root, logging.root.level
     handlers = list(root.handlers)
     yield
@@ -229,7 +229,7 @@ def registered() -> Iterator[None]:
             root.removeHandler(handler)
     plugins._allowed.clear()
     for table, added in kept:
-        table._added = added
+        table.added = added
     sys.path[:] = path
     for name in ("mine", "my_models", "my_package", "my_package.parts"):
         sys.modules.pop(name, None)

@@ -1,4 +1,4 @@
-"""Two machines on loopback, one of which dies while it trains."""
+"""Processes of Ray that are watched, slowed down or killed; two machines, one of which dies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from conftest import wait
@@ -17,32 +18,41 @@ from ray.cluster_utils import Cluster
 Epochs = list[tuple[int, str, int]]  # number, node and process of each
 
 
-def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
-    """A runtime environment whose workers take their time for an epoch, and note it."""
+def each_epoch(act: Callable[[Any, int, Callable[[], Any]], Any]) -> dict[str, Callable[[], None]]:
+    """A runtime environment whose workers call ``act(trainer, epoch, train)`` for each epoch."""
 
     def hook() -> None:
-        import os
-        import time
-
-        import ray
-
         import recbole_pos  # noqa: F401
         from recbole_pos.experiment.trainer import PosTrainer
 
         train = PosTrainer._train_epoch
 
         def _train_epoch(self, loader, epoch, **kwargs):
-            line = train(self, loader, epoch, **kwargs)
-            node = ray.get_runtime_context().get_node_id()
-            about = (*self.config["position"], self.config["seed"], self.config["learning_rate"])
-            with open(file, "a") as stream:
-                stream.write(f"{'-'.join(map(str, about))} {epoch} {node} {os.getpid()}\n")
-            time.sleep(0.4)
-            return line
+            return act(self, epoch, lambda: train(self, loader, epoch, **kwargs))
 
         PosTrainer._train_epoch = _train_epoch
 
     return {"worker_process_setup_hook": hook}
+
+
+def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
+    """Workers that take their time for an epoch, and note it."""
+
+    def act(trainer: Any, epoch: int, train: Callable[[], Any]) -> Any:
+        import os
+        import time
+
+        import ray
+
+        line, config = train(), trainer.config
+        node = ray.get_runtime_context().get_node_id()
+        about = "-".join(map(str, (*config["position"], config["seed"], config["learning_rate"])))
+        with open(file, "a") as stream:
+            stream.write(f"{about} {epoch} {node} {os.getpid()}\n")
+        time.sleep(0.4)
+        return line
+
+    return each_epoch(act)
 
 
 def trained(file: Path) -> dict[str, Epochs]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recbole_pos.experiment.loss_watch import LossWatch, Step
+from recbole_pos.experiment.loss_watch import LossWatch
 
 
 def learn(trainer: Any, loss_func: Any, batch: Any, steps: int) -> list[float]:
     """The loss before each step."""
 
-    def refuse(step: Step, value: float) -> None:
-        raise AssertionError(f"step {step.number}: loss {value}")
+    def refuse(number: int, batch: Any, value: float) -> None:
+        raise AssertionError(f"step {number}: loss {value}")
 
     losses = []
     for number in range(steps):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.device import check_precision
 from recbole_pos.layers import chunks, losses
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
@@ -79,9 +77,7 @@ def test_what_has_no_graph_is_refused(experiment, model: str, options: dict[str,
         experiment(model, compile=True, **options)
 
 
-def test_the_option_compiles_once_and_a_cpu_is_warned_of_it(
-    experiment, monkeypatch, caplog
-) -> None:
+def test_the_option_compiles_once(experiment, monkeypatch) -> None:
     made = []
 
     def compiler(function: Any, dynamic: bool) -> Any:
@@ -94,9 +90,6 @@ def test_the_option_compiles_once_and_a_cpu_is_warned_of_it(
     for epoch in range(2):
         trainer._train_epoch(trainer.training_loader(one.loaders["train"]), epoch)
     assert made == [one.model.window_loss]
-    with caplog.at_level(logging.WARNING):
-        check_precision(one.config)
-    assert "compile: True is for GPUs" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [None, torch.bfloat16])

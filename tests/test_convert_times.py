@@ -94,7 +94,7 @@ def test_a_form_that_is_said(value: Any, form: str, expected: float) -> None:
         ([True], None, "says no time"),
         (["x"], "day_first", "neither one of s, ms"),
         (["x"], "%d/%m", "day, month and year"),
-        (["x"], "%d/%m/%Y %Q", "%Q is not known"),
+        (["x"], "%d/%m/%Y %Q", "'Q'"),
         ([date(2024, 3, 2)], "s", "leave date_format out"),
     ],
 )

@@ -27,12 +27,10 @@ def small_disk():
 def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     write_text(file, "old")
-    with pytest.raises(ZeroDivisionError), whole(file) as unfinished:
-        unfinished.write("new")
-        raise ZeroDivisionError
-    with pytest.raises(KeyboardInterrupt), whole(file) as unfinished:
-        unfinished.write("new")
-        raise KeyboardInterrupt
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        with pytest.raises(error), whole(file) as unfinished:
+            unfinished.write("new")
+            raise error
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     write_text(file, "new")
     assert file.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
@@ -93,13 +91,18 @@ def test_what_is_no_file_is_written_as_it_is(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    held = "import sys; from pathlib import Path; from recbole_pos.files import only_writer\n"
-    held += "with only_writer(Path(sys.argv[1]), 'trained'): print('held', flush=True); input()"
-    other = subprocess.Popen(
-        [sys.executable, "-c", held, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+def hold(lock: str, folder: Path) -> subprocess.Popen:
+    """Start a process that is in the ``with`` block of a function of files.py."""
+    code = f"""import sys; from pathlib import Path; from recbole_pos.files import *
+with {lock}: print('held', flush=True); input()"""
+    command = [sys.executable, "-c", code, folder]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout.readline() == b"held\n"
+    return other
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    other = hold("only_writer(Path(sys.argv[1]), 'trained')", tmp_path)
     with (
         pytest.raises(UsageError, match=f"^{tmp_path} is being trained by process {other.pid} on"),
         only_writer(tmp_path, "trained"),
@@ -136,14 +139,7 @@ def test_a_folder_is_whole_or_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     """And that of one that still writes is not."""
-    held = "import sys; from pathlib import Path; from recbole_pos.files import whole_folder\n"
-    held += "with whole_folder(Path(sys.argv[1])): print('held', flush=True); input()"
-    other = subprocess.Popen(
-        [sys.executable, "-c", held, tmp_path / "new"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert other.stdout.readline() == b"held\n"
+    other = hold("whole_folder(Path(sys.argv[1]))", tmp_path / "new")
     with pytest.raises(UsageError), whole_folder(tmp_path / "new"):
         pytest.fail("another writes it")
     assert len(list(tmp_path.iterdir())) == 1

@@ -32,7 +32,7 @@ from recbole_pos.model.fparec import FPARec
 from recbole_pos.model.models import ADDED, registered_name
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, adapter
-from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.position.schemes import SCHEMES
 
 
 def refusal(action: Any, *given: Any, **more: Any) -> str:
@@ -303,7 +303,7 @@ def test_a_class_of_a_module_is_recorded_and_one_nobody_registered_is_found(
 
     config = PosConfig(my_models.Markov, "tiny", None, options(tiny))
     assert config.plain["plugins"] == ["my_models"]
-    ADDED._added.clear()
+    ADDED.added.clear()
     given = options(tiny, plugins=["my_models"])
     assert PosConfig("Markov", "tiny", None, given).model_class is my_models.Markov
     # with defaults that only this process knows, its import would not be enough
@@ -355,14 +355,14 @@ def test_what_this_process_knows_is_sent_to_others(here: Path, tiny: Path, mine)
     packed = plugins.pack("TinyGRU")
     assert plugins.pack("FPARec")
     plugins._allowed.clear()
-    ADDED._added.clear()
+    ADDED.added.clear()
     assert "--plugins" in refusal(import_plugins, ["my_models"], "config.yaml")
     plugins.unpack(packed)
     assert ADDED["TinyGRU"].__name__ == "TinyGRU" and ADDED.defaults("TinyGRU")["gru_width"] == 2
-    ADDED._added.clear()
+    ADDED.added.clear()
     assert import_plugins(["my_models"], "config.yaml") == ["my_models"]
     mine.TinyGRU.lock = threading.Lock()
-    ADDED._added.clear()
+    ADDED.added.clear()
     recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
     assert "TinyGRU" in refusal(plugins.pack, "TinyGRU")
 
@@ -434,101 +434,3 @@ def test_the_user_does(stranger: Path) -> None:
     recbole_pos.load(".")  # it is imported already
     name_plugin(stranger, "json.tool")  # installed
     recbole_pos.load(".")
-
-
-def test_a_pretended_package_beside_a_run_is_none(stranger: Path, capsys) -> None:
-    """Entry points are read of what is installed, not of the working directory."""
-    install(stranger, "evil", "[recbole_pos.models]\nEvil = mine\n")
-    assert main(["run", "-m", "Evil", "-d", "tiny"]) == 2
-    assert "unknown model 'Evil'" in capsys.readouterr().err and not Path("ran").exists()
-    forget_packages()
-
-
-# --- of packages ---
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch) -> Iterator[Path]:
-    """A package of others, as installed: a model, and a module and a function that register."""
-    folder = tmp_path / "site"
-    (folder / "my_package").mkdir(parents=True)
-    (folder / "my_package" / "__init__.py").write_text(
-        "def register():\n    import recbole_pos\n    from my_package import parts\n"
-        "    recbole_pos.register_scheme('later', parts.Recency, {'recency_slope': 2.0})\n"
-    )
-    scheme = 'recbole_pos.register_scheme("recency", Recency, {"recency_slope": 1.0})\n'
-    (folder / "my_package" / "parts.py").write_text(MODULE + scheme)
-    install(
-        folder,
-        "my-package",
-        "[recbole_pos.models]\nMarkov = my_package.parts:Markov\nBroken = my_package.none:A\n"
-        "Absent = my_package.parts\n"
-        "[recbole_pos.schemes]\nrecency = my_package.parts\nlater = my_package:register\n",
-    )
-    monkeypatch.syspath_prepend(folder)
-    yield folder
-    monkeypatch.undo()
-    forget_packages()
-
-
-def install(folder: Path, name: str, entries: str) -> None:
-    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
-    about.mkdir(exist_ok=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(entries)
-    forget_packages()
-
-
-def forget_packages() -> None:
-    for table in (ADDED, SCHEMES):
-        table.__dict__.pop("_points", None)
-
-
-def test_a_package_brings_them(package: Path, tiny: Path, mine) -> None:
-    assert {"Markov", "Broken"} <= set(ADDED) and {"recency", "later"} <= set(SCHEMES)
-    assert "my_package" not in sys.modules  # names need no import
-    assert scheme_names(["recency", "rope"]) and "my_package" not in sys.modules
-    assert "my-package" in refusal(recbole_pos.register_model, mine.Markov)  # the name is taken
-    config = PosConfig("Markov", "tiny", None, options(tiny))
-    assert config["state_size"] == 8 and "plugins" not in config.plain
-    given = options(tiny, position=["recency", "later"])
-    config = PosConfig("PosSASRec", "tiny", None, given)
-    assert config["recency_slope"] == 2.0 and "plugins" not in config.plain
-    from my_package.parts import Markov
-
-    assert registered_name(Markov) == "Markov"
-    recbole_pos.register_model(Markov)  # by hand too
-
-
-def test_a_broken_package_stands_in_nobodys_way(
-    package: Path, tiny: Path, capsys, monkeypatch
-) -> None:
-    """Those that cannot be had are listed as well, with the reason."""
-    for name, named in (("Broken", "ModuleNotFoundError"), ("Absent", "registers no model")):
-        message = refusal(PosConfig, name, "tiny", None, options(tiny))
-        assert f"{name!r} of the package my-package" in message and named in message
-    assert PosConfig("FPARec", "tiny", None, options(tiny))["model"] == "FPARec"
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["models"]) == 0 and main(["schemes"]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    for wanted in (
-        "Markov │ my-package │ The last item alone, in RecBole's form.",
-        "Broken │ my-package │ model 'Broken' of the package my-package",
-        "recency │ logits │ order │ 2 │ recency_slope │ Logits fall with distance.",
-    ):
-        assert any(wanted in line for line in lines), wanted
-
-
-def test_a_name_given_twice_says_by_whom(package: Path, tiny: Path) -> None:
-    models = "[recbole_pos.models]\nMarkov = my_package.parts:Markov\nFPARec = my_package.parts:A\n"
-    install(package, "my-package", f"{models}[recbole_pos.schemes]\nrope = my_package.parts\n")
-    install(package, "your-package", "[recbole_pos.models]\nMarkov = your_package:Markov\n")
-    for model, position, both in (
-        ("Markov", None, ("my-package", "your-package")),
-        ("FPARec", None, ("recbole-pos", "my-package")),
-        ("PosSASRec", ["rope"], ("recbole-pos", "my-package")),
-    ):
-        given = options(tiny) if position is None else options(tiny, position=position)
-        message = refusal(PosConfig, model, "tiny", None, given)
-        assert all(name in message for name in ("more than once", *both))
-    assert PosConfig("PARec", "tiny", None, options(tiny))["model"] == "PARec"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import recbole_pos
-from recbole_pos.experiment.evaluation import ranks
+from recbole_pos.experiment.evaluation import rank_targets
 
 OPTIONS = {"epochs": 1, "show_progress": False, "topk": [1, 3, 7], "valid_metric": "NDCG@3"}
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -62,8 +62,8 @@ def test_equal_scores_stand_as_the_metrics_have_them() -> None:
     scores = torch.tensor([[9.0, 5.0, 5.0, 5.0, 1.0]] * 4)
     target = torch.tensor([0, 2, 3, 4])
     best = torch.tensor([[0, 2, 1]] * 4)
-    assert ranks(scores, target, best).tolist() == [0, 1, 3, 4]
-    assert ranks(scores, target, None).tolist() == [0, 1, 1, 4]
+    assert rank_targets(scores, target, best).tolist() == [0, 1, 3, 4]
+    assert rank_targets(scores, target).tolist() == [0, 1, 1, 4]
 
 
 @pytest.mark.long

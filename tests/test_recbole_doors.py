@@ -195,7 +195,7 @@ def test_a_model_of_ones_own_must_be_registered_again(tiny: Path) -> None:
     recbole_pos.register_model(Mine)
     _, file = train("Mine", tiny, **SASREC)
     assert type(load_data_and_model(file)[1]) is Mine
-    recbole_pos.model.models.ADDED._added.clear()
+    recbole_pos.model.models.ADDED.added.clear()
     with pytest.raises(CheckpointError, match="'Mine'.*register_model"):
         load_data_and_model(file)
 

@@ -1,4 +1,4 @@
-"""Recommendations into files and folders, in one process and by Ray; scores by hand."""
+"""Recommendations into files; scores by hand."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ import pytest
 import torch
 from conftest import CROSS_ENTROPY, SMALL, small
 from recbole.data.interaction import Interaction
-from test_recommender import sample_histories
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
-from recbole_pos.reporter import Reporter
-from recbole_pos.serve.on_ray import collect, recommend_on_ray, write_part
-from recbole_pos.serve.recommend import BulkRequest, Counts, write_recommendations
 from recbole_pos.serve.recommender import Growth, Recommender
 
 pytestmark = pytest.mark.slow
@@ -236,92 +231,3 @@ def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, caps
         assert main(["recommend", run_dir, f"--histories={given}", f"--out={out}"]) == 0
         assert list(read(out)) == ["id", "rank", "item", "score", "by"] and not len(read(out))
     assert pq.read_schema(out).field("item").type == pa.string()
-
-
-def sort_rows(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values([table.columns[0], "rank"], ignore_index=True)
-
-
-def same(folder: Path, want: pd.DataFrame) -> None:
-    found = sort_rows(pd.read_parquet(folder))
-    pd.testing.assert_frame_equal(found, sort_rows(want), check_dtype=False, rtol=1e-4)
-
-
-def test_ray_recommends_as_one_process(
-    cluster: Path, run_dir: Path, tmp_path: Path, capfd: Any
-) -> None:
-    command = ["recommend", str(run_dir), "--address", "local", "--processes", "1", "-k", "3"]
-    assert main([*command, "--exclude_seen", "--out", str(tmp_path / "users")]) == 0
-    want = recbole_pos.recommend(run_dir, k=3, mask_history=True)
-    same(tmp_path / "users", want)
-    out, noise = capfd.readouterr()
-    assert f"{len(want)} recommendations of PosSASRec" in out and "Traceback" not in noise
-    (tmp_path / "given").mkdir()
-    given = [sample_histories(seed, 400) for seed in range(2)]
-    for number, part in enumerate(given):
-        part = [{**row, "id": f"{row['id']} of {number}"} for row in part]
-        pq.write_table(pa.Table.from_pylist(part), tmp_path / "given" / f"{number}.parquet")
-    request = BulkRequest(run_dir, histories=tmp_path / "given", k=4)
-    recommend_on_ray(request, tmp_path / "people")
-    one = write_recommendations(request, tmp_path / "people.parquet")
-    same(tmp_path / "people", pd.read_parquet(one))
-    assert len(list((tmp_path / "people").iterdir())) > 1
-    given[1][300]["items"] = [None]
-    pq.write_table(pa.Table.from_pylist(given[1]), tmp_path / "given" / "1.parquet")
-    with pytest.raises(UsageError, match="items of 'p300'"):
-        recommend_on_ray(request, tmp_path / "no")
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"users", "given", "people", "people.parquet"}
-
-
-def test_a_machine_does_not_find_the_run(run_dir: Path, tmp_path: Path) -> None:
-    asked = {"packed": pack("PosSASRec"), "at": None, "names": {"items": None, "exclude": None}}
-    for number, (run, place, message) in enumerate(
-        (
-            (tmp_path / "elsewhere", tmp_path, "elsewhere is not a run folder"),
-            (run_dir, tmp_path / "no" / "out", str(tmp_path / "no")),
-            (run_dir, tmp_path, ""),
-        )
-    ):
-        request = BulkRequest(str(run), k=3)
-        more = {"request": request, "place": str(place), "call": str(number)}
-        result = write_part({"users": ["u1"]}, {**asked, **more})
-        assert message in result["error"]
-        assert ("all machines must reach" in result["error"]) == bool(message)
-    assert result["counts"].rows == 3
-
-
-def test_what_a_lost_process_has_written_is_left_out(tmp_path: Path) -> None:
-    """Each part that was delivered is there once; one that is not seen here is an error."""
-    results = [
-        {"file": f"{n}.tmp", "error": "", "counts": Counts(people=n, rows=n, unknown=1)}
-        for n in range(3)
-    ]
-    for n in (1, 2, 7):  # 0 has no rows, and no file; 7 was not delivered
-        pq.write_table(pa.table({"id": [str(n)] * n}), tmp_path / f"{n}.tmp")
-    counts = collect(results, tmp_path, 3, Reporter(False))
-    assert (counts.rows, counts.people, counts.unknown) == (3, 3, 3)
-    names = ["part-00000.parquet", "part-00001.parquet"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert sorted(pd.read_parquet(tmp_path)["id"]) == ["1", "2", "2"]
-    with pytest.raises(StorageError, match="cannot read what a machine wrote"):
-        collect(results, tmp_path, 3, Reporter(False))
-
-
-def test_options_that_do_not_fit(run_dir: Path, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "there").mkdir()
-    for name in ("there/file", "h.jsonl"):
-        (tmp_path / name).touch()
-    out = ["--out", str(tmp_path / "out")]
-    for options, option in (
-        (["--address", "local"], "--address"),
-        (["--address", "local", "--out", str(tmp_path / "there")], "--out"),
-        (["--processes", "2"], "--processes"),
-        (["--address", "local", "--processes", "0", *out], "--processes"),
-        (["--address", "local", "-k", "0", *out], "k: "),
-        (["--address", "local", "--histories", str(tmp_path / "h.jsonl"), *out], "--histories"),
-        (["--address", "local", "--users", "u1", "--histories", "h.parquet", *out], "histories"),
-    ):
-        assert main(["recommend", str(run_dir), *options]) == 2
-        assert option in capsys.readouterr().err.partition("error: ")[2].partition("found")[0]
-    assert not (tmp_path / "out").exists()

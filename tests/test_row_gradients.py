@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import CROSS_ENTROPY
 
-from recbole_pos.experiment.parallel_trainer import ParallelTrainer
+from recbole_pos.distributed import Shard
 from recbole_pos.layers import chunks, sce
 from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.row_gradients import kept_gradient, takes_rows
@@ -121,7 +121,11 @@ def test_which_tables_are_kept(experiment, monkeypatch) -> None:
     assert experiment("SASRec").trainer.adapter.table() is None
     made = experiment("FPARec", loss_type="SCE")
     assert made.trainer.adapter.table() is made.model.item_embedding.weight
-    assert ParallelTrainer._table(made.trainer) is None
+    with made.trainer.steps_in_rows():
+        assert made.trainer.kept
+    made.trainer.shard = Shard(0, 2)
+    with made.trainer.steps_in_rows():
+        assert made.trainer.kept is None
     made.model.item_embedding.weight.requires_grad_(False)
     assert made.trainer.adapter.table() is None
 

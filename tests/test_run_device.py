@@ -14,13 +14,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.device import (
-    Precision,
-    check_precision,
-    describe_device,
-    device_line,
-    require_device,
-)
+from recbole_pos.experiment.device import Precision, check_device, describe_device, device_line
 
 
 @pytest.fixture
@@ -33,33 +27,28 @@ def config(tiny: Path, **options) -> PosConfig:
     return PosConfig("FPARec", "tiny", None, {**SMALL, "data_path": str(tiny), **options})
 
 
-@pytest.mark.parametrize("wanted", ["7", 7, "1,2", "0, 1"])
+@pytest.mark.parametrize("wanted", [7, "0, 1"])
 def test_a_gpu_that_is_not_there(tiny: Path, tmp_path: Path, no_gpu, wanted) -> None:
     options = {**SMALL, "data_path": str(tiny), "gpu_id": wanted}
     with pytest.raises(UsageError, match=r"gpu_id: .* is not there.*--use_gpu=False"):
         recbole_pos.run("FPARec", "tiny", None, options, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for fine in ({"use_gpu": False, "gpu_id": wanted}, {"gpu_id": ""}, {"gpu_id": "0"}, {}):
-        require_device(config(tiny, **fine))
-
-
-def test_a_gpu_that_is_there(tiny: Path, no_gpu, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    given = config(tiny, gpu_id="7")
-    require_device(given)
-    assert given["device"].type == "cuda"
+        check_device(config(tiny, **fine))
 
 
 def test_use_gpu_false_is_the_cpu_where_there_is_a_gpu(tiny: Path, no_gpu, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert config(tiny, use_gpu=False)["device"].type == "cpu"
-    assert config(tiny)["device"].type == "cuda"
+    there = config(tiny, gpu_id="7")
+    check_device(there)
+    assert there["device"].type == "cuda"
 
 
-@pytest.mark.parametrize("wanted", ["cuda:0", "0;1", "-1", "all"])
+@pytest.mark.parametrize("wanted", ["cuda:0", "-1"])
 def test_what_is_no_number_of_a_gpu(tiny: Path, no_gpu, wanted: str) -> None:
-    with pytest.raises(UsageError, match="gpu_id: expected numbers of GPUs"):
-        require_device(config(tiny, gpu_id=wanted))
+    with pytest.raises(UsageError, match="^gpu_id: "):
+        check_device(config(tiny, gpu_id=wanted))
 
 
 def test_a_run_of_another_machine_can_be_used_here(tiny: Path, tmp_path: Path, no_gpu) -> None:
@@ -116,25 +105,18 @@ def test_half_precision_leaves_cudnn_attention_out() -> None:
         assert allowed()
 
 
-def test_precision_of_a_cpu(tiny: Path, no_gpu, monkeypatch, caplog) -> None:
+def test_precision_of_a_cpu(tiny: Path, no_gpu) -> None:
     for options, found in (({}, "fp32"), ({"precision": "tf32"}, "fp32")):
         assert Precision.from_config(config(tiny, **options)).name == found
     half = config(tiny, enable_amp=True)
     assert describe_device(half)["precision"] == "float32 with bfloat16 products"
-    for amx, warnings in ((True, 0), (False, 1)):
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        check_precision(half)
-        assert len(caplog.records) == warnings
-    assert "bf16 is slower than fp32 on this CPU" in caplog.text
-    for options, message in (
-        ({"precision": "fp16"}, "fp16 needs a GPU"),
-        ({"enable_amp": True, "precision": "fp32"}, "enable_amp: True is precision: bf16, found"),
-        ({"enable_amp": True, "enable_scaler": True}, "enable_scaler: .* precision: fp16"),
+    for options, option in (
+        ({"precision": "fp16"}, "precision"),
+        ({"enable_amp": True, "precision": "fp32"}, "enable_amp"),
+        ({"enable_amp": True, "enable_scaler": True}, "enable_scaler"),
     ):
-        with pytest.raises(UsageError, match=message):
-            check_precision(config(tiny, **options))
-    printed = {"name": "cpu", "threads": 1, "precision": "float32"}
-    assert device_line(printed) == "cpu with 1 thread in float32"
+        with pytest.raises(UsageError, match=f"^{option}: "):
+            check_device(config(tiny, **options))
 
 
 def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny: Path, tmp_path: Path, no_gpu) -> None:

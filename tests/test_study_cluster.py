@@ -14,7 +14,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.runs.storage import Mirror
-from recbole_pos.runs.worker import _folders
+from recbole_pos.runs.worker import find_folder
 
 LAST = 10
 BASE = {
@@ -77,5 +77,5 @@ def test_a_storage_that_cannot_be_is_told(cluster, tiny: Path, tmp_path: Path, c
 
 
 def test_a_machine_that_does_not_see_the_folder_is_told_of(tmp_path: Path) -> None:
-    with _folders(None) as folder_at, pytest.raises(UsageError, match="does not see .*--storage"):
-        folder_at(str(tmp_path / "elsewhere" / "run"))
+    with pytest.raises(UsageError, match="does not see .*--storage"):
+        find_folder(str(tmp_path / "elsewhere" / "run"), None, tmp_path)

@@ -372,5 +372,5 @@ def test_code_of_ones_own_counts(cluster, tiny: Path, tmp_path: Path, monkeypatc
         allow("mine")
         config = row_config({"model": "Edited", "dataset": "tiny", **options})
         digests.append(run_digest(config, {"data": "x"}))
-        ADDED._added.pop("Edited", None)
+        ADDED.added.pop("Edited", None)
     assert digests[0] == digests[2] != digests[1]

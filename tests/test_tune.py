@@ -141,7 +141,9 @@ def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys)
     lines = (folder / "trials.jsonl").read_text().splitlines(keepends=True)
     first = [line for line in lines if json.loads(line)["trial"] == 0]
     (folder / "trials.jsonl").write_text("".join(first) + lines[-1][:20])  # cut off by a kill
-    (folder / "search.json").write_text(json.dumps({**read(folder, "search.json"), "total": 1}))
+    (folder / "search.json").write_text(
+        json.dumps({**read(folder, "search.json"), "num_samples": 1})
+    )
     resume = ["tune", "--resume", str(folder), "--quiet"]
     assert main(resume) == 0
     before = read(folder, "test.json")
@@ -251,10 +253,10 @@ def test_wrong_input_leaves_nothing_behind(
         (["--gpus_per_trial=0.5"], "--gpus_per_trial: 0.5 is more than the 0 GPUs"),
         (["--eval_args={split: {LS: test_only}}"], "no validation targets"),
         ([f"--storage={'x' * 300}"], "--storage: cannot use"),
-        ([f"--run_dir={tmp_path / ('x' * 300)}"], "--run_dir: File name too long"),
+        ([f"--run_dir={tmp_path / ('x' * 300)}"], "File name too long"),
         ([f"--space={'x' * 300}"], "--space: no file"),
         (["--storage="], "--storage: empty"),
-        (["--run_dir="], "--run_dir: empty"),
+        (["--run_dir="], "run_dir is empty"),
         (["--resume=nowhere"], "--resume takes everything"),
     ):
         assert main([*arguments, *more]) == 2, more
@@ -264,7 +266,7 @@ def test_wrong_input_leaves_nothing_behind(
 
 
 def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds a search already"):
+    with pytest.raises(UsageError, match="holds a search"):
         tune(tiny, found[0].folder.parent)
     other = {**read(found[0].folder, "search.json"), "identity": {"data": "other", "fields": {}}}
     (tmp_path / "search.json").write_text(json.dumps(other))

@@ -1,7 +1,7 @@
 """The built wheel works from any empty directory, yaml files included, and with another package.
 
 That package is made of the documents: the examples of docs/add_a_model.md and docs/add_a_scheme.md
-as they are printed there, and the lines of pyproject.toml that the pages give.
+as they are printed there.
 """
 
 from __future__ import annotations
@@ -35,18 +35,15 @@ def write_package(folder: Path) -> Path:
     """``my_package`` with the examples of the documents."""
     (folder / "my_package").mkdir(parents=True)
     (folder / "my_package" / "__init__.py").touch()
-    project = PYPROJECT
     for page in ("add_a_model", "add_a_scheme"):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.S | re.M)
         (example,) = (
             code for kind, code in blocks if kind == "python" and "recbole_pos.regis" in code
         )
-        (lines,) = (code for kind, code in blocks if kind == "toml")
         name = re.match(r"# (\w+\.py)\n", example)[1]
         (folder / "my_package" / name).write_text(example, encoding="utf-8")
-        project += lines
-    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
+    (folder / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
     return folder
 
 
@@ -98,8 +95,8 @@ def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
     assert json.loads((empty / "out" / "result.json").read_text())["epochs"] == 1
     assert [p.name for p in empty.iterdir()] == ["out"]
 
-    # what the other package brings, by its names alone
     given = ("-m", "DilatedConvolutions", "--position=[learned, day_part]", "--day_parts=12")
+    given += ("--plugins=[my_package.dilated, my_package.day_part]",)
     call(command, "run", *given, "-d", "ml-100k", *SMALL, "--run_dir=mine", cwd=empty)
     call(command, "recommend", "mine", "--users", "196", "-k", "3", cwd=empty)
     rows = (empty / "mine" / "recommendations.csv").read_text().splitlines()

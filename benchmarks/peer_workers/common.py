@@ -39,6 +39,8 @@ class Job:
     dropout: float = 0.2
     attention_dropout: float = 0.2
     learning_rate: float = 1e-3
+    loss: str = "softmax"  # over all items; or "sampled_softmax", "bce"
+    negatives: int = 0  # of those two
     threads: int = 2
     accelerator: str = "cpu"  # or gpu
     seed: int = 2024

@@ -17,6 +17,8 @@ from recbole_pos.experiment.run import prepare
 
 def main() -> None:
     job = Job.read()
+    names = {"softmax": "CE", "sampled_softmax": "sampled_softmax", "bce": "BCE"}
+    loss = {"loss_type": names[job.loss]} | ({"negatives": job.negatives} if job.negatives else {})
     with tempfile.TemporaryDirectory() as folder:
         write_atomic(pd.read_csv(job.events), folder, "events")
         config = PosConfig(
@@ -39,6 +41,7 @@ def main() -> None:
                 "use_gpu": job.accelerator == "gpu",
                 "precision": "fp32",
                 "seed": job.seed,
+                **loss,
             },
         )
         experiment = prepare(config)

@@ -25,7 +25,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.environment import ended_by_signals, find_launchers
+from recbole_pos.experiment.environment import ended_by_signals, find_launcher
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -189,7 +189,8 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     """Print what begins, before torch and RecBole are imported, which takes seconds."""
-    if settings.as_json or any(rank for _, rank, _ in find_launchers(os.environ)):
+    launched = find_launcher(os.environ)
+    if settings.as_json or (launched and launched[1] > 0):
         return
     from recbole_pos.reporter import Reporter
 
@@ -481,7 +482,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     option(
         "--out",
         metavar="FILE",
-        help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv); with --address a folder",
+        help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv)",
     ),
     option(
         "--item_vectors",
@@ -489,10 +490,6 @@ def _evaluate(args: argparse.Namespace) -> None:
         help="content vectors of items that were not there in training, which are recommended too "
         "(models trained with item_vectors)",
     ),
-    option(
-        "--address", help="score on a running Ray cluster: auto, or HOST:PORT (this machine alone)"
-    ),
-    option("--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"),
     *_READING,
     environment=True,
     description="The items with the highest scores after everything a user has done, held-out "
@@ -504,18 +501,7 @@ def _recommend(args: argparse.Namespace) -> None:
 
     names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors because"
     request = BulkRequest(**{name: getattr(args, name) for name in names.split()})
-    if args.address is None:
-        if args.processes is not None:
-            raise UsageError("--processes: goes with --address; threads are OMP_NUM_THREADS")
-        write_recommendations(request, args.out)
-        return
-    if args.out is None:
-        raise UsageError("--address: give --out, a folder that all machines reach")
-    if args.processes is not None and args.processes < 1:
-        raise UsageError(f"--processes: expected 1 or more, found {args.processes}")
-    from recbole_pos.serve.on_ray import recommend_on_ray
-
-    recommend_on_ray(request, args.out, args.address, args.processes)
+    write_recommendations(request, args.out)
 
 
 @_command(

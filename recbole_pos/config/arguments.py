@@ -181,7 +181,6 @@ class ConvertArguments:
     )
     item_columns: Any = _flag((), "the same of --items", metavar="NAME,NAME")
     user_columns: Any = _flag((), "the same of --users", metavar="NAME,NAME")
-    header: bool = _flag(False, "the first line of a text file is a header for sure", bool)
     types: Any = _flag(
         (), "token, token_seq, float or float_seq (guessed)", list, "COLUMN=TYPE", flag="type"
     )

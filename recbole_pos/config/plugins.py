@@ -1,9 +1,8 @@
 """How processes come to know models and schemes that are not the plugin's.
 
-What an installed package brings is found by its entry points. What a module registers is known once
-that module is imported, so the option ``plugins`` names modules to import before any other name is
-looked up; a run writes them into its config.yaml. What only this process has, because a script or a
-notebook made it, is sent to the processes that it starts.
+What a module registers is known once it is imported, so the option ``plugins`` names modules to
+import before any other name is looked up; a run writes them into its config.yaml. What only this
+process has, because a script or a notebook made it, is sent to the processes that it starts.
 
 Modules are code, and files come from strangers: what a file names (the config.yaml of a run, a
 study, a search) must be installed, or imported already. The working directory is searched only for
@@ -23,7 +22,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import ADDED, registered_name
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import import_path, without_working_directory
 from recbole_pos.values import find_similar, short, shown
@@ -142,8 +141,9 @@ def require_spelling(keys: Iterable[Any], where: str) -> None:
 def take_model(name: str, modules: Iterable[str]) -> None:
     """Register the class named like the model, if one of the modules has it unregistered."""
     for module in modules:
-        if name not in ADDED and module in sys.modules:
-            ADDED.take(sys.modules[module], name)
+        model = getattr(sys.modules.get(module), name, None)
+        if name not in ADDED and isinstance(model, type):
+            registered_name(model)
 
 
 def find_modules(model: str, schemes: Iterable[str]) -> list[str]:

@@ -5,33 +5,25 @@ from __future__ import annotations
 import ast
 import json
 import re
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.numbers import (
-    describe_doubt,
-    describe_near_numbers,
-    find_readings,
-    find_wrong,
-)
+from recbole_pos.conversion.numbers import find_wrong, read_numbers
 from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.location import KINDS, MISSING
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown
+from recbole_pos.values import check_choice, shown
 
 INNER = "\x1f"  # between the names of a sequence, until they are written
 _WORDS = pa.array([word for word in MISSING if word])
 _ID = re.compile(r"(^|_)(id|ids|code|zip|zipcode|postcode|sku|isbn|asin|ean|upc|gtin|phone)$")
 _LIST = r"(?s)^\s*\[.*\]\s*$"
 _ISO = r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?$"
-_GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
-_POINTS = "the point is read as decimal; --thousands COLUMN=. if it is not decimal"
 _PIPE = r"[^\s|]\|[^\s|]"
 _PIPED = 0.05  # of the different cells must have a | for all of them to be lists
 
@@ -46,21 +38,19 @@ class Cells:
             between them.
         kind: token, token_seq, float or float_seq; empty before it is guessed.
         notes: what to report about it.
-        raw: what the source calls the type, where it is not text.
     """
 
     codes: np.ndarray
     values: pa.Array
     kind: str = ""
     notes: tuple[str, ...] = ()
-    raw: str = field(default="", compare=False)
 
     @property
     def different(self) -> int:
         """How many different values there are."""
         return len(self.values) - 1
 
-    def take(self, rows: np.ndarray) -> Cells:
+    def __getitem__(self, rows: np.ndarray) -> Cells:
         """Return the cells of some rows."""
         return replace(self, codes=self.codes[rows])
 
@@ -94,21 +84,21 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
     Raises:
         UsageError: for another type.
     """
-    kind, raw, types = column.type, "", pa.types
+    held, kind, note, types = column.type, "", "", pa.types
     try:
-        if types.is_timestamp(kind) or types.is_date(kind):
-            seconds = read_times(column, name).seconds
-            column, raw = pa.chunked_array([pa.array(seconds, from_pandas=True)]), "time"
-        elif is_list(kind):
-            raw = "floats" if types.is_floating(kind.value_type) else "list"
+        if types.is_timestamp(held) or types.is_date(held):
+            seconds = pa.array(read_times(column, name).seconds, from_pandas=True)
+            column, kind, note = pa.chunked_array([seconds]), "float", "seconds since 1970, UTC"
+        elif is_list(held):
+            kind = "float_seq" if types.is_floating(held.value_type) else "token_seq"
             column = pa.chunked_array([_join(chunk) for chunk in column.chunks], pa.string())
-        elif types.is_decimal(kind) and kind.scale == 0:  # ids, which no float holds
-            column, raw = column.cast(pa.string()), "integer"
-        elif types.is_floating(kind) or types.is_decimal(kind):
-            column, raw = column.cast(pa.float64()), "float"
-        elif types.is_integer(kind):
-            raw = "integer"
-        elif not (types.is_string(kind) or types.is_dictionary(kind)):
+        elif types.is_decimal(held) and held.scale == 0:  # ids, which no float holds
+            column = column.cast(pa.string())
+        elif types.is_floating(held) or types.is_decimal(held):
+            column = column.cast(pa.float64())
+        elif not any(
+            same(held) for same in (types.is_string, types.is_integer, types.is_dictionary)
+        ):
             column = column.cast(pa.string())
         if not types.is_dictionary(column.type):
             column = column.dictionary_encode()
@@ -119,9 +109,16 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
         # 1.0 is called 1, and 1e15 by its digits
         text = number_text(names) if types.is_floating(names.type) else names.cast(pa.string())
     except pa.ArrowException as error:
-        raise UsageError(f"column {shown(name)} holds {kind}, which is no field") from error
+        raise UsageError(f"column {shown(name)} holds {held}, which is no field") from error
     codes = one.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
-    return _without_missing(codes, text, raw)
+    cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]), kind, (note,) if note else ())
+    words = pc.is_in(cells.values, _WORDS)
+    if not (pc.any(words).as_py() or pc.any(pc.equal(text, "")).as_py()):
+        return cells
+    count = int(words.to_numpy(zero_copy_only=False)[codes].sum())
+    found = ", ".join(map(repr, cells.values.filter(words).to_pylist()[:4]))
+    note = f"{count:,} cells {found} read as missing" if count else ""
+    return cells.recode(pc.if_else(words, "", cells.values)[1:], kind, note)
 
 
 def _join(chunk: Any) -> pa.Array:
@@ -133,27 +130,6 @@ def _join(chunk: Any) -> pa.Array:
     # from_arrays takes no null where the array is a slice; binary_join gives none for these
     text = pc.binary_join(kind.from_arrays(chunk.offsets, inside), INNER).cast(pa.string())
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
-
-
-def _without_missing(codes: np.ndarray, text: pa.Array, raw: str) -> Cells:
-    """Return cells in which empty text and words for missing values have code 0.
-
-    Args:
-        codes: [rows] int32 place of each cell in ``text``, from 1; 0 for null.
-        text: the different values.
-        raw: what the source calls the type.
-    """
-    words = pc.is_in(text, _WORDS).to_numpy(zero_copy_only=False)
-    none = words | (pc.binary_length(text).to_numpy(zero_copy_only=False) == 0)
-    notes: tuple[str, ...] = ()
-    if words.any() and raw != "float":
-        counts = np.bincount(codes, minlength=len(text) + 1)[1:][words]
-        names = ", ".join(map(repr, text.filter(pa.array(words)).to_pylist()[:4]))
-        notes = (f"{counts.sum():,} cells {names} read as missing",)
-    if none.any():
-        new = np.concatenate(([0], np.where(none, 0, np.cumsum(~none)))).astype(np.int32)
-        codes, text = new[codes], text.filter(pa.array(~none))
-    return Cells(codes, pa.concat_arrays([pa.array([""]), text]), notes=notes, raw=raw)
 
 
 def number_text(numbers: Any) -> pa.Array:
@@ -177,26 +153,24 @@ def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
         decimal_comma: whether 12,99 is a number.
     """
     values = cells.values[1:]
-    if cells.raw == "time":
-        return convert_cells(cells, "float", "").as_kind("float", "seconds since 1970, UTC")
-    if cells.raw in ("list", "floats"):
-        return convert_cells(cells, "float_seq" if cells.raw == "floats" else "token_seq", "")
+    if cells.kind:
+        return cells
     if not len(values):
         return cells.as_kind("token")
-    if (lists := _parse_lists(values)) is not None:
+    if (lists := parse_lists(values)) is not None:
         return _as_sequences(cells, lists)
     if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _PIPED * len(values):
         return convert_cells(cells, "token_seq", "").as_kind("token_seq", "lists, split at |")
     if _ID.search(field_name.lower()) or _has_any(values, r"^[+-]?0\d"):
         return whole_ids(cells).as_kind("token")
-    numbers, note = _read_floats(values, decimal_comma)
+    numbers, note = read_numbers(values, decimal_comma=decimal_comma)
     if numbers is not None:
         return cells.recode(number_text(numbers), "float", note)
     if _has_all(values, _ISO):
         seconds = read_times(pa.chunked_array([values]), field_name).seconds
         if not np.isnan(seconds).any():
             return cells.recode(number_text(seconds), "float", "dates: seconds since 1970, UTC")
-    return cells.as_kind("token", note or describe_near_numbers(values, cells.codes))
+    return cells.as_kind("token", note)
 
 
 def convert_cells(
@@ -219,27 +193,23 @@ def convert_cells(
     Raises:
         UsageError: for an unknown type, or if cells cannot be of it.
     """
-    if kind not in KINDS:
-        raise UsageError(f"type: {column}={kind}: a type is one of {', '.join(KINDS)}")
+    check_choice(f"type: {column}", kind, KINDS)
     values = cells.values[1:]
     if kind == "token":
         return cells.as_kind(kind)
     if kind == "float":
-        numbers, note = _read_floats(values, decimal_comma, decimal, thousands)
+        numbers, note = read_numbers(values, decimal, thousands, decimal_comma)
         if numbers is not None:
             return cells.recode(number_text(numbers), kind, note)
-        if note:
-            raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
         wrong = find_wrong(values, decimal, thousands)
-        marks = {"decimal separator": decimal, "thousands": thousands}
-        given = ", ".join(f"{name} {mark!r}" for name, mark in marks.items() if mark)
-        raise UsageError(
-            f"type: {column}=float: {len(wrong):,} of {len(values):,} different cells are no "
-            f"number{f' ({given})' if given else ''}, such as {wrong[0].as_py()[:60]!r}; correct "
-            "them or take token"
-        )
-    if cells.raw not in ("list", "floats"):
-        if len(values) and (lists := _parse_lists(values)) is not None:
+        if len(wrong):
+            note = (
+                f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
+                f"{shown(wrong[0].as_py())}; correct them or take token"
+            )
+        raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
+    if not cells.kind.endswith("_seq"):
+        if len(values) and (lists := parse_lists(values)) is not None:
             cells = _as_sequences(cells, lists)
         else:
             mark = r"\|" if _has_any(values, r"\|") else r"\s+" if _has_any(values, r"\s") else ","
@@ -248,7 +218,7 @@ def convert_cells(
         for part in pc.split_pattern(cells.values, INNER).flatten().unique().to_pylist():
             if part and not _is_float(part):
                 raise UsageError(f"type: {column}=float_seq: {part[:60]!r} is not a number")
-    return replace(cells, kind=kind)
+    return cells.as_kind(kind)
 
 
 def whole_ids(cells: Cells) -> Cells:
@@ -281,31 +251,7 @@ def _is_float(text: str) -> bool:
         return False
 
 
-def _read_floats(
-    values: pa.Array,
-    decimal_comma: bool,
-    decimal: str | None = None,
-    thousands: str | None = None,
-) -> tuple[np.ndarray | None, str]:
-    """Read values as numbers.
-
-    Returns:
-        [n] float64, or None if a value is not a number or can be read in two ways; and a note.
-    """
-    if not (decimal or thousands):
-        with suppress(pa.ArrowException):
-            numbers = values.cast(pa.float64()).to_numpy()
-            return numbers, _POINTS if _has_all(values, _GROUPED) else ""
-    readings = find_readings(values, decimal, thousands)
-    certain = [reading for reading in readings if reading.certain]
-    if len(readings) > 1:
-        certain = [reading for reading in certain if decimal_comma and reading.decimal == ","][:1]
-    if certain:
-        return certain[0].numbers, certain[0].note
-    return None, describe_doubt(values, readings) if readings else ""
-
-
-def _parse_lists(values: pa.Array) -> list[list[Any]] | None:
+def parse_lists(values: pa.Array) -> list[list[Any]] | None:
     """Return the lists that are written in json (or as Python writes them); None if one is not."""
     if not _has_all(values, _LIST):
         return None

@@ -8,8 +8,7 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,11 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from recbole_pos.config.arguments import ConvertArguments, fill_settings
-from recbole_pos.conversion.build import TABLES, Builder, ColumnOverrides, field_name
-from recbole_pos.conversion.cells import Cells
-from recbole_pos.conversion.events import count_copied_targets, find_copies, read_events
-from recbole_pos.conversion.layout import explode
-from recbole_pos.conversion.reading import Dialect, is_frame, read, read_frame
+from recbole_pos.conversion.build import TABLES, Builder, check_overrides, field_name
+from recbole_pos.conversion.events import find_copies, read_events
+from recbole_pos.conversion.lists import explode
+from recbole_pos.conversion.reading import read, read_frame
 from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.roles import find_roles, require_column
 from recbole_pos.conversion.source import Source
@@ -41,8 +39,10 @@ _UNREADABLE = (
 )
 _CUTOFF = 20  # the largest that rankings have by default
 _MODEL = "PosSASRec"
-_FRAME = "interactions"  # name of a frame of interactions in messages
-_FRAMES = {"events": _FRAME, "valid": "valid", "test": "test", "item": "items", "user": "users"}
+# Names of frames in messages.
+_FRAMES = {"events": "interactions", "item": "items", "user": "users"}
+_FRAMES |= {"valid": "valid", "test": "test"}
+_RELATED = 4_000  # most lists of a field that relates interactions, which AttrFormer keeps in pairs
 _PARTS = ("train", "valid", "test")
 _INTER = ("inter", *(f"{part}.inter" for part in _PARTS))
 _NAME = re.compile(r"\w[\w.-]*")
@@ -87,70 +87,51 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         [('brand', 'token', 'item')]
     """
     asked = fill_settings(settings or ConvertArguments(), given)
-    with _refusing(str(events) if isinstance(events, (str, os.PathLike)) else _FRAME):
-        return make_dataset(events, asked)
-
-
-@contextmanager
-def _refusing(file: str) -> Iterator[None]:
-    """Turn unexpected errors of readers into a UsageError on the file, for a ``with`` block."""
+    is_file = isinstance(events, (str, os.PathLike))
+    what = Path(events if is_file else _FRAMES["events"])
     try:
-        yield
+        return _convert(events, what, asked)
     except PosError:
         raise
     except _UNREADABLE as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"{file[:100]} cannot be converted: {why}") from error
+        raise UsageError(f"{str(what)[:100]} cannot be converted: {why}") from error
 
 
-def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False) -> Report:
-    """Convert a file or frame of events, as :func:`convert` does, by checked arguments.
-
-    Args:
-        events: path or frame of the interactions.
-        asked: the arguments.
-        allow_empty: whether columns that the arguments name may have no value.
-
-    Returns:
-        the report; unless ``dry_run``, the dataset is written.
-    """
-    what = Path(events if isinstance(events, (str, os.PathLike)) else _FRAME)
+def _convert(events: Any, what: Path, asked: ConvertArguments) -> Report:
+    """Convert a file or frame of events, as :func:`convert` does; ``what`` is its path or name."""
     name = asked.name or (what.name or what.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
     _require_name(name, folder, asked)
-    overrides = ColumnOverrides(
-        _pairs("type", asked.types),
-        _pairs("table", asked.tables),
-        _pairs("rename", asked.rename),
-        _pairs("decimal", asked.decimal),
-        _pairs("thousands", asked.thousands),
-    )
+    overrides = {
+        "type": _pairs("type", asked.types),
+        "table": _pairs("table", asked.tables),
+        **{key: _pairs(key, getattr(asked, key)) for key in ("rename", "decimal", "thousands")},
+    }
     reporter = Reporter(asked.verbose)
     with reporter.task(f"reading {what}"):
         sources = _sources(events, asked)
-    overrides.check(list(sources.values()))
+    check_overrides(overrides, {name for source in sources.values() for name in source.columns})
     named = {"user": asked.user, "item": asked.item, "time": asked.time}
     source, lists = explode(sources.pop("events"), named)
     roles, guessed = find_roles(source.columns, {**named, **lists}, asked.date_format)
-    guessed = [role for role in roles if role in guessed or named[role] is None]
-    if guessed:
+    if guessed := [role for role in roles if role in guessed or named[role] is None]:
         reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     kept = read_events(source, roles, asked.date_format)
-    has_time = roles["time"] in source.columns
     if asked.rm_copies:
-        kept.keep(~find_copies(kept), "exact copy of an earlier line (user, item, time)")
+        kept.keep(~find_copies(kept), "exact copy of an earlier row (user, item, time)")
     kept.keep_core(max(asked.min_user, asked.core), max(asked.min_item, asked.core))
     copies = 0 if asked.rm_copies else int(find_copies(kept).sum())
+    has_time = roles["time"] in source.columns
 
     report = Report(name)
     report.lines["events"] = Lines.count(source, kept.dropped)
     report.times = dict(kept.forms)
-    report.notes += [note for table in (source, *sources.values()) for note in table.notes]
     builder = Builder(source, kept, roles, overrides, report)
     for role, other in sources.items():
         builder.add_file(other, role)
     builder.add_columns()
-    tables, loaded = builder.finish(allow_empty)
+    tables, loaded = builder.finish()
     report.counts = {
         "events": len(kept.rows),
         "users": len(builder.entities["user"]),
@@ -158,10 +139,12 @@ def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False
         "first": _day(kept.seconds.min()) if has_time else None,
         "last": _day(kept.seconds.max()) if has_time else None,
         "copies": copies,
-        "copied_targets": count_copied_targets(kept) if copies else 0,
     }
     if copies:
-        report.notes.append(_describe_copies(report.counts))
+        report.notes.append(
+            f"{copies:,} of {len(kept.rows):,} interactions are exact copies of an earlier one "
+            "(user, item and time); --rm_copies leaves them out"
+        )
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(asked.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={asked.data_path}")
@@ -170,60 +153,46 @@ def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False
         reporter.line("nothing is written (dry_run)")
         return report
 
-    parts = [part for part in _PARTS if part == "train" or getattr(asked, part) is not None]
-    parts = parts if len(parts) > 1 else []
+    parts = ["train", *source.cuts] if source.cuts else []
     if parts:
         inter, number = tables.pop("inter"), source.part_of(kept.rows)
         for place, part in enumerate(parts):
             rows = np.flatnonzero(number == place)
             if not len(rows):
                 raise UsageError(f"{part}: none of its interactions is left; see what was dropped")
-            tables[f"{part}.inter"] = {
-                field: cells.take(rows) if isinstance(cells, Cells) else cells[rows]
-                for field, cells in inter.items()
-            }
+            tables[f"{part}.inter"] = {field: cells[rows] for field, cells in inter.items()}
     separator = sequence_separator(tables)
-    text = shop_yaml(
-        name,
-        builder.fields,
-        roles,
-        loaded,
-        separator,
-        builder.list_relations(loaded, has_time),
-        small=report.counts["items"] <= _CUTOFF,
-        has_time=has_time,
-        parts=parts,
-    )
+    related = [
+        column.field
+        for column in report.columns
+        if column.loaded
+        and column.column not in roles.values()
+        and (column.kind == "token" or column.kind == "token_seq" and column.different <= _RELATED)
+        and column.different > 1
+    ]
+    related += ["time", "position"] if has_time else ["position"]
+    options: dict[str, Any] = {
+        "field_separator": "\t",
+        "seq_separator": separator,
+        **{f"{role.upper()}_ID_FIELD": builder.fields[role] for role in ("user", "item")},
+        "TIME_FIELD": builder.fields["time"],
+        **({"timestamp_unit": "seconds"} if has_time else {}),
+        "load_col": loaded,
+        "for": {"AttrFormer": {"relations": [{"field": name} for name in related]}},
+    }
+    if parts:
+        options["benchmark_filename"] = parts
+    if report.counts["items"] <= _CUTOFF:  # too few for rankings of 20
+        options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
-        write_text(new / f"{name}.yaml", text)
+        write_text(new / f"{name}.yaml", shop_yaml(name, options))
         write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
         for suffix, table in tables.items():
             with reporter.task(f"writing {folder / name}.{suffix}"):
                 write_table(new / f"{name}.{suffix}", table, separator)
-    files = sorted(folder.iterdir())
-    reporter.line(
-        f"wrote {folder}: {listed(one.name for one in files if belongs_to_dataset(one, name))}"
-    )
-    if others := [one.name for one in files if not belongs_to_dataset(one, name)]:
-        reporter.line(f"left as they were: {listed(others)}")
+    reporter.line(f"wrote {folder}: {listed([REPORT, *find_dataset(folder, name)])}")
     reporter.line(report.command)
     return report
-
-
-def _describe_copies(counts: dict[str, Any]) -> str:
-    """Return the note on exact copies; a warning if they are targets of leave-one-out."""
-    note = (
-        f"{counts['copies']:,} of {counts['events']:,} interactions are exact copies of an earlier "
-        "one (user, item and time); --rm_copies leaves them out"
-    )
-    targets, users = counts["copied_targets"], counts["users"]
-    if not targets:
-        return note
-    return (
-        f"warning: {note}. The last interaction of {targets:,} of {users:,} users "
-        f"({targets / users:.1%}), the target of leave-one-out, only repeats the one before it at "
-        "the same time, so metrics are too good"
-    )
 
 
 def belongs_to_dataset(file: Path, name: str) -> bool:
@@ -238,10 +207,11 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
     return unfinished or file.name in (*own, CACHE, LOCK)
 
 
-def parquet_files(folder: Path, name: str) -> list[Path]:
-    """Return the tables of a dataset that exist in parquet."""
-    files = [folder / f"{name}.{suffix}.parquet" for suffix in TABLES]
-    return [file for file in files if file.exists()]
+def find_dataset(folder: Path, name: str) -> list[str]:
+    """Return the names of the tables and the yaml of a dataset that are in a folder."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    own = [file.name for file in files if belongs_to_dataset(file, name)]
+    return sorted(file for file in own if file.startswith(f"{name}."))
 
 
 def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
@@ -251,24 +221,17 @@ def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
             f"most {_LONGEST}, as in --name {field_name(name[:40], ())}"
         )
-    files = [folder / f"{name}.{suffix}" for suffix in (*_INTER, "item", "user", "yaml")]
-    files += parquet_files(folder, name)
-    if found := [file.name for file in files if file.exists()]:
-        if not (asked.overwrite or asked.dry_run):
-            raise UsageError(
-                f"{folder} holds a dataset already ({', '.join(found)}); take another --name, or "
-                "replace it with --overwrite"
-            )
+    if (found := find_dataset(folder, name)) and not (asked.overwrite or asked.dry_run):
+        raise UsageError(
+            f"{folder} holds a dataset already ({', '.join(found)}); take another --name, or "
+            "replace it with --overwrite"
+        )
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, where the folder of the dataset would be")
 
 
 def _pairs(option: str, words: Any) -> dict[str, str]:
-    """Return the ``COLUMN=VALUE`` words of an option, or its dict, as a dict.
-
-    Raises:
-        UsageError: if a word is not of that form.
-    """
+    """Return the ``COLUMN=VALUE`` words of an option, or its dict, as a dict."""
     if isinstance(words, Mapping):
         return dict(words)
     pairs = {}
@@ -281,56 +244,37 @@ def _pairs(option: str, words: Any) -> dict[str, str]:
 
 
 def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
-    """Read all files or frames.
-
-    Returns:
-        sources by role: events (with given parts below), item, user; without dropped columns.
-
-    Raises:
-        UsageError: if an argument is wrong, or a file cannot be read.
-    """
-    for option in ("min_user", "min_item", "core"):
-        if getattr(asked, option) < 1:
-            raise UsageError(f"{option}: expected a number of events, at least 1")
+    """Read all files or frames, by role: events (with given parts below), item, user."""
+    if min(asked.min_user, asked.min_item, asked.core) < 1:
+        raise UsageError("min_user, min_item, core: expected numbers of events, at least 1")
     if asked.separator is not None and len(asked.separator) != 1:
         raise UsageError(f"separator: {shown(asked.separator)} must be one character")
     if asked.valid is not None and asked.test is None:
         raise UsageError("valid: interactions to test with are missing; give --test, too")
-    dialect = Dialect(asked.separator, not asked.no_quotes, asked.encoding, header=asked.header)
+    given = {"events": events, "valid": asked.valid, "test": asked.test}
+    given |= {"item": asked.items, "user": asked.users}
     sources = {}
-    for role, given, option in (
-        ("events", events, "columns"),
-        ("valid", asked.valid, "columns"),
-        ("test", asked.test, "columns"),
-        ("item", asked.items, "item_columns"),
-        ("user", asked.users, "user_columns"),
-    ):
-        names = getattr(asked, option)
-        names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
-        if given is None:
-            if names and option != "columns":
+    for role, table in given.items():
+        option = f"{role}_columns" if role in ("item", "user") else "columns"
+        if table is None:
+            if getattr(asked, option) and option != "columns":
                 raise UsageError(f"{option}: found no file of {role}s; add --{role}s FILE")
-        elif is_frame(given):
-            if names:
-                raise UsageError(f"{option}: a frame names its columns; leave the option out")
-            sources[role] = read_frame(given, _FRAMES[role])
-        elif isinstance(given, (str, os.PathLike)):
-            sources[role] = read(Path(given), replace(dialect, names=names, option=option))
+        elif isinstance(table, (str, os.PathLike)):
+            sources[role] = read(Path(table), asked, option)
+        elif getattr(asked, option):
+            raise UsageError(f"{option}: a frame names its columns; leave the option out")
         else:
-            raise UsageError(
-                f"{_FRAMES[role]}: expected a file or a frame (pandas, polars, pyarrow, DuckDB), "
-                f"found {type(given).__name__}; a lazy frame is collected first"
-            )
-    for part in ("valid", "test"):
-        if part in sources:
-            sources["events"] = sources["events"].add_part(sources.pop(part))
-    columns = {n: c for source in sources.values() for n, c in source.columns.items()}
+            sources[role] = read_frame(table, _FRAMES[role])
+    columns = {name for source in sources.values() for name in source.columns}
     for column in asked.drop:
         require_column(column, columns, "drop")
-    return {
-        role: replace(s, columns={n: c for n, c in s.columns.items() if n not in asked.drop})
-        for role, s in sources.items()
-    }
+    for role, source in sources.items():
+        kept = {name: cells for name, cells in source.columns.items() if name not in asked.drop}
+        sources[role] = replace(source, columns=kept)
+    for part in _PARTS[1:]:
+        if part in sources:
+            sources["events"] = sources["events"].add_part(part, sources.pop(part))
+    return sources
 
 
 def _day(seconds: float) -> str:

@@ -49,7 +49,7 @@ class Events:
         self.dropped[reason] = np.sort(np.concatenate((before, self.rows[~wanted])))
         rows = np.flatnonzero(wanted)
         self.rows, self.seconds = self.rows[rows], self.seconds[rows]
-        self.user, self.item = self.user.take(rows), self.item.take(rows)
+        self.user, self.item = self.user[rows], self.item[rows]
 
     def keep_core(self, min_user: int, min_item: int) -> None:
         """Drop users and items with fewer interactions, repeatedly until none has fewer.
@@ -71,10 +71,10 @@ class Events:
 
 
 def read_events(source: Source, roles: Mapping[str, str], date_format: str | None) -> Events:
-    """Read the interactions of a source, without the lines that have no user, item or time.
+    """Read the interactions of a source, without the rows that have no user, item or time.
 
     Raises:
-        UsageError: if it is unclear what the times mean, or no line is an interaction.
+        UsageError: if it is unclear what the times mean, or no row is an interaction.
     """
     columns = source.columns
     user, item = (whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item"))
@@ -103,11 +103,11 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
         if wrong.any():
             events.keep(~wrong[cells.codes], f"{role} with a line break, or called [PAD]")
     if not len(events.rows):
-        why = ", ".join(f"{reason}: {len(rows):,} lines" for reason, rows in events.dropped.items())
+        why = ", ".join(f"{reason}: {len(rows):,} rows" for reason, rows in events.dropped.items())
         text = when.drop_null()
         example = f"; {roles['time']} is written as {shown(text[0].as_py())}" if len(text) else ""
         raise UsageError(
-            f"{source.path}: no line is an event ({why}){example}. See --user, --item, --time and "
+            f"{source.path}: no row is an event ({why}){example}. See --user, --item, --time and "
             "--date_format"
         )
     return events
@@ -138,13 +138,3 @@ def find_copies(events: Events) -> np.ndarray:
     is_same = (pair[later] == pair[earlier]) & (seconds[later] == seconds[earlier])
     is_copy[later[is_same]] = True
     return is_copy
-
-
-def count_copied_targets(events: Events) -> int:
-    """Return how many users' last interactions repeat the one before them at the same time."""
-    user, items = events.user.codes, events.item.codes
-    order = np.lexsort((events.seconds, user))  # stable: the order of the file breaks ties
-    user, items, seconds = user[order], items[order], events.seconds[order]
-    repeats = (user[1:] == user[:-1]) & (items[1:] == items[:-1]) & (seconds[1:] == seconds[:-1])
-    is_last = np.append(user[2:] != user[1:-1], True)
-    return int((repeats & is_last).sum())

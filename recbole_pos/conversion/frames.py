@@ -179,9 +179,7 @@ def html_table(
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = ""
     for place, row in enumerate(rows):
-        body += "<tr>"
-        for column, cell in enumerate(row):
-            text = html.escape(str(cell))
-            body += f"<td><b>{text}</b></td>" if (place, column) in strong else f"<td>{text}</td>"
-        body += "</tr>"
+        cells = [html.escape(str(cell)) for cell in row]
+        cells = [f"<b>{c}</b>" if (place, n) in strong else c for n, c in enumerate(cells)]
+        body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -10,75 +10,56 @@ from pyarrow import compute as pc
 
 _MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (other, " ", "'"))
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
-_UNIT = r"(?:[$€£¥₹%]|[A-Z]{3}|kr\.?)?"
-_UNITS = rf"^{_UNIT}\s?[+-]?\d[\d., ']*\s?{_UNIT}$"
-_PLAIN = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
-_LIKELY = 0.5  # of the first cells must have digits as numbers have them, or nothing is looked at
-_NEARLY = 0.9  # of the cells are numbers: then the others are reported
-_SAMPLE = 200
+_GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
+_POINTS = "the point is read as decimal; --thousands COLUMN=. if it is not decimal"
+_NEARLY = 0.9  # of the different cells are numbers: then the others are reported
+_SAMPLE = 200  # cells that are looked at before all are
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One way to read a column as numbers.
-
-    Attributes:
-        decimal, thousands: separators.
-        numbers: [values] float64 numbers.
-        certain: whether the values cannot be anything else, such as names with a space.
-    """
-
-    decimal: str
-    thousands: str
-    numbers: np.ndarray
-    certain: bool = True
-
-    @property
-    def note(self) -> str:
-        """The separators, for people."""
-        return f"decimal separator {self.decimal!r}, thousands {self.thousands!r}"
-
-
-def find_readings(
-    values: pa.Array, decimal: str | None = None, thousands: str | None = None
-) -> list[Reading]:
-    """Return all readings of the values as numbers that differ in a number.
+def read_numbers(
+    values: pa.Array,
+    decimal: str | None = None,
+    thousands: str | None = None,
+    decimal_comma: bool = False,
+) -> tuple[np.ndarray | None, str]:
+    """Read the different texts of a column as numbers, if they can be read in one way only.
 
     Args:
-        values: [n] different texts of a column.
+        values: [n] texts.
         decimal, thousands: separators that the user gives; None to try all.
+        decimal_comma: whether a comma that may be either separator is that of decimals.
+
+    Returns:
+        [n] float64, or None if a value is not a number or can be read in two ways; and a note on
+        how they are read, or why they are not, in which COLUMN stands for the name.
     """
-    if not _is_likely(values):
-        return []
+    if not (decimal or thousands):
+        with suppress(pa.ArrowException):
+            numbers = values.cast(pa.float64()).to_numpy()
+            return numbers, _POINTS if pc.all(_matches(values, _GROUPED)).as_py() else ""
     text = _plain(values)
-    readings: list[Reading] = []
-    for point, mark in _marks(decimal, thousands):
-        if not pc.all(pc.match_substring_regex(text, _pattern(point, mark))).as_py():
-            continue
-        digits = pc.replace_substring(pc.replace_substring(text, mark, ""), point, ".")
-        numbers = digits.cast(pa.float64()).to_numpy()
-        if any(np.array_equal(numbers, other.numbers) for other in readings):
-            continue
-        is_certain = True
-        if mark == " " and not (decimal or thousands):  # 101 205 may be two names
-            is_certain = pc.any(pc.match_substring(text, point)).as_py()
-        readings.append(Reading(point, mark, numbers, is_certain))
-    return readings
-
-
-def describe_doubt(values: pa.Array, readings: list[Reading]) -> str:
-    """Return a message on the first ambiguous value, with the options that settle it."""
-    if len(readings) == 1:
-        return (
-            f"{values[0].as_py()[:60]!r} may be a number or a list: --thousands COLUMN=' ' reads "
-            "numbers"
-        )
-    first, second = readings[:2]
-    place = int(np.flatnonzero(first.numbers != second.numbers)[0])
-    options = [
-        f"--decimal COLUMN={one.decimal!r} (it is {one.numbers[place]:.15g})" for one in readings
-    ]
-    return (
+    readings: dict[tuple[str, str], np.ndarray] = {}
+    for marks in _marks(decimal, thousands):
+        if all(pc.all(_matches(some, _pattern(*marks))).as_py() for some in (text[:_SAMPLE], text)):
+            digits = pc.replace_substring(text, marks[1], "")
+            numbers = pc.replace_substring(digits, marks[0], ".").cast(pa.float64()).to_numpy()
+            if not any(np.array_equal(numbers, other) for other in readings.values()):
+                readings[marks] = numbers
+    if not readings:
+        return None, _describe_near_numbers(values) if not (decimal or thousands) else ""
+    certain = list(readings)
+    if len(certain) > 1:
+        certain = [marks for marks in certain if decimal_comma and marks[0] == ","][:1]
+    elif certain[0][1] == " " and not (decimal or thousands):  # 101 205 may be two names
+        if not pc.any(pc.match_substring(text, certain[0][0])).as_py():
+            return None, f"{values[0]} may be a number or a list: --thousands COLUMN=' '"
+    if certain:
+        note = "decimal separator {!r}, thousands {!r}".format(*certain[0])
+        return readings[certain[0]], note
+    first, second = list(readings.values())[:2]
+    place = int(np.flatnonzero(first != second)[0])
+    options = [f"--decimal COLUMN={m[0]!r} ({n[place]:.15g})" for m, n in readings.items()]
+    return None, (
         f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: give "
         f"{' or '.join(options)}"
     )
@@ -89,46 +70,34 @@ def find_wrong(
 ) -> pa.Array:
     """Return the values that are no numbers, in the reading with most numbers."""
     text = _plain(values)
-    patterns = [_PLAIN, *(_pattern(*marks) for marks in _marks(decimal, thousands))]
-    masks = [pc.match_substring_regex(text, pattern) for pattern in patterns]
-    best = max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)
-    return values.filter(pc.invert(best))
+    masks = [_matches(text, _pattern(*marks)) for marks in _marks(decimal, thousands)]
+    return values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
 
 
-def describe_near_numbers(values: pa.Array, codes: np.ndarray) -> str:
-    """Return a note on why a column of nearly only numbers is text; empty for other columns.
-
-    Args:
-        values: [n] different texts of the column.
-        codes: [rows] place of each cell's value, from 1; 0 where it is missing.
-    """
-    if not len(values) or not _is_likely(values):
+def _describe_near_numbers(values: pa.Array) -> str:
+    """Return a note on why a column of nearly only numbers is text; empty for other columns."""
+    if not len(values) or len(find_wrong(values[:_SAMPLE])) > len(values[:_SAMPLE]) / 2:
         return ""
     wrong = find_wrong(values)
-    is_number = ~pc.is_in(values, wrong).to_numpy(zero_copy_only=False)
-    rows = np.bincount(codes, minlength=len(values) + 1)[1:]
-    share = max(rows[is_number].sum() / max(rows.sum(), 1), is_number.mean())
-    if is_number.any() and share >= _NEARLY:
-        return (
-            f"text, as {len(wrong):,} of {len(values):,} different cells are no numbers, such as "
-            f"{wrong[0].as_py()[:60]!r}"
-        )
-    if pc.all(pc.match_substring_regex(_plain(values), _UNITS)).as_py():
-        return f"text, as numbers with units such as {values[0].as_py()!r} are not read"
-    return ""
+    if len(wrong) > (1 - _NEARLY) * len(values):
+        return ""
+    return (
+        f"text, as {len(wrong):,} of {len(values):,} different cells are no numbers, such as "
+        f"{wrong[0].as_py()[:60]!r}"
+    )
 
 
-def _is_likely(values: pa.Array) -> bool:
-    mask = pc.match_substring_regex(_plain(values[:_SAMPLE]), _UNITS)
-    return (pc.sum(mask).as_py() or 0) >= _LIKELY * len(mask)
+def _matches(text: pa.Array, pattern: str) -> pa.Array:
+    return pc.match_substring_regex(text, pattern)
 
 
 def _plain(values: pa.Array) -> pa.Array:
     text = pc.replace_substring_regex(pc.utf8_trim_whitespace(values), _SPACES, " ")
-    return pc.replace_substring_regex(pc.replace_substring(text, "\u2212", "-"), "’", "'")
+    return pc.replace_substring(pc.replace_substring(text, "\u2212", "-"), "’", "'")
 
 
 def _marks(decimal: str | None, thousands: str | None) -> list[tuple[str, str]]:
+    """Return the pairs of decimal and thousands separators that are possible."""
     given = decimal or ("," if thousands == "." else "."), thousands or " "
     return [
         (one, two)
@@ -139,4 +108,5 @@ def _marks(decimal: str | None, thousands: str | None) -> list[tuple[str, str]]:
 
 def _pattern(decimal: str, thousands: str) -> str:
     point, mark = (rf"\x{{{ord(one):x}}}" for one in (decimal, thousands))
-    return rf"^[+-]?(?:\d+|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+)(?:{point}\d+)?$"
+    whole = rf"(?:\d+|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+)"
+    return rf"^[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?$"

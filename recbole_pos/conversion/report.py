@@ -61,18 +61,11 @@ class Lines:
             dropped: dropped rows of it, by reason.
         """
         reasons: dict[str, dict[str, Any]] = {}
-        parts = [part for part in source.parts if part.broken]
-        lines = sum(one.lines for part in parts for one in part.broken)
-        if parts:
-            first = [
-                f"{part.path.name}:{line} ({one.why})"
-                for part in parts
-                for one, line in zip(part.broken, part.lines[1].tolist(), strict=True)
-            ]
-            reasons["broken line"] = {"lines": lines, "first": first[:FIRST]}
+        if broken := [one for part in source.parts for one in part.describe_broken()]:
+            reasons["broken line"] = {"lines": len(broken), "first": broken[:FIRST]}
         for reason, rows in dropped.items():
             reasons[reason] = {"lines": len(rows), "first": source.places(rows[:FIRST])}
-        read = source.rows + lines
+        read = source.rows + len(broken)
         kept = read - sum(one["lines"] for one in reasons.values())
         return cls(str(source.path), source.form, read, kept, reasons)
 
@@ -89,8 +82,8 @@ class Report:
         contradictions: by field, how many lines differ from the first of an item or
             user, and where.
         notes: what else there is to know.
-        counts: events, users, items, the first and last time (None if times only order), copies
-            of earlier events, and users whose last event is one (``copied_targets``).
+        counts: events, users, items, the first and last time (None if times only order), and
+            exact copies of earlier events.
         command: what to type next.
     """
 
@@ -108,9 +101,8 @@ class Report:
         return dataclasses.asdict(self)
 
     def show(self, reporter: Reporter) -> None:
-        """Show the table of columns; lines read, kept and dropped; contradictions and notes."""
-        names = ("column", "field", "type", "table", "different", "missing", "examples", "")
-        rows = [
+        """Show the table of columns; rows read, kept and dropped; contradictions and notes."""
+        columns = [
             (
                 column.column,
                 column.field or "(left out)",
@@ -123,16 +115,17 @@ class Report:
             )
             for column in self.columns
         ]
-        reporter.table(_table(names, rows, right=(4, 5)))
+        heads = ("column", "field", "type", "table", "different", "missing", "examples", "")
+        reporter.table(_table(heads, columns))
         for what, lines in self.lines.items():
             reporter.line(f"{what}: {lines.source} ({lines.form})")
             counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
             for reason, dropped in lines.dropped.items():
                 counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _first(dropped)))
-            reporter.table(_table(("lines", "", "first"), counts, right=(1,)))
+            reporter.table(_table(("rows", "", "first"), counts))
         for name, found in self.contradictions.items():
             reporter.line(
-                f"{name}: {found['lines']:,} lines differ from the first of the "
+                f"{name}: {found['lines']:,} rows differ from the first of the "
                 f"{found['table']}, which was taken: {_first(found)}"
             )
         for note in self.notes:
@@ -149,10 +142,10 @@ def _first(lines: dict[str, Any]) -> str:
     return ", ".join(lines["first"]) + more
 
 
-def _table(names: Iterable[str], rows: Iterable[tuple[str, ...]], right: tuple[int, ...]) -> Table:
+def _table(names: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table()
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place in right else "left", overflow="fold")
+    for name in names:
+        table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(Text, row))
     return table

@@ -77,9 +77,10 @@ def find_roles(
                 f"{' and '.join(names)[:100]} may both be" if names else "no column is known to be"
             )
             order = f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
+            header = "; if these are no names, the file has no header: give --columns user,item,..."
             raise UsageError(
                 f"{why} the {role}: name it with --{role} COLUMN{order if role == 'time' else ''}. "
-                f"The columns are {seen}"
+                f"The columns are {seen}{'' if names else header}"
             )
         roles[role] = names[0]
     return roles, guessed

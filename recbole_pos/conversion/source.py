@@ -1,84 +1,54 @@
-"""Files as read: columns of Arrow, and the file and line of each row."""
+"""Tables as read: columns of Arrow, and the file and row of each."""
 
 from __future__ import annotations
 
-import gzip
 import itertools
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute as pc
 
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
 Columns = dict[str, pa.ChunkedArray]
-_MOST_COLUMNS = 10_000
-
-
-class ParseError(NamedTuple):
-    """Text that is no row: its record number from 1, how many lines it has, what is wrong."""
-
-    record: int
-    lines: int
-    why: str
 
 
 @dataclass
 class Part:
-    """One file as read.
+    """One file (or frame) as read.
 
     Attributes:
         path: path of the file.
         columns: cells by column.
         rows: number of rows.
-        broken: text that is no row, in the order of the file.
-        first: number of the line in which the first record of data begins.
-        multiline: whether a cell can hold line breaks.
+        broken: what is no row: its number from 0 among rows and broken ones, and what is wrong.
+        first: number of the first of these, for people: that of its line, unless cells before it
+            hold line breaks.
     """
 
     path: Path
     columns: Columns
     rows: int
-    broken: list[ParseError] = field(default_factory=list)
+    broken: list[tuple[int, str]] = field(default_factory=list)
     first: int = 1
-    multiline: bool = False
 
-    @cached_property
-    def lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """[rows] and [broken] int64 numbers of the lines in which rows and broken text begin."""
-        is_row = np.ones(self.rows + len(self.broken), dtype=bool)
-        is_row[[one.record - 1 for one in self.broken]] = False
-        heights = np.ones(len(is_row), dtype=np.int64)
-        heights[is_row] += self._count_line_breaks()
-        heights[~is_row] = [one.lines for one in self.broken]
-        starts = self.first + np.cumsum(heights) - heights
-        return starts[is_row], starts[~is_row]
+    def places(self, rows: np.ndarray) -> list[str]:
+        """Return file and number of [n] rows, as ``orders.csv:17``."""
+        broken = np.array([number for number, _ in self.broken], np.int64)
+        before = np.searchsorted(broken - np.arange(len(broken)), rows, side="right")
+        return [f"{self.path.name}:{row}" for row in rows + before + self.first]
 
-    def _count_line_breaks(self) -> np.ndarray:
-        """Return [rows] int64 number of line breaks within the cells of each row."""
-        counts = np.zeros(self.rows, dtype=np.int64)
-        for column in self.columns.values() if self.multiline else ():
-            start = 0
-            for chunk in column.chunks:
-                text = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
-                if pc.any(pc.match_substring(text, "\n")).as_py():
-                    each = pc.count_substring(text, "\n")
-                    each = each if text is chunk else each.take(chunk.indices)
-                    counts[start : start + len(chunk)] += each.fill_null(0).to_numpy(
-                        zero_copy_only=False
-                    )
-                start += len(chunk)
-        return counts
+    def describe_broken(self) -> list[str]:
+        """Return file, number and fault of what is no row."""
+        return [f"{self.path.name}:{number + self.first} ({why})" for number, why in self.broken]
 
 
 @dataclass
 class Source:
-    """What was read from a file, or from all files of a folder.
+    """What was read from a file, from all files of a folder, or from a frame.
 
     Attributes:
         path: as given.
@@ -87,9 +57,8 @@ class Source:
         form: what was read, for people.
         decimal_comma: whether numbers may be written with one.
         origin: [rows] which row of the files each is, where these had lists; None if it is itself.
-        cuts: where the rows of another given part begin, see :meth:`add_part`.
+        cuts: first row of each held-out part, by its name, see :meth:`add_part`.
         rejected: rows that are no interactions, by reason.
-        notes: what is left out of it, for people.
     """
 
     path: Path
@@ -98,62 +67,39 @@ class Source:
     form: str
     decimal_comma: bool = False
     origin: np.ndarray | None = None
-    cuts: tuple[int, ...] = ()
+    cuts: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, np.ndarray] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
         """Rows of all files; of lists what is in them."""
         return sum(part.rows for part in self.parts) if self.origin is None else len(self.origin)
 
-    def add_part(self, other: Source) -> Source:
+    def add_part(self, name: str, other: Source) -> Source:
         """Return a source with the rows of ``other``, a held-out part, below the own ones."""
-        both = union([(self.columns, self.rows), (other.columns, other.rows)])
         return replace(
             self,
             parts=[*self.parts, *other.parts],
-            columns=both,
-            cuts=(*self.cuts, self.rows),
-            notes=[*self.notes, *other.notes],
+            columns=union([(self.columns, self.rows), (other.columns, other.rows)]),
+            cuts={**self.cuts, name: self.rows},
         )
 
     def part_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return [rows] int64 number of the given part of each row, from 0."""
-        return np.searchsorted(self.cuts, self._origin(rows), side="right")
+        """Return [rows] int64 number of the part of each row: 0 is training, then as in cuts."""
+        return np.searchsorted(list(self.cuts.values()), self._origin(rows), side="right")
 
     def _origin(self, rows: np.ndarray) -> np.ndarray:
         return rows if self.origin is None else self.origin[rows]
 
     def places(self, rows: np.ndarray) -> list[str]:
-        """Return file and line of rows, as ``orders.csv:17``; rows count through all files."""
+        """Return file and number of rows, which count through all files."""
         rows = self._origin(rows)
         places, begin = [], 0
         for part in self.parts:
-            inside = rows[(rows >= begin) & (rows < begin + part.rows)] - begin
-            if len(inside):
-                places += [f"{part.path.name}:{line}" for line in part.lines[0][inside]]
+            inside = rows[(rows >= begin) & (rows < begin + part.rows)]
+            places += part.places(inside - begin)
             begin += part.rows
         return places
-
-
-def open_unpacked(file: Path) -> IO[bytes]:
-    """Open a file for reading, unpacked on the way if its name ends in .gz."""
-    return gzip.open(file) if is_packed(file) else open(file, "rb")  # type: ignore[return-value]
-
-
-def is_packed(file: Path) -> bool:
-    """Return whether a file is gzip's, by its name, in letters of either case."""
-    return file.suffix.lower() == ".gz"
-
-
-def require_few_columns(path: Path, columns: int) -> None:
-    """Refuse a table so wide that it can be no table of interactions."""
-    if columns > _MOST_COLUMNS:
-        raise UsageError(
-            f"{path}: {columns:,} columns, expected at most {_MOST_COLUMNS:,}; take those that "
-            "matter"
-        )
 
 
 def flatten(table: pa.Table) -> Columns:
@@ -182,6 +128,15 @@ def union(tables: list[tuple[Columns, int]]) -> Columns:
     return joined
 
 
+def _common_type(types: set[Any]) -> Any:
+    if len(types) < 2:
+        return next(iter(types), pa.null())
+    if all(pa.types.is_integer(one) for one in types):
+        return pa.int64()
+    numbers = all(pa.types.is_integer(one) or pa.types.is_floating(one) for one in types)
+    return pa.float64() if numbers else pa.string()
+
+
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type that files have for one: text as ``string``, in lists and codes too."""
     types = pa.types
@@ -199,12 +154,3 @@ def is_list(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is one of lists."""
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _common_type(types: set[Any]) -> Any:
-    if len(types) < 2:
-        return next(iter(types), pa.null())
-    if all(pa.types.is_integer(one) for one in types):
-        return pa.int64()
-    numbers = all(pa.types.is_integer(one) or pa.types.is_floating(one) for one in types)
-    return pa.float64() if numbers else pa.string()

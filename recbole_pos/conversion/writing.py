@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,30 +16,9 @@ from recbole_pos.files import whole
 
 _BATCH = 1 << 17  # rows
 _SEQUENCE = (" ", "|", ";", " | ", INNER)  # what may stand between the names of a sequence
-_ROLES = {"USER_ID_FIELD": "user", "ITEM_ID_FIELD": "item", "TIME_FIELD": "time"}
-_YAML = """\
-# Written by `recbole-pos convert`, read for every run with -d {name}. What became of every line
-# stands in convert.json.
-field_separator: "\\t"  # (str) Separator of columns in the atomic files.
-seq_separator: {separator}  # (str) Separator inside sequences.
-{fields}
-{time}
-{parts}
-load_col:  # (dict) The suffix of atomic files: (list) fields to load.
-{loaded}
-{small}
-for:
-  AttrFormer:
-    relations:  # (list) Attributes that relate events.
-{relations}
-"""
-_UNIT = "timestamp_unit: seconds  # (str) What the time field counts, since 1970 in UTC."
-_GIVEN = "benchmark_filename: {}  # (list) Parts of the interactions, which were given.\n"
-_ORDER = "# The time field only orders the events of a user: for schemes and models without time."
-_FEW_ITEMS = """
-# There are too few items for rankings of 20.
-topk: [1, 3]  # (list) Cutoffs.
-valid_metric: NDCG@3  # (str) Early stopping and the best checkpoint go by it.
+_ABOUT = """\
+# Written by `recbole-pos convert`, read for every run with -d {name}; docs/data.md explains the
+# options. What became of every row stands in convert.json.
 """
 Table = Mapping[str, Cells | np.ndarray]
 
@@ -98,46 +77,8 @@ def _safe(cells: Cells, separator: str) -> pa.Array:
     return pc.if_else(doubtful, quoted, values)
 
 
-def shop_yaml(
-    name: str,
-    fields: Mapping[str, str],
-    origin: Mapping[str, str],
-    loaded: Mapping[str, list[str]],
-    separator: str,
-    relations: list[str],
-    small: bool,
-    has_time: bool = True,
-    parts: Sequence[str] = (),
-) -> str:
-    """Return the yaml that is read for every run on a dataset.
-
-    Args:
-        name: name of the dataset.
-        fields: fields of user, item and time, by role.
-        origin: columns that these fields were made of, by role.
-        loaded: fields to load, by table.
-        separator: separator of sequences.
-        relations: entries of AttrFormer's option, in yaml.
-        small: whether there are too few items for the usual cutoffs.
-        has_time: whether the time field is a time, or only numbers the events of a user.
-        parts: names of the files of interactions, where there are several.
-    """
-    return _YAML.format(
-        name=name,
-        separator=json.dumps(separator),
-        fields="\n".join(
-            f"{key}: {flow(fields[of])}  # (str) Field of the {of}: {' '.join(origin[of].split())}."
-            for key, of in _ROLES.items()
-        ),
-        time=_UNIT if has_time else _ORDER,
-        parts=_GIVEN.format(flow(list(parts))) if parts else "",
-        loaded="\n".join(f"  {table}: {flow(names)}" for table, names in loaded.items()),
-        small=_FEW_ITEMS if small else "",
-        relations="\n".join(f"      - {entry}" for entry in relations),
+def shop_yaml(name: str, options: Mapping[str, Any]) -> str:
+    """Return the yaml that is read for every run on a dataset."""
+    return _ABOUT.format(name=name) + yaml.safe_dump(
+        dict(options), default_flow_style=None, sort_keys=False, allow_unicode=True, width=100
     )
-
-
-def flow(value: str | list[str]) -> str:
-    """Return a name, or a list of names, on one line of yaml."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
-    return text.removesuffix("\n...\n").removesuffix("\n")

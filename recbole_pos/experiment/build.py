@@ -17,18 +17,15 @@ from recbole_pos.data.identity import Known, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
-from recbole_pos.distributed import current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import (
-    explain_no_room,
     is_of_memory,
     limited_memory,
+    memory,
     require_scores,
-    require_weights,
 )
-from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from, update_weights, updated_run
 from recbole_pos.model.training import adapter
@@ -78,47 +75,12 @@ def prepare(
     """
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
-    dataset, parts, held_out = _split_data(config, dataset, check_counts=fresh)
-    if max(config["topk"]) >= dataset.item_num:
-        raise UsageError(
-            f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
-            f"{shown(config['dataset'])}; give smaller cutoffs and a valid_metric among them"
-        )
-    data_seconds = time.perf_counter() - started
-    init_seed(config["seed"], config["reproducibility"])
-    model = build_model(config, dataset, parts["train"])
-    require_request(config, model)
-    requirements = adapter(config, model).requirements()
-    train = make_training_loader(config, parts["train"], requirements)
-    start_from(model, config, dataset.identity, weights=fresh)
-    if fresh and config["update_from"]:
-        update_weights(model, config, dataset)
-    trainer_class = PosTrainer if current_shard().alone else ParallelTrainer
-    trainer = trainer_class(config, model, folder)
-    require_scores(config, dataset, trainer.part or dataset.item_num)
-    trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
-    loaders: dict[str, Any] = {"train": train, **held_out}
-    return Experiment(config, dataset, loaders, model, trainer, data_seconds)
-
-
-def _split_data(
-    config: PosConfig, dataset: PosDataset | PosSequentialDataset | None, check_counts: bool
-) -> tuple[PosDataset | PosSequentialDataset, dict[str, Any], dict[str, Any]]:
-    """Read the dataset unless it is given, and split it.
-
-    Returns:
-        The dataset, its parts by phase, and the loaders of the held-out phases.
-
-    Raises:
-        UsageError: if an option of the data is wrong; RecBole's own errors say so of some.
-    """
     try:
-        if dataset is None:
-            dataset = read_dataset(config)
+        dataset = read_dataset(config) if dataset is None else dataset
         parts = dict(zip(PHASES, dataset.build(), strict=True))
-        if check_counts and config.expected_counts:
+        if fresh and config.expected_counts:
             require_counts(config["dataset"], config.expected_counts, dataset)
-        return dataset, parts, make_held_out_loaders(config, parts)
+        held_out = make_held_out_loaders(config, parts)
     except UsageError:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
@@ -130,6 +92,29 @@ def _split_data(
             f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
             f"{shown(field)}"
         ) from error
+    if max(config["topk"]) >= dataset.item_num:
+        raise UsageError(
+            f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
+            f"{shown(config['dataset'])}; give smaller cutoffs and a valid_metric among them"
+        )
+    data_seconds = time.perf_counter() - started
+    init_seed(config["seed"], config["reproducibility"])
+    model = build_model(config, dataset, parts["train"])
+    if config["request_time"] == "target" and not getattr(model, "reads_request", False):
+        raise UsageError(
+            f"request_time: {config['model']} does not read the time of a request; target is for "
+            "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
+            "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
+        )
+    train = make_training_loader(config, parts["train"], adapter(config, model).requirements())
+    start_from(model, config, dataset.identity, weights=fresh)
+    if fresh and config["update_from"]:
+        update_weights(model, config, dataset)
+    trainer = PosTrainer(config, model, folder)
+    require_scores(config, dataset, trainer.part or dataset.item_num)
+    trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
+    loaders: dict[str, Any] = {"train": train, **held_out}
+    return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
 
 def read_dataset(
@@ -154,27 +139,6 @@ def load_vocabulary(folder: RunFolder, config: PosConfig) -> Known | None:
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
-# What RecBole's models raise for options that they cannot work with.
-_REFUSALS = (
-    *(ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError),
-    *(AssertionError, AttributeError, MemoryError, KeyError),
-)
-
-
-def require_request(config: PosConfig, model: Any) -> None:
-    """Refuse ``request_time: target`` for a model that would not read it.
-
-    Raises:
-        UsageError: naming models and schemes that read it.
-    """
-    if config["request_time"] == "target" and not getattr(model, "reads_request", False):
-        raise UsageError(
-            f"request_time: {config['model']} does not read the time of a request; target is for "
-            "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
-            "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
-        )
-
-
 def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     """Build the model of a configuration and put it on its device.
 
@@ -195,17 +159,26 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     try:
         with limited_memory():
             model = config.model_class(config, train)
-        require_weights(config, dataset, model)
+        # training keeps a gradient of each weight, and what its optimiser needs
+        if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > memory():
+            raise MemoryError
         return model.to(config["device"])
     except UsageError:
         raise
-    except _REFUSALS as error:
+    except Exception as error:  # whatever a model raises for options that it cannot work with
         if is_from_custom_code(error):
-            _warn_of_missing(config)
+            if missing := sorted(config.asked_for):
+                logging.getLogger(__name__).warning(
+                    f"{config['model']} reads {', '.join(missing)}, and no default is given for "
+                    "that: it got None"
+                )
             raise
         if is_of_memory(error):
-            problem = "needs more memory than is free for its weights"
-            raise explain_no_room(config, dataset, problem) from error
+            raise UsageError(
+                f"{config['model']}: its weights do not fit into the {memory() / 2**30:,.3g} GiB "
+                f"of memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
+                "MAX_ITEM_LIST_LENGTH and the like"
+            ) from error
         if isinstance(error, KeyError):  # a field is missing
             raise UsageError(
                 f"{config['model']} needs {error}, but the fields loaded are "
@@ -213,11 +186,3 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
                 "models that embed attributes"
             ) from error
         raise UsageError(f"{config['model']} cannot be built: {error}") from error
-
-
-def _warn_of_missing(config: PosConfig) -> None:
-    """Warn of options that custom code reads although they have no value: it got None."""
-    if missing := sorted(config.asked_for):
-        logging.getLogger(__name__).warning(
-            f"{config['model']} reads {', '.join(missing)}, and no default is given for that"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,23 +19,27 @@ class Callback:
     """
 
     def on_start(self, experiment: Any) -> None:
-        """Before the first epoch: configuration, dataset, model and trainer are there."""
+        """Act before the first epoch: configuration, dataset, model and trainer are there."""
 
     def on_step(self, step: int, loss: Tensor) -> None:
-        """After an optimiser step, counted from 1 over all epochs; its loss is on the device, and
-        reading it waits for the device."""
+        """Act after an optimiser step, counted from 1 over all epochs.
+
+        Its loss is on the device, and reading it waits for the device.
+        """
 
     def on_validation(self, epoch: int, metrics: dict[str, float]) -> bool | None:
-        """After a validation; True ends the training after this epoch."""
+        """Act after a validation; True ends the training after this epoch."""
 
     def on_epoch(self, epoch: dict[str, Any]) -> bool | None:
-        """After an epoch, with its line of metrics.jsonl; True ends the training."""
+        """Act after an epoch, with its line of metrics.jsonl; True ends the training."""
 
     def on_end(self, experiment: Any, result: Any) -> None:
-        """After the test: the model has its best weights. ``result`` is None of a run that was
-        interrupted or failed."""
+        """Act after the test, when the model has its best weights.
+
+        ``result`` is None of a run that was interrupted or failed.
+        """
 
 
-def call(callbacks: Sequence[Callback], hook: Callable[[Callback], bool | None]) -> bool:
+def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
     """Call a hook of every callback; return whether one of them ends the training."""
-    return any([hook(callback) for callback in callbacks])  # a list: all are called
+    return any([getattr(callback, hook)(*args) for callback in callbacks])  # a list: all are called

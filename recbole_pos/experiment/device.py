@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import platform
 import re
 from collections.abc import Iterator
@@ -23,23 +22,33 @@ CPUINFO = Path("/proc/cpuinfo")  # Linux
 ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
 
 
-def require_device(config: PosConfig) -> None:
-    """Refuse a ``gpu_id`` that torch does not see, where RecBole would silently take the CPU.
+def check_device(config: PosConfig) -> None:
+    """Check before a run that its device is there and has its precision.
+
+    RecBole would silently take the CPU for a GPU that torch does not see.
 
     Raises:
-        UsageError: if there is no such GPU, or ``gpu_id`` is not a list of numbers.
+        UsageError: if ``gpu_id`` names no GPU of this machine, a CPU is to train in float16, or
+            RecBole's switches contradict ``precision``.
     """
-    wanted = str(config.plain["gpu_id"]).strip()
+    wanted, on_cpu = str(config.plain["gpu_id"]).strip(), config["device"].type == "cpu"
     if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", wanted):
         raise UsageError(
             f"gpu_id: expected numbers of GPUs such as 0 or '0,1', or nothing; found "
             f"{shown(wanted)}"
         )
-    if config["use_gpu"] and wanted not in ("", ANY_GPU) and config["device"].type == "cpu":
+    if on_cpu and config["use_gpu"] and wanted not in ("", ANY_GPU):
         raise UsageError(
             f"gpu_id: {wanted} is not there: torch {torch.__version__} sees no GPU of that number. "
             "--use_gpu=False trains on the CPU"
         )
+    name = config["precision"]
+    if config["enable_amp"] and name not in ("auto", "bf16"):
+        raise UsageError(f"enable_amp: True is precision: bf16, found {name}; leave one out")
+    if config["enable_scaler"] and name != "fp16":
+        raise UsageError("enable_scaler: only precision: fp16 has a scaled loss; leave it out")
+    if on_cpu and name == "fp16":
+        raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
 
 
 def describe_device(config: Options) -> dict[str, Any]:
@@ -158,36 +167,3 @@ def _tf32() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def check_precision(config: Options) -> None:
-    """Check before a run that its device has the precision; warn of options that slow it down.
-
-    Raises:
-        UsageError: if a CPU is to train in float16, or RecBole's switches contradict
-            ``precision``.
-    """
-    precision, name = Precision.from_config(config), config["precision"]
-    if config["enable_amp"] and name not in ("auto", "bf16"):
-        raise UsageError(f"enable_amp: True is precision: bf16, found {name}; leave one out")
-    if config["enable_scaler"] and name != "fp16":
-        raise UsageError(
-            "enable_scaler: only float16 needs a scaled loss, and precision: fp16 has one"
-        )
-    if precision.device != "cpu":
-        return
-    if precision.name == "fp16":
-        raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
-    if config["compile"]:
-        logging.getLogger(__name__).warning(
-            "compile: True is for GPUs: on a CPU steps are no faster for it"
-        )
-    if precision.name == "bf16" and not _multiplies_bfloat16():
-        logging.getLogger(__name__).warning(
-            "precision: bf16 is slower than fp32 on this CPU, which has no AMX to multiply with"
-        )
-
-
-def _multiplies_bfloat16() -> bool:
-    """Return whether this CPU has AMX; torch's function for it is private, and may be removed."""
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())

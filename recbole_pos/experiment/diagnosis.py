@@ -6,12 +6,10 @@ import logging
 import traceback
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.protocols import Dataset
 from recbole_pos.distributed import current_shard
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import PositionScheme
@@ -20,7 +18,6 @@ from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
 
 _CLEARLY = 1e-5  # relative change of states; that of sums in another order is below
-_SHORT = 10  # events a user; the datasets on which the preset was chosen have 9
 
 
 def tell_notices(model: nn.Module, every_position: bool) -> None:
@@ -31,50 +28,33 @@ def tell_notices(model: nn.Module, every_position: bool) -> None:
         every_position: whether it is trained at every position of its input; then custom models and
             schemes are tested for looking ahead.
     """
-    if current_shard().rank == 0:
-        ahead = _look_ahead(model) if every_position else ()
-        for notice in (*getattr(model, "notices", ()), *ahead):
-            logging.getLogger(__name__).warning(notice)
+    if current_shard().rank:
+        return
+    notices = list(getattr(model, "notices", ()))
+    if every_position and isinstance(model, PosRecommender):
+        notices += _warn_of_looking_ahead(model)
+    for notice in notices:
+        logging.getLogger(__name__).warning(notice)
 
 
-def suggest_settings(config: Any, dataset: Dataset) -> str | None:
-    """Return advice on settings for a dataset of short histories; None where there is none.
-
-    Args:
-        config: configuration of the run.
-        dataset: the dataset before the split.
-    """
-    if config["embedding_scale"] is not False:  # None where the model does not read it
-        return None
-    mean = len(dataset.log) / max(int(np.count_nonzero(np.diff(dataset.log.offsets))), 1)
-    if mean >= _SHORT:
-        return None
-    return (
-        f"short histories, {mean:.1f} events a user: PosSASRec was better on logs of 9 with "
-        "`--config_files sasrec/sparse.yaml` than by default (docs/choosing.md)"
-    )
-
-
-def _look_ahead(model: Any) -> list[str]:
+def _warn_of_looking_ahead(model: PosRecommender) -> list[str]:
     """Return a warning in a list, if a custom model or scheme makes states from later events."""
     schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
     classes = {type(module) for module in (model, *schemes)}
     names = sorted(c.__name__ for c in classes if not c.__module__.startswith("recbole_pos."))
-    is_causal = isinstance(model, PosRecommender) and model.causal and not model.needs_events
-    if not names or not is_causal:
+    if not names or not model.causal or model.needs_events:
         return []
     try:
         moved = looks_ahead(model)
     except Exception:  # training raises the same error with more context
         return []
-    if not moved > _CLEARLY:
+    if moved <= _CLEARLY:
         return []
     return [
-        f"{', '.join(names)}: looks ahead. When later events alone are changed, the states of "
-        f"earlier ones move by {moved:.1g} of their size; trained at every position, the model is "
-        "shown what it is to predict, and will be worth nothing where no one shows it. Make it "
-        "causal (docs/add_a_scheme.md), or train it with augmentation: prefix; a model that must "
-        "see all of a session sets causal = False"
+        f"{', '.join(names)}: looks ahead. When only later events change, the states of earlier "
+        f"ones move by {moved:.1g} of their size; trained at every position, the model sees what "
+        "it is to predict. Make it causal (docs/add_a_scheme.md), or train it with augmentation: "
+        "prefix; a model that must see all of a session sets causal = False"
     ]
 
 
@@ -141,19 +121,13 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
         learning_rate: learning rate of the run.
     """
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
-    bad_fields = [
-        name
-        for name, column in columns.items()
-        if isinstance(column, Tensor) and not column.double().isfinite().all()
-    ]
-    if bad_fields:
-        return f"the data: {', '.join(bad_fields)} holds values that are not finite"
-    bad_weights = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if bad_weights:
+    tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}
+    if bad := [name for name, x in tensors.items() if not x.double().isfinite().all()]:
+        return f"the data: {', '.join(bad)} holds values that are not finite"
+    if bad := [name for name, weight in model.named_parameters() if not weight.isfinite().all()]:
         return (
-            f"an earlier step made {len(bad_weights)} weights not finite (first: "
-            f"{bad_weights[0]}); learning_rate {learning_rate} may be too high, "
-            "or set clip_grad_norm: {max_norm: 1.0}"
+            f"an earlier step made {len(bad)} weights not finite (first: {bad[0]}); learning_rate "
+            f"{learning_rate} may be too high, or set clip_grad_norm: {{max_norm: 1.0}}"
         )
     return (
         "weights and data are finite, so the forward pass overflowed; lower learning_rate "

@@ -32,7 +32,7 @@ class Rank:
         ip, port: address where the processes meet.
         attempt: how often all processes were started before.
         has_store: whether a launcher, rather than process 0, keeps the store at the address.
-        gpus: GPUs that processes of this machine may use.
+        gpus: GPUs that the launcher has left visible; None of a process that we started.
     """
 
     rank: int
@@ -43,51 +43,47 @@ class Rank:
     port: int
     attempt: int = 0
     has_store: bool = False
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Starter:
-    """A program that starts processes, and the environment variables that have their ranks."""
-
-    name: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-
-
-# The first with more than one process counts. mpirun stands before srun, by which it may start its
-# helpers on a SLURM cluster.
-_OMPI = "OMPI_COMM_WORLD_"
-STARTERS = (
-    Starter("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    Starter("mpirun", *(f"{_OMPI}{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    Starter("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # not SLURM_NTASKS: a batch script has it too, and is one process
-    Starter(
-        "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
+# By launcher, the variables that have rank, size, local rank and local size. The first with more
+# than one process counts: mpirun stands before srun, by which it may start its helpers. A batch
+# script of SLURM has SLURM_NTASKS too and is one process, so the size is that of a step.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "mpirun": tuple(f"OMPI_COMM_WORLD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE".split()),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "srun": tuple(
+        f"SLURM_{n}" for n in "PROCID STEP_NUM_TASKS LOCALID STEP_TASKS_PER_NODE".split()
     ),
-)
+}
 
 
-def find_launchers(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]:
-    """Find the launchers that have started several processes.
+def find_launcher(environ: Mapping[str, str]) -> tuple[str, int, int, int, int] | None:
+    """Find the launcher that has started several processes.
 
     Args:
         environ: ``os.environ``.
 
-    Yields:
-        The launcher, the rank of this process, and the number of processes.
+    Returns:
+        Its name, and this process's rank, size, local rank and local size; None without one.
 
     Raises:
-        UsageError: if a launcher's variable is not a number.
+        UsageError: if a launcher's variable is not a number, or the rank is not below the size.
     """
-    for starter in STARTERS:
-        if starter.rank in environ and starter.size in environ:
-            rank, size = (_number(environ, name) for name in (starter.rank, starter.size))
-            if size > 1:
-                yield starter, rank, size
+    for name, keys in _LAUNCHERS.items():
+        if keys[0] not in environ or keys[1] not in environ:
+            continue
+        rank, size = _read_number(environ, keys[0]), _read_number(environ, keys[1])
+        if rank >= size:
+            raise UsageError(
+                f"{keys[0]}={rank} and {keys[1]}={size} in the environment: expected a process "
+                f"from 0 to {size - 1}"
+            )
+        if size > 1:
+            local_rank = _read_number(environ, keys[2], 0)
+            return name, rank, size, local_rank, _read_number(environ, keys[3], 1)
+    return None
 
 
 def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
@@ -95,50 +91,34 @@ def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
 
     Args:
         environ: ``os.environ``.
-        args: arguments of the run: ``ip`` and ``port`` win over the environment. ``world_size``
-            says that mpirun or srun has started only a launcher on each machine (None).
+        args: arguments of the run: ``ip`` and ``port`` win over the environment.
 
     Raises:
-        UsageError: if the environment contradicts itself, or ``nproc`` asks for more processes.
+        UsageError: if the environment contradicts itself, or the arguments ask for more processes.
     """
-    for starter, rank, size in find_launchers(environ):
-        if not 0 <= rank < size:
-            raise UsageError(
-                f"{starter.rank}={rank} and {starter.size}={size} in the environment: expected "
-                f"a process from 0 to {size - 1}"
-            )
-        if args.world_size not in (-1, None) and starter is not STARTERS[0]:
-            return None
-        if args.nproc != 1 or args.world_size not in (-1, None):
-            raise UsageError(
-                f"--nproc, --world_size: {starter.name} has started {size} processes already "
-                f"({starter.size}={size}); leave them out. To let it start a launcher on each "
-                "machine, which mpirun and srun can, give --world_size and --group_offset too"
-            )
-        local_size = _number(environ, starter.local_size, 1)
-        ip = args.ip if args.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
-        ip = ip or _first_host(environ) or ("localhost" if local_size == size else "")
-        if not ip:
-            raise UsageError(
-                f"{starter.name} has started {size} processes on several machines, and nothing "
-                "says where process 0 is: give --ip, or set MASTER_ADDR"
-            )
-        job = environ.get("SLURM_JOB_ID", "")
-        # two jobs on one machine should not meet each other
-        usual = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
-        port = args.port or environ.get("MASTER_PORT") or usual
-        return Rank(
-            rank,
-            size,
-            _number(environ, starter.local_rank, 0),
-            local_size,
-            ip,
-            check_port(port, "--port, MASTER_PORT"),
-            attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
-            has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            gpus=_gpus(environ),
+    found = find_launcher(environ)
+    if found is None:
+        return None
+    launcher, rank, size, local_rank, local_size = found
+    if args.nproc != 1 or args.world_size not in (-1, None):
+        raise UsageError(
+            f"--nproc, --world_size: {launcher} has started {size} processes; leave them out"
         )
-    return None
+    ip = args.ip if args.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
+    ip = ip or _first_host(environ) or ("localhost" if local_size == size else "")
+    if not ip:
+        raise UsageError(
+            f"{launcher} has started {size} processes on several machines, and nothing says where "
+            "process 0 is: give --ip, or set MASTER_ADDR"
+        )
+    job = environ.get("SLURM_JOB_ID", "")
+    # two jobs on one machine should not meet each other
+    usual = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
+    port = check_port(args.port or environ.get("MASTER_PORT") or usual, "--port, MASTER_PORT")
+    attempt = _read_number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
+    has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    gpus = _visible_gpus(environ)
+    return Rank(rank, size, local_rank, local_size, ip, port, attempt, has_store, gpus)
 
 
 def check_port(port: object, name: str) -> int:
@@ -152,32 +132,24 @@ def check_port(port: object, name: str) -> int:
     return int(str(port))
 
 
-def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs that a scheduler has left visible; counting them does not initialise CUDA."""
     import torch
 
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip())
-    return tuple(map(str, range(torch.cuda.device_count())))
+    every = ",".join(map(str, range(torch.cuda.device_count())))
+    names = environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
-    """Return the first host of SLURM's list, which has process 0; empty without SLURM.
-
-    Of ``node[03-07,11],other`` it is node03.
-    """
+    """Return the first host of SLURM's list, ``node03`` of ``node[03-07,11],other``; or nothing."""
     hosts = environ.get("SLURM_STEP_NODELIST", "")
     match = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", hosts)
     return "".join(part or "" for part in match.groups()) if match else ""
 
 
-def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the number that a variable begins with: srun writes ``2(x3),1``, tasks by machine.
-
-    Raises:
-        UsageError: if it begins with no number.
-    """
+def _read_number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return the number that a variable begins with: srun writes ``2(x3),1``, tasks by machine."""
     if default is not None and name not in environ:
         return default
     digits = re.match(r"\d+", environ[name])

@@ -66,25 +66,27 @@ def evaluate(
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
-    functions = [metric for metric in _to_list(metrics) if callable(metric)]
+    asked = _to_list(metrics)
+    functions = [metric for metric in asked if callable(metric)]
     custom = _apply(functions, folder, part, mask_history) if functions else {}
-    if custom and not (metrics := [name for name in _to_list(metrics) if not callable(name)]):
+    names = [metric for metric in asked if not callable(metric)]
+    if custom and not names:
         return custom
-    trained_config = load_config(folder)
+    trained = load_config(folder)
     options: dict[str, Any] = {
-        "metrics": trained_config["metrics"] if metrics is None else _to_list(metrics),
-        "topk": trained_config["topk"] if topk is None else _to_list(topk),
+        "metrics": trained["metrics"] if metrics is None else names,
+        "topk": trained["topk"] if topk is None else _to_list(topk),
     }
     if options["metrics"] and options["topk"]:  # else the configuration refuses them
-        names = [str(name) for name in options["metrics"] if str(name).lower() != "gauc"]
-        options["valid_metric"] = f"{names[0]}@{options['topk'][0]}" if names else "GAUC"
+        first = next((str(n) for n in options["metrics"] if str(n).lower() != "gauc"), None)
+        options["valid_metric"] = f"{first}@{options['topk'][0]}" if first else "GAUC"
     if mask_history is not None:
         options["mask_history"] = mask_history
     if data_path is not None:
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
-    if part == "test":
-        from_ranks = _evaluate_ranks(folder, trained_config, config)
+    if part == "test" and _suffice_ranks(folder, trained, config):
+        from_ranks = _evaluate_ranks(folder, trained, config)
         if from_ranks is not None:
             return from_ranks | custom
     experiment = load(folder.path, options=options, dataset=dataset)
@@ -98,33 +100,29 @@ def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def _suffice_ranks(folder: RunFolder, trained: PosConfig, config: PosConfig) -> bool:
+    """Return whether the metrics that are wanted follow from the ranks that a run has kept."""
+    return (
+        all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
+        and masks_history(trained) == masks_history(config)
+        # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
+        and max(config["topk"]) <= max(trained["topk"])
+        and folder.ranks.is_file()
+        and folder.result.is_file()
+        and not unfinished(folder)
+    )
+
+
 def _evaluate_ranks(
     folder: RunFolder, trained: PosConfig, config: PosConfig
 ) -> dict[str, float] | None:
-    """Compute metrics from the test ranks that a run has kept.
-
-    Args:
-        folder: folder of the run.
-        trained: configuration of the run.
-        config: the same with the metrics, cutoffs and ``mask_history`` that are wanted.
-
-    Returns:
-        Values by name; None if they do not follow from the ranks, or the ranks contradict
-        ``result.json``.
-    """
-    need_only_ranks = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
-    ranks_same_items = masks_history(trained) == masks_history(config)
-    # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
-    has_cutoffs = max(config["topk"]) <= max(trained["topk"])
-    is_finished = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
-    if not (need_only_ranks and ranks_same_items and has_cutoffs and is_finished):
-        return None
+    """Compute metrics from the kept ranks; None if these contradict the result of the run."""
     result, rank = read_result(folder), _read_ranks(folder)
-    is_complete = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
-    if not is_complete or not len(rank) or rank.min() < 0:
+    is_whole = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
+    if not is_whole or not len(rank) or rank.min() < 0:
         return None
-    expected = _compute_metrics(rank, trained)
-    if any((result.test or {}).get(name) != value for name, value in expected.items()):
+    own = _compute_metrics(rank, trained)
+    if any((result.test or {}).get(name) != value for name, value in own.items()):
         return None
     return _compute_metrics(rank, config)
 
@@ -140,11 +138,7 @@ def _read_ranks(folder: RunFolder) -> np.ndarray:
 def _apply(
     functions: Sequence[RankMetric], folder: RunFolder, part: str, mask_history: bool | None
 ) -> dict[str, float]:
-    """Compute metrics that are functions of the test targets' ranks, from 1; values by name.
-
-    Raises:
-        UsageError: if the run has not kept such ranks.
-    """
+    """Compute metrics that are functions of the test targets' ranks, from 1; values by name."""
     if part != "test" or mask_history is not None or not folder.ranks.is_file():
         raise UsageError(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT, masks_history, past_items
+from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import PART, Choice, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
@@ -160,14 +161,18 @@ class TargetCollector(Collector):
     RecBole marks the targets in a matrix [rows, items] and sums its rows, a third of the time of
     an evaluation on 12,000 items. Here an item is a hit if it is the target. What the evaluator is
     given is the same, bit by bit.
+
+    Attributes:
+        ranking: whether the rank of every target is collected, too.
+        last: data struct of the last evaluation.
     """
 
     def __init__(self, config: Options) -> None:
         super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
-        self.ranking = False  # whether the rank of every target is collected, too
-        self.last: Any = None  # data struct of the last evaluation
+        self.ranking = False
+        self.last: Any = None
 
     @property
     def takes_streamed(self) -> bool:
@@ -188,15 +193,13 @@ class TargetCollector(Collector):
             interaction: the batch.
             positive_u, positive_i: [targets] row and item of each target.
         """
-        rank: Tensor | None = None
-        best: Tensor | None
+        target = positive_i[positive_u.argsort()]
+        best: Tensor | None = None
         if isinstance(scores_tensor, StreamedScores):
-            target = sort_targets(positive_u, positive_i).to(scores_tensor.states.device)
+            target = target.to(scores_tensor.states.device)
             best = scores_tensor.best(max(self.topk))
             if self.needs_items:
                 self.data_struct.update_tensor(ITEMS, best)
-            if self.ranking:
-                rank = place_targets(scores_tensor.higher(target), target, best)
         else:
             is_single = len(positive_u) == len(scores_tensor) == len(positive_u.unique())
             # hits of rows with one target each are collected below, faster than by RecBole
@@ -204,37 +207,37 @@ class TargetCollector(Collector):
             super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
             if not is_single:
                 return
-            target = sort_targets(positive_u, positive_i).to(scores_tensor.device)
-            best = scores_tensor.topk(max(self.topk), dim=-1).indices if self.needs_topk else None
-            if self.ranking and TARGET_EVENT in interaction:
-                rank = ranks(scores_tensor, target, best)
+            target = target.to(scores_tensor.device)
+            if self.needs_topk:
+                best = scores_tensor.topk(max(self.topk), dim=-1).indices
         if self.needs_topk and best is not None:
             hits = best == target[:, None]
             count = torch.ones_like(hits[:, :1])
             self.data_struct.update_tensor(TOPK, torch.cat((hits, count), 1).long())
-        if rank is not None:
-            self.data_struct.update_tensor(RANK, rank)
+        if self.ranking and TARGET_EVENT in interaction:
+            self.data_struct.update_tensor(RANK, rank_targets(scores_tensor, target, best))
             self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
 
     def get_data_struct(self) -> Any:
-        """Return what was collected, as RecBole does, and forget the ranks in it."""
+        """Return what all processes have collected, as RecBole does, and forget the ranks in it."""
         self.last = super().get_data_struct()
+        if not current_shard().alone:
+            collected = self.last._data_dict.items()
+            rows = {name: value for name, value in collected if name.startswith("rec.")}
+            for name, value in gather_rows(rows).items():
+                self.last.set(name, value)
         for name in (RANK, EVENT):
             if name in self.data_struct:
                 del self.data_struct[name]
         return self.last
 
 
-def sort_targets(positive_u: Tensor, positive_i: Tensor) -> Tensor:
-    """Return the targets [rows] in the order of their rows, of which each has one."""
-    return positive_i[positive_u.argsort()]
-
-
-# --- ranks of the test: any metric of one relevant item follows from them ---
-
-
-def ranks(scores: Tensor, target: Tensor, best: Tensor | None) -> Tensor:
+def rank_targets(
+    scores: Tensor | StreamedScores, target: Tensor, best: Tensor | None = None
+) -> Tensor:
     """Return the rank of each target, [B] int64, 0 for the first.
+
+    Any metric of one relevant item follows from it.
 
     Args:
         scores: [B, items] scores, -inf for items that are not ranked.
@@ -242,21 +245,14 @@ def ranks(scores: Tensor, target: Tensor, best: Tensor | None) -> Tensor:
         best: [B, K] ids of the first items as metrics count them, which decide the order of equal
             scores; None where no metric has a cutoff. Beyond them only higher scores count.
     """
-    higher = (scores > scores.gather(1, target[:, None])).sum(1)
-    return higher if best is None else place_targets(higher, target, best)
-
-
-def place_targets(higher: Tensor, target: Tensor, best: Tensor) -> Tensor:
-    """Return ranks [B] of targets among the first items; beyond them by the higher scores.
-
-    Args:
-        higher: [B] how many items have a higher score than the target.
-        target: [B] ids of the targets.
-        best: [B, K] ids of the first items.
-    """
+    if isinstance(scores, StreamedScores):
+        higher = scores.higher(target)
+    else:
+        higher = (scores > scores.gather(1, target[:, None])).sum(1)
+    if best is None:
+        return higher
     hits = best == target[:, None]
-    place = hits.long().argmax(1)
-    return torch.where(hits.any(1), place, higher.clamp(min=best.size(1)))
+    return torch.where(hits.any(1), hits.long().argmax(1), higher.clamp(min=best.size(1)))
 
 
 def ranks_of_test(collector: Any, part: Any, time_unit: str) -> pd.DataFrame | None:

@@ -6,86 +6,65 @@ summed with each process's share as weight. So a step is the step that one proce
 rounding and dropout. RecBole's DistributedSampler would instead repeat rows until their number
 divides evenly, and train on those twice.
 
-The processes of a machine are started and watched here; when one is lost, all of all machines are
-started again and resume from the last checkpoint. The first of all writes and prints.
+``torch.multiprocessing`` starts and watches the processes of a machine; when one is lost, all of
+all machines are started again and resume from the last checkpoint. The first writes and prints.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import socket
-import threading
-import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
+import torch.multiprocessing
+from torch.multiprocessing import ProcessExitedException
 
 from recbole_pos.config.arguments import RunArguments
-from recbole_pos.config.options import cores
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import Interrupted, TrainingError, UsageError
 from recbole_pos.experiment.device import ANY_GPU
 from recbole_pos.experiment.environment import PORT, Rank, check_port
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.rendezvous import Rendezvous, from_first
+from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.experiment.result import Result, read_result
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 
-MOST = 8  # processes of one run that a machine with few cores may have
+_ENDED = 3  # exit code of a process whose training did not finish
 _GRACE = 30  # seconds that a process has to write its checkpoint when it is to end
 _RENDEZVOUS: dict[tuple[str, int], Rendezvous] = {}  # kept to the end, as others may still read
 _RUNS = itertools.count()  # numbers of runs: all processes run the same script and count alike
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which processes train: ``nproc`` on this machine, of ``world_size``, from ``offset`` on."""
+def check_processes(args: RunArguments) -> RunArguments:
+    """Return the arguments of a run with ``world_size`` and ``port`` filled in.
 
-    nproc: int
-    world_size: int
-    ip: str
-    port: int
-    offset: int
-
-    @classmethod
-    def from_arguments(cls, args: RunArguments) -> Plan:
-        """Make the plan of a run's arguments, which are RecBole's.
-
-        Raises:
-            UsageError: if the arguments contradict each other.
-        """
-        nproc, offset, port = args.nproc, args.group_offset, args.port
-        world_size = nproc if args.world_size in (-1, None) else args.world_size
-        for name, value, low in (("nproc", nproc, 1), ("world_size", world_size, nproc)):
-            if not isinstance(value, int) or value < low:
-                raise UsageError(
-                    f"--{name}: expected a whole number of at least {low}, found {value}"
-                )
-        most = max(MOST, 2 * cores())
-        if nproc > most:
-            raise UsageError(
-                f"--nproc: {nproc:,} processes on {cores()} cores, each with all the data; at most "
-                f"{most}"
-            )
-        if not 0 <= offset <= world_size - nproc:
-            raise UsageError(
-                f"--group_offset: processes of this machine are {offset} to {offset + nproc - 1}, "
-                f"but --world_size is {world_size}"
-            )
-        if port is None:
-            port = free_port() if world_size == nproc else PORT
-        return cls(nproc, world_size, args.ip, check_port(port, "--port"), offset)
+    Raises:
+        UsageError: if the arguments contradict each other.
+    """
+    nproc, offset = args.nproc, args.group_offset
+    world_size = nproc if args.world_size in (-1, None) else args.world_size
+    for name, value, low in (("nproc", nproc, 1), ("world_size", world_size, nproc)):
+        if not isinstance(value, int) or value < low:
+            raise UsageError(f"--{name}: expected a whole number of at least {low}, found {value}")
+    if not 0 <= offset <= world_size - nproc:
+        raise UsageError(
+            f"--group_offset: processes of this machine are {offset} to {offset + nproc - 1}, "
+            f"but --world_size is {world_size}"
+        )
+    port = args.port
+    if port is None:
+        port = free_port() if world_size == nproc else PORT
+    return replace(args, world_size=world_size, port=check_port(port, "--port"))
 
 
 def free_port() -> int:
@@ -95,50 +74,36 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def gpus_for(gpu_id: Any, nproc: int) -> list[str]:
-    """Return a GPU for every process of this machine; empty where they are to use CPUs.
+def choose_gpu(config: PosConfig, rank: Rank) -> str:
+    """Return the GPU of a process; empty where it is to use CPUs.
+
+    The GPUs in ``gpu_id``, or by default those that a launcher leaves visible, are divided among
+    the processes of a machine. A scheduler may show each process only its own.
 
     Raises:
-        UsageError: if ``gpu_id`` names fewer GPUs than processes.
+        UsageError: if ``gpu_id`` names fewer GPUs than there are processes.
     """
-    ids = [part.strip() for part in str(gpu_id).split(",") if part.strip()]
-    if not ids or not torch.cuda.is_available():
-        return []
-    if len(ids) < nproc:
+    wanted = str(config.plain["gpu_id"]).strip()
+    names = rank.gpus if wanted == ANY_GPU and rank.gpus is not None else wanted.split(",")
+    gpus = [name.strip() for name in names if name.strip()]
+    if not gpus or not config["use_gpu"] or not torch.cuda.is_available():
+        return ""
+    needed = 1 if rank.gpus and len(rank.gpus) == 1 else rank.local_size
+    if len(gpus) < needed:
         raise UsageError(
-            f"gpu_id: names {len(ids)} GPUs for {nproc} processes; for example "
-            f"--gpu_id='{','.join(map(str, range(nproc)))}', or --gpu_id= for CPUs"
+            f"gpu_id: names {len(gpus)} GPUs for {needed} processes; for example "
+            f"--gpu_id='{','.join(map(str, range(needed)))}', or --gpu_id= for CPUs"
         )
-    return ids[:nproc]
-
-
-def gpu_here(gpu_id: Any, rank: Rank) -> str:
-    """Return the GPU of a process that another program has started; empty for none.
-
-    The GPUs in ``gpu_id``, by default all visible ones, are divided among the processes. A
-    scheduler may show each process only its own.
-    """
-    ids = str(gpu_id).strip() if str(gpu_id).strip() != ANY_GPU else ",".join(rank.gpus)
-    gpus = gpus_for(ids, 1 if len(rank.gpus) == 1 else rank.local_size)
-    return gpus[rank.local_rank % len(gpus)] if gpus else ""
-
-
-def _use_device(gpu: str, nproc: int) -> None:
-    """Let this process see only its GPU or, without one, compute with its share of the cores."""
-    if gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // nproc))
+    return gpus[rank.local_rank % len(gpus)]
 
 
 def run_in_parallel(
-    args: RunArguments, plan: Plan, config: PosConfig, run_dir: str | Path | None
+    args: RunArguments, config: PosConfig, run_dir: str | Path | None
 ) -> Result | None:
     """Start the processes of this machine, and start them again when one is lost.
 
     Args:
-        args: arguments of the run.
-        plan: plan made of the arguments.
+        args: arguments of the run, see :func:`check_processes`.
         config: configuration of the run.
         run_dir: folder of a new run.
 
@@ -150,35 +115,28 @@ def run_in_parallel(
             lost too often.
         KeyboardInterrupt: at Ctrl-C, when all processes have ended.
     """
-    gpus = gpus_for(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
-    if args.resume is None and plan.offset == 0:
-        run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
-    folder = run_dir if args.resume is None else args.resume
-    path = Path(folder) if folder is not None and (plan.offset == 0 or args.resume) else None
-    reporter = {"enabled": args.verbose, "as_json": args.as_json, "log": args.log}
-    arguments = config.plain, path, args.resume is not None, reporter
+    ranks = [
+        Rank(args.group_offset + i, args.world_size, i, args.nproc, args.ip, int(args.port or PORT))
+        for i in range(args.nproc)
+    ]
+    gpus, packed = [choose_gpu(config, rank) for rank in ranks], pack(config["model"])
+    rendezvous = Rendezvous(args.ip, ranks[0].port, args.group_offset == 0, args.join_timeout)
     try:
-        rendezvous = Rendezvous(plan.ip, plan.port, plan.offset == 0, args.join_timeout)
-        own = range(plan.offset, plan.offset + plan.nproc)
-        rendezvous.meet("launchers", own, plan.world_size)
         for attempt in range(args.max_restarts + 1):
-            codes = _run_processes(
-                plan, pack(config["model"]), attempt, gpus, args.join_timeout, arguments
-            )
-            if error := rendezvous.error():
-                raise error
-            if not codes:
+            started = [replace(rank, attempt=attempt) for rank in ranks]
+            lost = _run_processes(started, gpus, packed, args, config.plain, run_dir)
+            if lost is None:
                 break
-            if not rendezvous.has_met(attempt):
+            if error := rendezvous.error():
+                raise error from None
+            if lost.exit_code == 1:  # Python's, where a process cannot import the script
                 raise TrainingError(
-                    "a process of the group ended before all had met. In a script, what calls "
-                    'recbole_pos.run must stand under `if __name__ == "__main__":`; else memory '
-                    "may have run out"
+                    "a process of the run could not begin. In a script, what calls "
+                    'recbole_pos.run must stand under `if __name__ == "__main__":`'
                 )
             if attempt == args.max_restarts:
-                lost = ", ".join(f"{rank} with code {code}" for rank, code in codes.items())
                 raise TrainingError(
-                    f"a process of the group ended after {attempt} restarts: {lost}; memory may "
+                    f"a process of the run was lost after {attempt} restarts ({lost}); memory may "
                     "have run out"
                 )
             logging.getLogger(__name__).warning(
@@ -187,91 +145,62 @@ def run_in_parallel(
                 args.max_restarts,
             )
     except KeyboardInterrupt:
-        if path and RunFolder(path).checkpoint.is_file():
+        path = args.resume or rendezvous.folder
+        if args.group_offset == 0 and path and RunFolder(path).checkpoint.is_file():
             raise Interrupted(str(path)) from None
         raise  # nothing to continue, or not on this machine
-    except UsageError:
-        if args.resume is None:
-            _remove_if_empty(path)
-        raise
-    return None if plan.offset or path is None else read_result(RunFolder(path))
+    path = args.resume or rendezvous.folder
+    return None if args.group_offset or path is None else read_result(RunFolder(path))
 
 
-def _run_processes(plan: Plan, *args: Any) -> dict[int, int]:
-    """Run all processes of this machine to their end; when one fails, end the others.
-
-    Args:
-        plan: plan of the run.
-        args: further arguments of :func:`_run_rank`.
-
-    Returns:
-        The exit codes of the processes that failed, by rank.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_run_rank, args=(i, plan, *args)) for i in range(plan.nproc)]
-    codes: dict[int, int] = {}
+def _run_processes(ranks: list[Rank], *args: Any) -> ProcessExitedException | None:
+    """Run the processes of this machine to their end; return how the first of them failed."""
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it says what it ends
+    context = torch.multiprocessing.start_processes(
+        _be_rank, (ranks, *args), len(ranks), join=False
+    )
     try:
-        for process in processes:
-            process.start()
-        while not codes and (alive := [p for p in processes if p.is_alive()]):
-            multiprocessing.connection.wait([process.sentinel for process in alive])
-            codes = {plan.offset + i: p.exitcode for i, p in enumerate(processes) if p.exitcode}
-    finally:
-        started = [process for process in processes if process.pid is not None]
-        for process in started:
+        while not context.join():
+            pass
+    except ProcessExitedException as error:
+        return error
+    finally:  # at Ctrl-C
+        for process in context.processes:
             process.terminate()
-        deadline = time.monotonic() + _GRACE
-        for process in started:
-            process.join(max(deadline - time.monotonic(), 0.1))
+        for process in context.processes:
+            process.join(_GRACE)
             process.kill()
-            process.join()
-    return codes
+    return None
 
 
-def _follow_parent() -> None:
-    """Wait in a thread for the end of the parent process, and end this one."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # this is a process of a group
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _run_rank(
+def _be_rank(
     local_rank: int,
-    plan: Plan,
-    packed: bytes,
-    attempt: int,
+    ranks: list[Rank],
     gpus: list[str],
-    timeout: float,
-    arguments: Sequence[Any],
+    packed: bytes,
+    args: RunArguments,
+    plain: dict[str, Any],
+    run_dir: str | Path | None,
 ) -> None:
-    """Be process ``local_rank`` of this machine, from its start to its end.
+    """Be a process of this machine, from its start to its end."""
 
-    Ctrl-C goes to the parent, which sends SIGTERM; the process also ends with its parent.
+    def interrupt(*_: Any) -> None:
+        """End the training, once: a terminal sends Ctrl-C here and to the parent, which ends us."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
-    Args:
-        local_rank: number of the process on this machine.
-        plan: plan of the run.
-        packed: custom models and schemes, see ``plugins.pack``.
-        attempt: how often the processes were started before.
-        gpus: GPUs by ``local_rank``; empty for CPUs.
-        timeout: seconds to wait for missing processes.
-        arguments: further arguments of :func:`_train_in_group`.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    number = plan.offset + local_rank
-    rank = Rank(number, plan.world_size, local_rank, plan.nproc, plan.ip, plan.port, attempt)
-    gpu = gpus[local_rank] if gpus else ""
-    _use_device(gpu, plan.nproc)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    rank, gpu = ranks[local_rank], gpus[local_rank]
     try:
-        rendezvous = Rendezvous(plan.ip, plan.port, False, timeout)
-        with rendezvous.joined(rank, bool(gpus)):
+        _use_device(gpu, rank.local_size)
+        rendezvous = Rendezvous(rank.ip, rank.port, False, args.join_timeout)
+        with rendezvous.joined(rank, bool(gpu)):
             unpack(packed)
-            _train_in_group(rendezvous, rank, gpu, *arguments)
+            _train_in_group(rendezvous, rank, gpu, args, plain, run_dir)
     except BaseException:
-        os._exit(1)  # at once, as leaving the group could block; the error was reported
+        os._exit(_ENDED)  # at once, as leaving the group could block; the error was reported
 
 
 def run_as_rank(
@@ -288,10 +217,8 @@ def run_as_rank(
     Returns:
         The result in process 0; None in the others.
     """
-    gpu = gpu_here(config.plain["gpu_id"], rank) if config["use_gpu"] else ""
+    gpu = choose_gpu(config, rank)
     _use_device(gpu, rank.local_size)
-    folder = run_dir if args.resume is None else args.resume
-    path = None if folder is None else Path(folder)
     address = rank.ip, rank.port
     if address not in _RENDEZVOUS:
         keeps_store = rank.rank == 0 and not rank.has_store
@@ -299,58 +226,47 @@ def run_as_rank(
     rendezvous = _RENDEZVOUS[address]
     rendezvous.timeout = args.join_timeout
     rendezvous.begin(f"run{next(_RUNS)}")
-    reporter = {"enabled": args.verbose, "as_json": args.as_json, "log": args.log}
     with rendezvous.joined(rank, bool(gpu)):
-        resumed = args.resume is not None
-        return _train_in_group(rendezvous, rank, gpu, config.plain, path, resumed, reporter)
+        return _train_in_group(rendezvous, rank, gpu, args, config.plain, run_dir)
+
+
+def _use_device(gpu: str, nproc: int) -> None:
+    """Let this process see only its GPU or, without one, compute with its share of the cores."""
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // nproc))
 
 
 def _train_in_group(
     rendezvous: Rendezvous,
     rank: Rank,
     gpu: str,
+    args: RunArguments,
     plain: dict[str, Any],
-    path: Path | None,
-    resumed: bool,
-    reporter: dict[str, Any],
+    run_dir: str | Path | None,
 ) -> Result | None:
-    """Train as one process of a joined group; after a restart, from the last checkpoint.
-
-    Args:
-        rendezvous: where the processes meet.
-        rank: this process.
-        gpu: its GPU; empty for CPUs.
-        plain: configuration of the run.
-        path: folder of the run; None for a new one with the default name.
-        resumed: whether the user resumes the run.
-        reporter: arguments of the reporter in process 0.
-    """
+    """Train as one process of a joined group; after a restart, from the last checkpoint."""
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
     config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
-
-    def choose_folder() -> tuple[Path, bool]:
-        """Return the folder, new in the first attempt, and whether it has a checkpoint."""
-        folder = rendezvous.folder
-        if folder is None:
-            folder = str(RunFolder.create(path, config["dataset"], config["model"]).path)
-            rendezvous.folder = folder
-        return Path(folder), RunFolder(folder).checkpoint.is_file()
-
-    if not resumed:
-        path, resumed = from_first(rank, choose_folder)
-    folder = RunFolder(path) if resumed and path else None
+    resumed = [None if args.resume is None else str(args.resume)]
+    if args.resume is None:
+        if rank.rank == 0:
+            chosen = rendezvous.folder
+            if chosen is None:
+                run_folder = RunFolder.create(run_dir, config["dataset"], config["model"])
+                chosen = rendezvous.folder = str(run_folder.path)
+            run_dir = Path(chosen)
+            resumed = [chosen if RunFolder(chosen).checkpoint.is_file() else None]
+        torch.distributed.broadcast_object_list(resumed)
+    folder = None if resumed[0] is None else RunFolder(resumed[0])
+    reporter = Reporter(False)
+    if rank.rank == 0:
+        reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
     try:
-        return train(
-            config, folder, path, Reporter(**reporter) if rank.rank == 0 else Reporter(False)
-        )
+        return train(config, folder, run_dir, reporter)
     except UsageError:
-        if rank.rank == 0 and not resumed:
-            _remove_if_empty(path)
+        if rank.rank == 0 and folder is None and run_dir is not None:
+            with suppress(OSError):  # it holds files
+                Path(run_dir).rmdir()
         raise
-
-
-def _remove_if_empty(path: Path | None) -> None:
-    """Remove the folder of a run that was refused, unless it holds files."""
-    with suppress(OSError):  # not empty
-        if path:
-            path.rmdir()

@@ -5,38 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step whose loss has not been read yet.
-
-    Attributes:
-        number: number of the batch in its epoch.
-        batch: the batch, to explain a loss that is not a number.
-        targets: number of targets, the weight of the loss in the mean of the epoch.
-        loss: scalar on the CPU, or a number; valid after ``ready``.
-        ready: event that follows the copy from the device; None where there is none to wait for.
-    """
-
-    number: int
-    batch: Any
-    targets: int
-    loss: Tensor | float
-    ready: torch.cuda.Event | None = None
-
-    def value(self) -> float:
-        """Return the loss, after waiting for this step and those before it."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        return float(self.loss)
 
 
 class LossWatch:
@@ -46,16 +20,25 @@ class LossWatch:
     complete; a loss on the CPU is read at once.
 
     Args:
-        refuse: called with a step and its loss if that is not finite; it raises.
+        refuse: called with the number of a step, its batch and its loss if that is not finite; it
+            raises.
     """
 
-    def __init__(self, refuse: Callable[[Step, float], None]) -> None:
+    def __init__(self, refuse: Callable[[int, Any, float], None]) -> None:
         self.refuse = refuse
         self.total, self.targets = 0.0, 0
-        self._waiting: deque[Step] = deque()
+        # loss, event that follows its copy from a device, number, batch and targets of each step
+        self._waiting: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
 
     def add(self, loss: Tensor | float, number: int, batch: Any, targets: int) -> None:
-        """Add the loss of a step, before its gradient is computed, and read older losses."""
+        """Add the loss of a step, before its gradient is computed, and read older losses.
+
+        Args:
+            loss: mean over the targets of the step.
+            number: number of the batch in its epoch.
+            batch: the batch, to explain a loss that is not a number.
+            targets: number of targets, the weight of the loss in the mean of the epoch.
+        """
         unread, ready = 0, None
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
             unread, is_cuda = LATE, loss.is_cuda
@@ -63,7 +46,7 @@ class LossWatch:
             if is_cuda:
                 ready = torch.cuda.Event()
                 ready.record()
-        self._waiting.append(Step(number, batch, targets, loss, ready))
+        self._waiting.append((loss, ready, number, batch, targets))
         self._read_all_but(unread)
 
     def mean(self) -> float:
@@ -74,9 +57,11 @@ class LossWatch:
     def _read_all_but(self, unread: int) -> None:
         """Read and add all losses but the newest ``unread``."""
         while len(self._waiting) > unread:
-            step = self._waiting.popleft()
-            value = step.value()
+            loss, ready, number, batch, targets = self._waiting.popleft()
+            if ready is not None:
+                ready.synchronize()
+            value = float(loss)
             if not math.isfinite(value):
-                self.refuse(step, value)
-            self.total += value * step.targets
-            self.targets += step.targets
+                self.refuse(number, batch, value)
+            self.total += value * targets
+            self.targets += targets

@@ -19,10 +19,10 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
-from recbole_pos.experiment.device import Precision, check_precision, require_device
+from recbole_pos.experiment.device import Precision, check_device
 from recbole_pos.experiment.environment import rank_here
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.launch import Plan, run_as_rank, run_in_parallel
+from recbole_pos.experiment.launch import check_processes, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import load_dataset, train
@@ -92,16 +92,15 @@ def run(
         folder, config = _open_interrupted(resume, config_dict)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
-        require_device(config)
-        check_precision(config)
+        check_device(config)
         folder = None
-    plan = Plan.from_arguments(args)
-    if callbacks and (rank is not None or plan.world_size > 1):
+    args = check_processes(args)
+    if callbacks and (rank is not None or args.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
         return run_as_rank(rank, args, config, run_dir)
-    if plan.world_size > 1:
-        return run_in_parallel(args, plan, config, run_dir)
+    if args.world_size > 1:
+        return run_in_parallel(args, config, run_dir)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
     return train(config, folder, run_dir, reporter, callbacks=callbacks)
 

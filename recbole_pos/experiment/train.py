@@ -17,7 +17,6 @@ from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, load_vocabulary, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call
-from recbole_pos.experiment.diagnosis import suggest_settings
 from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loggers import make_loggers
@@ -65,12 +64,11 @@ def train(
             is_new = folder is None or folder.only_begun
             experiment = prepare(config, fresh=is_new, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
-        trainer.reporter = reporter
-        trainer.callbacks = [*make_loggers(config), *callbacks] if is_first else []
         checkpoint = None if folder is None or is_new else str(folder.checkpoint)
         if not is_first:
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
+            trainer.reporter = reporter
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             return None
@@ -79,34 +77,31 @@ def train(
             locks.enter_context(folder.held())
             folder.require_unused()  # another process may have begun a run before the lock
         trainer.use_folder(folder)
+        trainer.reporter, trainer.callbacks = reporter, [*make_loggers(config), *callbacks]
+        result = None
         try:
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             elif folder.only_begun:
                 reporter.line(f"{folder.path} has no finished epoch: from the beginning")
-            return _train_with_callbacks(experiment, folder, reporter, report)
+            call(trainer.callbacks, "on_start", experiment)
+            try:
+                result = _train_and_test(experiment, folder, reporter, report)
+            finally:
+                call(trainer.callbacks, "on_end", experiment, result)
         except KeyboardInterrupt:
             if not folder.checkpoint.is_file():
                 raise  # nothing to continue
             raise Interrupted(str(folder.path)) from None
         except StorageError as error:
-            raise StorageError(f"{error}; {_advise_after_failure(folder)}") from error
-
-
-def _train_with_callbacks(
-    experiment: Experiment,
-    folder: RunFolder,
-    reporter: Reporter,
-    report: Callable[[Experiment], None] | None,
-) -> Result:
-    """Train and test, calling the first and the last hook of callbacks even if that fails."""
-    callbacks, result = experiment.trainer.callbacks, None
-    call(callbacks, lambda callback: callback.on_start(experiment))
-    try:
-        result = _train_and_test(experiment, folder, reporter, report)
-    finally:
-        call(callbacks, lambda callback: callback.on_end(experiment, result))
-    return result
+            advice = "no epoch was kept; make room and start again"
+            if folder.checkpoint.is_file():
+                advice = (
+                    f"the last checkpoint in {folder.path} is whole: make room and continue with "
+                    f"`recbole-pos run --resume {folder.path}`"
+                )
+            raise StorageError(f"{error}; {advice}") from error
+        return result
 
 
 def _train_and_test(
@@ -132,7 +127,13 @@ def _train_and_test(
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
-    _report_result(result, folder, reporter)
+    title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
+    reporter.results(title, {"valid": result.best_valid, "test": result.test})
+    for text in result.warnings:
+        reporter.warning(text)
+    if folder.is_kept:
+        reporter.line(f"{folder.path}/result.json")
+    reporter.event("result", asdict(result))
     return result
 
 
@@ -149,40 +150,17 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
 
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
-    """Report model, data and split before the first epoch, with advice on settings."""
-    config, loaders = experiment.config, experiment.loaders
+    """Report model, data and split before the first epoch."""
+    loaders = experiment.loaders
     reporter.line(make_headline(experiment, folder))
     reporter.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
         reporter.line(split)
-    if advice := suggest_settings(config, experiment.dataset):
-        reporter.line(advice)
-    if not loaders["valid"] or not config["eval_step"]:
+    if not loaders["valid"] or not experiment.config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"
         reporter.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:
         reporter.line("no test targets in this split: nothing will be tested")
-
-
-def _report_result(result: Result, folder: RunFolder, reporter: Reporter) -> None:
-    """Report the metrics of a run, its warnings, and where they were written."""
-    title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
-    reporter.results(title, {"valid": result.best_valid, "test": result.test})
-    for text in result.warnings:
-        reporter.warning(text)
-    if folder.is_kept:
-        reporter.line(f"{folder.path}/result.json")
-    reporter.event("result", asdict(result))
-
-
-def _advise_after_failure(folder: RunFolder) -> str:
-    """Return how to go on with a run that could not write a file."""
-    if not folder.checkpoint.is_file():
-        return "no epoch was kept; make room and start again"
-    return (
-        f"the last checkpoint in {folder.path} is whole: make room and continue with "
-        f"`recbole-pos run --resume {folder.path}`"
-    )
 
 
 def load_dataset(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:

@@ -17,12 +17,19 @@ import numpy as np
 import torch
 from recbole.evaluator import Evaluator
 from recbole.trainer.trainer import AbstractTrainer
-from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping
+from recbole.utils import (
+    ModelType,
+    WandbLogger,
+    calculate_valid_score,
+    early_stopping,
+    init_seed,
+)
 from recbole.utils.utils import get_local_time
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
+from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
@@ -32,7 +39,7 @@ from recbole_pos.experiment.device import Precision
 from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.loss_watch import LossWatch, Step
+from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, schedule_epoch
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
@@ -44,6 +51,10 @@ from recbole_pos.values import Options
 
 class PosTrainer(EvaluatingTrainer):
     """Trains plugin models and RecBole's general, sequential and traditional ones.
+
+    Of several processes that train the same model each has a trainer, for its part of every batch;
+    all keep the same weights, and only the first writes. Metrics are computed from all rows in
+    every process, so all of them stop in the same epoch.
 
     Args:
         config: RecBole configuration.
@@ -67,6 +78,12 @@ class PosTrainer(EvaluatingTrainer):
         self.precision = Precision.from_config(config)
         self.scaler = self.precision.scaler()
         self.adapter = adapter(config, model)
+        self.shard = distributed.current_shard()
+        self.shared: distributed.SharedLoss | None = None  # of several processes, from epoch 0 on
+        if not self.shard.alone:
+            _require_shareable(config, model)
+            if getattr(model, "targets_meet", False):
+                model.loss = distributed.over_whole_batch(model.loss, self.shard)
         self.optimizer: Any = self._build_optimizer()
         self.kept: KeptGradient | None = None  # while an epoch is trained
         self.steps = 0  # that were taken, in all epochs
@@ -122,9 +139,13 @@ class PosTrainer(EvaluatingTrainer):
 
     def training_loader(self, train_data: Any) -> Any:
         """Return the loader to train with, in place of the one that RecBole's quick start makes."""
-        if isinstance(train_data, (RowLoader, WindowLoader)):
-            return train_data
-        return make_training_loader(self.config, train_data._dataset, self.adapter.requirements())
+        loader = train_data
+        if not isinstance(loader, (RowLoader, WindowLoader)):
+            requirements = self.adapter.requirements()
+            loader = make_training_loader(self.config, train_data._dataset, requirements)
+        if not self.shard.alone:
+            loader.divide(self.shard)
+        return loader
 
     def fit(
         self,
@@ -141,8 +162,7 @@ class PosTrainer(EvaluatingTrainer):
         :meth:`evaluate`. After :meth:`resume_checkpoint`, continues with the next epoch.
 
         Args:
-            train_data: loader of training.
-            valid_data: loader of validation; None or empty for none.
+            train_data, valid_data: loaders; without validation every epoch is trained.
             verbose: whether epochs are printed, unless the trainer has a reporter.
             saved: whether checkpoints are written.
             show_progress: whether the progress of epochs is shown.
@@ -172,13 +192,20 @@ class PosTrainer(EvaluatingTrainer):
                 give_back()
                 state.history.append(line)
                 state.next_epoch += 1
-                state.stopped |= self._call_back(line)
+                valid = line["valid"]
+                if valid:
+                    state.stopped |= call(self.callbacks, "on_validation", epoch, valid)
+                state.stopped |= call(self.callbacks, "on_epoch", line)
                 self.writer.keep()
                 if state.next_epoch == 1 or callback_fn:
                     self.writer.flush()  # nothing is published of a run that cannot be resumed
-                self._publish(line, improved)
-                if callback_fn and line["valid"]:
-                    callback_fn(epoch, line["valid"][self.valid_metric])
+                if self.run:
+                    self.run.add_metrics(line)
+                self.reporter.epoch(line, self.valid_metric, improved)
+                scalars = {"epoch": epoch, "train/loss": line["loss"], **(valid or {})}
+                self.wandblogger.log_metrics(scalars, head="train")
+                if callback_fn and valid:
+                    callback_fn(epoch, valid[self.valid_metric])
             if state.next_epoch > first_epoch:
                 self.writer.flush()
         return state.best_score, state.best_result
@@ -197,8 +224,21 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-        self._schedule_epoch(train_data, epoch_idx)
+        changes_by_step = self.config["lr_scheduler"] in PER_STEP
+        if changes_by_step and not self.all_steps:
+            train_data.set_epoch(0)  # other epochs may have a few batches more or less
+            self.all_steps = self.epochs * len(train_data)
+        args = self.optimizer, self.config, epoch_idx, self.steps, self.all_steps
+        schedule = schedule_epoch(*args)
+        self.schedule = schedule if changes_by_step or self.config["warmup_steps"] else None
         loss_func = loss_func or self.adapter.loss(train_data.packed)
+        if not self.shard.alone:
+            # dropout and negatives of each process, by two primes; they depend on the epoch only,
+            # so a resumed run samples the same
+            offset = 7919 * self.shard.rank + 104729 * epoch_idx
+            init_seed((self.config["seed"] + offset) % 2**32, self.config["reproducibility"])
+            self.shared = self.shared or distributed.SharedLoss(self.model, loss_func)
+            loss_func = self.shared
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
         watch = LossWatch(functools.partial(self._refuse, epoch_idx))
@@ -214,8 +254,10 @@ class PosTrainer(EvaluatingTrainer):
                 self.writer.check()
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
-                task.advance(self._targets(batch))
+                task.advance(len(batch) if self.shard.alone else self.shard.whole)
             mean = watch.mean()
+        if self.shared is not None:
+            self.shared.same_buffers()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
@@ -227,37 +269,23 @@ class PosTrainer(EvaluatingTrainer):
             "targets_per_second": round(train_data.targets / seconds, 1),
         }
 
-    def _schedule_epoch(self, train_data: Any, epoch: int) -> None:
-        """Set the learning rate of an epoch's first step, and ``schedule`` if it changes later."""
-        changes_by_step = self.config["lr_scheduler"] in PER_STEP
-        if changes_by_step and not self.all_steps:
-            train_data.set_epoch(0)  # other epochs may have a few batches more or less
-            self.all_steps = self.epochs * len(train_data)
-        args = self.optimizer, self.config, epoch, self.steps, self.all_steps
-        schedule = schedule_epoch(*args)
-        self.schedule = schedule if changes_by_step or self.config["warmup_steps"] else None
-
     def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> Tensor:
-        """Take one optimiser step without waiting for its loss on a device.
-
-        Args:
-            loss_func: loss of a batch.
-            batch: the batch, on the device.
-            watch: adds up losses, and refuses one that is not finite.
-            number: number of the batch in the epoch.
-
-        Returns:
-            The loss, a scalar on the device.
-        """
-        self._zero_grad()
+        """Take one optimiser step, and return its loss, a scalar on the device, unread."""
+        self.optimizer.zero_grad()
+        if self.kept:
+            self.kept.clear()
         loss = self._loss(loss_func, batch)
-        value = self._value(loss)
-        if self._skips and value.device.type != "cpu":
+        targets = len(batch)
+        value = loss.detach()
+        if not self.shard.alone:  # the mean loss of the whole batch, NaN in all if it is in one
+            targets, value = self.shard.whole, distributed.total(value)
+        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
+        if is_fused and value.device.type != "cpu":
             # a loss that is not finite is read too late to stop this step: the optimiser skips it
             self.optimizer.found_inf = (~value.isfinite()).any().float()
-            watch.add(value, number, batch, self._targets(batch))
+            watch.add(value, number, batch, targets)
         else:
-            watch.add(float(value), number, batch, self._targets(batch))
+            watch.add(float(value), number, batch, targets)
         self.scaler.scale(loss).backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
@@ -274,63 +302,37 @@ class PosTrainer(EvaluatingTrainer):
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
         """Keep the gradient of a large item table by rows in a ``with`` block, if few are used."""
-        table = self._table()
-        if table is None:
-            yield
-            return
+        # a gradient that is sent between processes is dense
+        table = self.adapter.table() if self.shard.alone else None
+        whole = bool(self.clip_grad_norm)
         try:
-            with kept_gradient(table, whole=bool(self.clip_grad_norm)) as self.kept:
+            with nullcontext() if table is None else kept_gradient(table, whole) as self.kept:
                 yield
         finally:
             self.kept = None
 
-    def _zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-        if self.kept:
-            self.kept.clear()
-
-    @property
-    def _skips(self) -> bool:
-        """Whether the optimiser can skip a step without reading from the device: fused Adam can."""
-        return any(group.get("fused") for group in self.optimizer.param_groups)
-
-    def _refuse(self, epoch: int, step: Step, value: float) -> None:
+    def _refuse(self, epoch: int, number: int, batch: Any, value: float) -> None:
         """Raise a TrainingError about a loss that is not finite, with its likely cause."""
-        cause = explain_loss(step.batch, self.model, self.learning_rate)
+        cause = explain_loss(batch, self.model, self.learning_rate)
         raise TrainingError(
-            f"loss is {value} in epoch {epoch}, batch {step.number}. Likely cause: {cause}"
+            f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
         )
 
-    # Methods that ParallelTrainer overrides.
-
-    def _table(self) -> nn.Parameter | None:
-        return self.adapter.table()
-
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
-        """Return the loss of a batch, a scalar: the sum where the model has several."""
+        """Return the loss of a batch, a scalar: the sum where the model has several.
+
+        That of a part of a batch is weighted by its share of the targets.
+        """
         with self.precision.forward():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
-        return sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
-
-    def _value(self, loss: Tensor) -> Tensor:
-        return loss.detach()
-
-    def _targets(self, batch: Any) -> int:
-        return len(batch)
+        loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
+        return loss if self.shard.alone else loss * self.shard.weight
 
     def _validate(self, valid_data: Any, line: dict[str, Any], shown: bool = False) -> bool:
         """Validate an epoch, if it is due: early stopping, best weights, and metrics in its line.
 
-        Args:
-            valid_data: loader of validation; None or empty for none.
-            line: the epoch's line for metrics.jsonl, whose ``valid`` is set.
-            shown: whether the progress is shown.
-
         Returns:
             Whether the epoch is the best so far.
-
-        Raises:
-            TrainingError: if ``valid_metric`` is not finite.
         """
         state = self.progress
         if not valid_data or self.eval_step <= 0:
@@ -369,7 +371,8 @@ class PosTrainer(EvaluatingTrainer):
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
             file.parent.mkdir(parents=True, exist_ok=True)
-        return CheckpointWriter(file if saved else None, functools.partial(capture, self))
+        writes = saved and self.shard.rank == 0
+        return CheckpointWriter(file if writes else None, functools.partial(capture, self))
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Restore the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""
@@ -377,20 +380,21 @@ class PosTrainer(EvaluatingTrainer):
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
+        if not self.shard.alone:
+            torch.distributed.barrier()  # every process reads it before any writes
 
-    def _call_back(self, line: dict[str, Any]) -> bool:
-        """Call the hooks of a finished epoch; return whether one of them ends the training."""
-        ends = False
-        if valid := line["valid"]:
-            epoch = line["epoch"]
-            ends = call(self.callbacks, lambda callback: callback.on_validation(epoch, valid))
-        return call(self.callbacks, lambda callback: callback.on_epoch(line)) or ends
 
-    def _publish(self, line: dict[str, Any], improved: bool) -> None:
-        """Write a finished epoch to metrics.jsonl, the reporter and RecBole's log_wandb."""
-        if self.run:
-            self.run.add_metrics(line)
-        if self.reporter:
-            self.reporter.epoch(line, self.valid_metric, improved)
-        scalars = {"train/loss": line["loss"], **(line["valid"] or {})}
-        self.wandblogger.log_metrics({"epoch": line["epoch"], **scalars}, head="train")
+def _require_shareable(config: Options, model: Any) -> None:
+    """Refuse a model that several processes cannot train; a UsageError says why."""
+    if model.type == ModelType.TRADITIONAL:
+        raise UsageError(f"nproc: {config['model']} has no gradients to share; use one process")
+    if getattr(model, "needs_events", False):
+        raise UsageError(
+            f"nproc: the sequences of a batch of {config['model']} read each other, and a process "
+            "would have a part of them; use one process, with threads or a GPU"
+        )
+    if getattr(model, "targets_meet", False) and model.later is not None:
+        raise UsageError(
+            f"nproc: target_window: {config['target_window']} is for one process where targets of "
+            "a batch meet (SCE, in_batch); use target_window: 1 or another loss_type"
+        )

@@ -66,12 +66,6 @@ BUILTIN_GENERAL = list(recbole_models.GENERAL)
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
-def _adopt(name: str, model: type, module: str | None) -> None:
-    """Register the model of an entry point, which ``module`` imports."""
-    _require_recommender(model)
-    _register(model, None, name, module)
-
-
 def _find_owner(name: str) -> str | None:
     """Return who reserves the name of a model, the plugin or RecBole; None if it is free."""
     if name in MODELS or name in BASELINES:
@@ -79,9 +73,8 @@ def _find_owner(name: str) -> str | None:
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
 
 
-# Custom models, and those of other packages (register_model, entry points).
-ADDED = Registry("model", {}, "model", "recbole_pos.models", _adopt, _find_owner)
-# A model of another package with the name of one here is found first, and reported as given twice.
+# Custom models (register_model).
+ADDED = Registry("model", {}, "model", _find_owner)
 TABLES = (ADDED, MODELS, BASELINES)
 # read-only; the cast is for ChainMap, whose type asks for mutable maps
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
 
-def _adopt(name: str, scheme: type, module: str | None) -> None:
-    """Register the scheme of an entry point, which ``module`` imports."""
-    _register(name, scheme, None, module)
-
-
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
 SCHEMES = Registry(
     "scheme",
@@ -72,8 +67,6 @@ SCHEMES = Registry(
         "token_mixing": "recbole_pos.position.mixing:TokenMixing",
     },
     "position",
-    "recbole_pos.schemes",
-    _adopt,
 )
 
 

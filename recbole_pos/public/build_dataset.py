@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import belongs_to_dataset, make_dataset, parquet_files
+from recbole_pos.conversion.convert import belongs_to_dataset, convert, find_dataset
 from recbole_pos.data.identity import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -20,6 +21,10 @@ from recbole_pos.public.recipes import RECIPES
 from recbole_pos.reporter import Reporter
 
 SUFFIXES = (".inter", ".item", ".user")
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, SyntaxError),
+    *(MemoryError, RecursionError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def build(
@@ -53,7 +58,7 @@ def build(
         )
     if missing := [file for file in given if not file.is_file()]:
         raise UsageError(f"data: {missing[0]} is not there; {log.source} has it")
-    if ((folder / f"{name}.inter").exists() or parquet_files(folder, name)) and not overwrite:
+    if find_dataset(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
     for published, file in zip(log.files, given, strict=True):
         if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
@@ -61,14 +66,22 @@ def build(
                 f"{file} is not the {published} of {log.source}: md5 {found}, published is "
                 f"{log.md5[published]}"
             )
-    with reporter.task(f"reading {', '.join(file.name for file in given)}"):
-        tables = RECIPES[log.recipe](*given)
+    names = ", ".join(file.name for file in given)
+    with reporter.task(f"reading {names}"):
+        try:
+            tables = RECIPES[log.recipe](*given)
+        except _UNREADABLE as error:
+            raise UsageError(
+                f"data: {names} cannot be read as {expected}: {type(error).__name__} "
+                f"{str(error)[:200]}"
+            ) from error
+    frames = [frame for frame in (tables.events, tables.items, tables.users) if frame is not None]
+    # not every edition of a log has all columns
+    filled = {name for frame in frames for name in frame if any(map(bool, frame[name].dropna()))}
+    user, item, time = tables.events.columns[:3]
     with tempfile.TemporaryDirectory() as temporary:
-        kinds, frames = tables.kinds or {}, (tables.events, tables.items, tables.users)
-        # not every edition of a log has all columns
-        columns = {column for frame in frames if frame is not None for column in frame}
-        user, item, time = tables.events.columns[:3]
-        asked = ConvertArguments(
+        convert(
+            tables.events,
             name=name,
             items=tables.items,
             users=tables.users,
@@ -76,13 +89,12 @@ def build(
             item=item,
             time=time,
             date_format="s",
-            types={column: kind for column, kind in kinds.items() if column in columns},
+            types={column: kind for column, kind in tables.kinds.items() if column in filled},
             rename={user: user},
             tables=dict.fromkeys(tables.events.columns[3:], "inter"),
             data_path=temporary,
             verbose=False,
         )
-        make_dataset(tables.events, asked, allow_empty=True)
         with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
             for suffix in SUFFIXES:
                 if (file := Path(temporary) / name / f"{name}{suffix}").is_file():

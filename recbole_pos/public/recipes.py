@@ -10,17 +10,16 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
-
-from recbole_pos.errors import UsageError
 
 EVENTS = ["user_id", "item_id", "timestamp"]
 SESSIONS = ["session_id", "item_id", "timestamp"]
+ZVUK_USERS = 5_000
+_RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
 
 
 @dataclass(frozen=True)
@@ -38,44 +37,34 @@ class Tables:
     events: pd.DataFrame
     items: pd.DataFrame | None = None
     users: pd.DataFrame | None = None
-    kinds: dict[str, str] | None = None
+    kinds: dict[str, str] = field(default_factory=dict)
 
 
 def movielens(file: Path) -> Tables:
-    """Read the zip archive of a MovieLens dataset from 1M on: ``.dat`` with ``::``, or csv.
+    """Read the zip archive of a MovieLens dataset from 1M on: ``.dat`` with ``::``, or csv."""
+    with zipfile.ZipFile(file) as archive:
+        members = {Path(name).name: name for name in archive.namelist()}
 
-    Raises:
-        UsageError: if the archive cannot be read, or has no ratings and movies.
-    """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = {Path(name).name: name for name in archive.namelist()}
+        def read_member(stem: str, columns: list[str]) -> pd.DataFrame:
+            if f"{stem}.csv" in members:
+                return _cells(archive.open(members[f"{stem}.csv"]), names=columns, header=0)
+            text = archive.read(members[f"{stem}.dat"]).decode("latin-1").replace("::", "\t")
+            return _cells(io.StringIO(text), names=columns, sep="\t", quoting=csv.QUOTE_NONE)
 
-            def read_member(stem: str, columns: list[str]) -> pd.DataFrame | None:
-                if f"{stem}.dat" in members:
-                    text = archive.read(members[f"{stem}.dat"]).decode("latin-1")
-                    return _cells(text.replace("::", "\t"), columns, "\t", None)
-                if f"{stem}.csv" in members:
-                    with archive.open(members[f"{stem}.csv"]) as raw:
-                        return _cells(raw, columns, ",", 0)
-                return None
-
-            events = read_member("ratings", ["user_id", "item_id", "rating", "timestamp"])
-            films = read_member("movies", ["item_id", "title", "genres"])
+        events = read_member("ratings", ["user_id", "item_id", "rating", "timestamp"])
+        films = read_member("movies", ["item_id", "title", "genres"])
+        people = None
+        if "users.dat" in members:
             people = read_member("users", ["user_id", "gender", "age", "occupation", "zip_code"])
-    except (OSError, zipfile.BadZipFile, KeyError) as error:
-        raise UsageError(f"{file} cannot be read as a zip archive: {error}") from error
-    if events is None or films is None:
-        raise UsageError(f"{file}: no ratings and movies in it (.dat or .csv); found {[*members]}")
     parts = films["title"].str.extract(r"^(?P<title>.*?)\s*\((?P<year>\d{4})\)\s*$")
     films = films.assign(
         title=parts["title"].fillna(films["title"]),
         release_year=parts["year"],
         genre=films["genres"].replace("(no genres listed)", "").str.split("|"),
     ).drop(columns="genres")
-    kinds = {"title": "token", "release_year": "token", "genre": "token_seq"}
-    kinds |= {"gender": "token", "age": "token", "occupation": "token", "zip_code": "token"}
-    return Tables(events[[*EVENTS, "rating"]], films, people, {**kinds, "rating": "float"})
+    kinds = dict.fromkeys(("title", "release_year", "gender", "age", "occupation"), "token")
+    kinds |= {"zip_code": "token", "genre": "token_seq", "rating": "float"}
+    return Tables(events[[*EVENTS, "rating"]], films, people, kinds)
 
 
 def amazon(reviews: Path, meta: Path) -> Tables:
@@ -83,47 +72,40 @@ def amazon(reviews: Path, meta: Path) -> Tables:
 
     Products without a review are left out, and so are unreviewed products in lists of related ones.
     """
-    rows = ((r["reviewerID"], r["asin"], r["unixReviewTime"]) for r in _json_lines(reviews))
-    events = pd.DataFrame(rows, columns=EVENTS)
+    fields = ("reviewerID", "asin", "unixReviewTime")
+    events = pd.DataFrame(_json_fields(reviews, fields), columns=EVENTS)
     wanted, products = set(events["item_id"]), []
     for line in _lines(meta):
         asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)  # most products have no review
         if asin is None or asin[1] not in wanted:
             continue
-        product = _parse_product(line, meta)
+        product = ast.literal_eval(line)  # the source writes Python's dicts
         related = product.get("related") or {}
         categories = [name for path in product.get("categories") or [] for name in path]
-        products.append(
-            {
-                "item_id": product["asin"],
-                "brand": product.get("brand") or None,
-                "price": product.get("price"),
-                "categories": list(dict.fromkeys(categories)),
-                **{
-                    field: [item for item in related.get(field) or [] if item in wanted]
-                    for field in _RELATED
-                },
-            }
-        )
-    kinds = {"brand": "token", "price": "float", "categories": "token_seq"}
-    return Tables(
-        events, pd.DataFrame(products), None, {**kinds, **dict.fromkeys(_RELATED, "token_seq")}
-    )
-
-
-_RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
+        printed = {
+            "item_id": product["asin"],
+            "brand": product.get("brand") or None,
+            "price": product.get("price"),
+            "categories": list(dict.fromkeys(categories)),
+        }
+        for name in _RELATED:
+            printed[name] = [item for item in related.get(name) or [] if item in wanted]
+        products.append(printed)
+    kinds = {"brand": "token", "price": "float"}
+    kinds |= dict.fromkeys(("categories", *_RELATED), "token_seq")
+    return Tables(events, pd.DataFrame(products), None, kinds)
 
 
 def yelp(reviews: Path) -> Tables:
     """Read reviews of the Yelp open dataset, a json object per line; times are taken as UTC."""
-    rows = ((r["user_id"], r["business_id"], r["date"]) for r in _json_lines(reviews))
-    events = pd.DataFrame(rows, columns=EVENTS)
+    fields = ("user_id", "business_id", "date")
+    events = pd.DataFrame(_json_fields(reviews, fields), columns=EVENTS)
     return Tables(events.assign(timestamp=_seconds(events["timestamp"])))
 
 
 def diginetica(views: Path) -> Tables:
     """Read product views of Diginetica; ``timeframe`` is milliseconds, added to the event date."""
-    raw = _read(views, ";", None, 0, ["sessionId", "itemId", "timeframe", "eventdate"])
+    raw = _cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
     names = {"sessionId": "session_id", "itemId": "item_id"}
     return Tables(raw.rename(columns=names).assign(timestamp=seconds)[SESSIONS])
@@ -131,7 +113,7 @@ def diginetica(views: Path) -> Tables:
 
 def yoochoose(clicks: Path) -> Tables:
     """Read clicks of Yoochoose: session, time, item, category, without a line of names."""
-    raw = _read(clicks, ",", ["session_id", "time", "item_id", "category"], None, None)
+    raw = _cells(clicks, names=["session_id", "time", "item_id", "category"])
     return Tables(raw.assign(timestamp=_seconds(raw["time"]))[SESSIONS])
 
 
@@ -141,7 +123,7 @@ def gowalla(checkins: Path) -> Tables:
     Coordinates become attributes of places, from the first check-in of each.
     """
     names = ["user_id", "time", "latitude", "longitude", "item_id"]
-    raw = _read(checkins, "\t", names, None, None)
+    raw = _cells(checkins, names=names, sep="\t", quoting=csv.QUOTE_NONE)
     places = raw.drop_duplicates("item_id")[["item_id", "latitude", "longitude"]]
     events = raw.assign(timestamp=_seconds(raw["time"]))[EVENTS]
     return Tables(events, places, None, {"latitude": "float", "longitude": "float"})
@@ -149,7 +131,7 @@ def gowalla(checkins: Path) -> Tables:
 
 def yambda(events: Path) -> Tables:
     """Read Yambda's events of one kind, such as likes; times are seconds from an unknown day."""
-    raw = _parquet(events, ["uid", "item_id", "timestamp"])
+    raw = pd.read_parquet(events, columns=["uid", "item_id", "timestamp"])
     return Tables(raw.rename(columns={"uid": "user_id"}))
 
 
@@ -158,15 +140,13 @@ def zvuk(plays: Path) -> Tables:
 
     Among users with equally many plays, smaller ids come first.
     """
-    users = _parquet(plays, ["user_id"])["user_id"].value_counts(sort=False).sort_index()
-    kept = users.sort_values(ascending=False, kind="stable").index[:ZVUK_USERS]
+    users = pd.read_parquet(plays, columns=["user_id"])["user_id"].value_counts(sort=False)
+    kept = users.sort_index().sort_values(ascending=False, kind="stable").index[:ZVUK_USERS]
     columns = ["user_id", "track_id", "datetime"]
-    raw = _parquet(plays, columns, [("user_id", "in", set(kept))])
+    raw = pd.read_parquet(plays, columns=columns, filters=[("user_id", "in", set(kept))])
     events = raw.rename(columns={"track_id": "item_id"})
     return Tables(events.assign(timestamp=_seconds(events["datetime"]))[EVENTS])
 
-
-ZVUK_USERS = 5_000
 
 RECIPES: dict[str, Callable[..., Tables]] = {
     recipe.__name__: recipe
@@ -180,89 +160,20 @@ def _seconds(times: pd.Series) -> pd.Series:
     return utc.dt.as_unit("ns").astype("int64") / 1e9
 
 
-def _parquet(file: Path, columns: list[str], filters: list | None = None) -> pd.DataFrame:
-    """Read columns of a parquet file, of the rows that pass pandas' filters.
-
-    Raises:
-        UsageError: if the file cannot be read, or a column is missing.
-    """
-    try:
-        names = pq.read_schema(file).names
-        if missing := [name for name in columns if name not in names]:
-            raise UsageError(f"{file}: no column {', '.join(missing)}; found {', '.join(names)}")
-        return pd.read_parquet(file, columns=columns, filters=filters)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
-
-
-def _read(
-    file: Path, separator: str, names: list[str] | None, header: int | None, need: list[str] | None
-) -> pd.DataFrame:
-    """Read a text file as ``_cells`` does, and require the columns ``need``.
-
-    Raises:
-        UsageError: if the file cannot be read, or a column is missing.
-    """
-    try:
-        table = _cells(file, names, separator, header)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
-    if missing := [name for name in need or () if name not in table]:
-        raise UsageError(f"{file}: no column {', '.join(missing)}; found {', '.join(table)}")
-    return table
-
-
-def _cells(
-    source: Any, names: list[str] | None, separator: str, header: int | None
-) -> pd.DataFrame:
-    """Read separated text as strings; only empty cells are missing.
-
-    Args:
-        source: the text, a path or an open file.
-        names: names of the columns; None if the line ``header`` has them.
-        separator: separator of cells; text with tabs has no quotes.
-        header: number of the line of names, from 0; None without one.
-    """
-    if isinstance(source, str):
-        source = io.StringIO(source)
-    options: dict[str, Any] = {"names": names, "header": header, "sep": separator, "dtype": str}
-    quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
-    return pd.read_csv(source, keep_default_na=False, na_values=[""], quoting=quoting, **options)
+def _cells(source: Any, **options: Any) -> pd.DataFrame:
+    """Read separated text as strings, by options of pandas; only empty cells are missing."""
+    return pd.read_csv(source, dtype=str, keep_default_na=False, na_values=[""], **options)
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Yield the lines of a text file, unpacked if gzipped; UsageError if it cannot be read."""
-
-    def open_text() -> IO[str]:
-        if file.suffix == ".gz":
-            return gzip.open(file, "rt", encoding="utf-8")
-        return file.open(encoding="utf-8")
-
-    try:
-        with open_text() as lines:
-            yield from lines
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+    """Yield the lines of a text file, unpacked if gzipped."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding="utf-8") as lines:
+        yield from lines
 
 
-def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(_lines(file), start=1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{file}, line {number}: no json object: {error}") from error
-
-
-def _parse_product(line: str, file: Path) -> dict[str, Any]:
-    """Parse a product, which the source writes as a Python dict of plain values.
-
-    Raises:
-        UsageError: if the line is not such a dict.
-    """
-    try:
-        product = ast.literal_eval(line)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise UsageError(f"{file}: no product: {line[:60]}: {error}") from error
-    if not isinstance(product, dict):
-        raise UsageError(f"{file}: no product: {line[:60]}: expected a dict")
-    return product
+def _json_fields(file: Path, fields: tuple[str, ...]) -> Iterator[list[Any]]:
+    """Yield some fields of the object of each line."""
+    for line in _lines(file):
+        row = json.loads(line)
+        yield [row[name] for name in fields]

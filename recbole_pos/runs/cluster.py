@@ -53,20 +53,15 @@ def connect(address: str | None) -> bool:
     """
     if ray.is_initialized():
         return False
-    quiet: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "configure_logging": True,
-    }
-    if address is not None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        options["include_dashboard"] = False
+    else:
         _require_answer(address)
     _bring_token(address is None)
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        if address is None:
-            ray.init("local", include_dashboard=False, **quiet)
-        else:
-            ray.init(address, **quiet)
+        ray.init(address or "local", configure_logging=True, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
@@ -87,16 +82,11 @@ def _bring_token(starts_cluster: bool) -> None:
     Clusters require a token where one exists, and by default since Ray 2.60. Ray would write the
     token of a new cluster into the home folder, and a later `ray start` would then require it; the
     token made here ends with this process, as its cluster does.
-
-    Args:
-        starts_cluster: whether this process starts the cluster, and does not join one.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
     token_file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    has_token = "RAY_AUTH_TOKEN" in os.environ
-    with suppress(OSError):  # the home folder may not be readable
-        has_token = has_token or token_file.is_file()
+    has_token = "RAY_AUTH_TOKEN" in os.environ or os.path.isfile(token_file)
     if starts_cluster and not has_token:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     if starts_cluster or has_token:
@@ -107,18 +97,17 @@ def _bring_token(starts_cluster: bool) -> None:
 
 def _require_answer(address: str) -> None:
     """Raise a UsageError at once if no cluster listens at the address; Ray tries for minutes."""
-    where = address
     if address == "auto":  # where `ray start` left the address
         file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
-        where = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.is_file() else "")
-    host, colon, port = where.strip().rpartition(":")
-    if not (colon and port.isdigit()) or "://" in where:
+        address = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.is_file() else "")
+    host, _, port = address.strip().rpartition(":")
+    if not (host and port.isdigit()) or "://" in address:
         return  # Ray knows what it means, or says at once that it does not
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise UsageError(
-            f"--address: no Ray cluster answers at {shown(where.strip())} ({error}); start one "
+            f"--address: no Ray cluster answers at {shown(address.strip())} ({error}); start one "
             "with `ray start --head`, or leave --address out to run on this machine"
         ) from error
 
@@ -136,9 +125,6 @@ def _nodes() -> list[dict[str, float]]:
 
 def room_for(resources: Resources) -> int:
     """Return how many runs the machines of the cluster can train at the same time.
-
-    Args:
-        resources: resources of one run.
 
     Raises:
         UsageError: if no machine has the resources of a process, or the cluster those of a run;
@@ -166,14 +152,11 @@ def room_for(resources: Resources) -> int:
 
 
 def describe_cluster(resources: Resources) -> str:
-    """Return one line on the machines of the cluster, unused GPUs, and the resources of a run."""
+    """Return one line on the machines of the cluster, and the resources of a run."""
     nodes = _nodes()
     cpus, gpus = (sum(node.get(key, 0) for node in nodes) for key in ("CPU", "GPU"))
-    machines = "1 machine" if len(nodes) == 1 else f"{len(nodes)} machines"
-    idle = ", none of them used: see --gpus_per_trial" if gpus and not resources.gpus else ""
-    required = f"{resources.cpus:g} CPU"
-    if resources.gpus:
-        required += f" and {resources.gpus:g} GPU"
-    if resources.nproc > 1:
-        required = f"{resources.nproc} times {required}"
-    return f"{machines} with {cpus:g} CPUs and {gpus:g} GPUs{idle}; a trial takes {required}"
+    times = f"{resources.nproc} times " if resources.nproc > 1 else ""
+    return (
+        f"machines: {len(nodes)}, with {cpus:g} CPUs and {gpus:g} GPUs; a trial takes "
+        f"{times}{resources.cpus:g} CPU and {resources.gpus:g} GPU"
+    )

@@ -1,27 +1,40 @@
-"""Search spaces: parameters, how each is sampled, and under which conditions it exists.
+"""Search spaces: which options are searched, how each is sampled, and the files that say so.
 
-One description serves all searchers: Optuna samples values by name, the grid lists them.
+One description serves all searchers: Optuna samples values by name, the grid lists them. A file is
+yaml, or RecBole's ``.hyper`` or ``.test``; a wrong line is an error before the first trial.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
+import yaml
+
+from recbole_pos.config.option import DATA, SCHEDULE
+from recbole_pos.config.options import find_option
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, shown
+from recbole_pos.values import is_number, is_whole, shown, suggest
+from recbole_pos.yaml_files import ROOT, YamlLoader, parse_scalar, yaml_problem
 
-KINDS = {
-    "choice": "a list of values",
+Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]
+KINDS: dict[Kind, str] = {
+    "choice": "a list of different values",
     "uniform": "[low, high]",
-    "loguniform": "[low, high], both above 0",
-    "quniform": "[low, high, step]",
+    "loguniform": "[low, high], values above 0 and not their logarithms",
+    "quniform": "[low, high, step], the step above 0",
     "randint": "[low, high], whole numbers, both included",
 }
+RECBOLE_SUFFIXES = (".hyper", ".test")
+RECBOLE_KINDS = ("choice", "uniform", "loguniform", "quniform")
 
 MOST_POINTS = 100_000  # points of a grid, and listed values of a parameter, at most
+_LARGEST = 700  # natural logarithm of what a float can be
+_ROUNDING = 1e-9  # of a division: from 0 to 0.3 there are three steps of 0.1
 
 
 @dataclass(frozen=True)
@@ -30,77 +43,80 @@ class Parameter:
 
     Attributes:
         name: the option.
-        kind: one of ``KINDS``.
+        kind: how it is sampled.
         values: the choices, or low, high and for quniform the step.
         where: file and line, for messages.
         when: other option -> its values under which this parameter exists; all must hold.
     """
 
     name: str
-    kind: str
+    kind: Kind
     values: list[Any]
     where: str
     when: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise a UsageError for values that the kind does not take."""
-        kind, values = self.kind, self.values
-        if not isinstance(values, list):
-            self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
-        if kind == "choice":
-            if not values:
-                self._refuse("choice has no values to choose from")
-            twice = [value for n, value in enumerate(values) if value in values[:n]]
-            if twice:
-                self._refuse(f"{shown(twice[0])} is listed twice")
-            return
-        if len(values) != (3 if kind == "quniform" else 2) or not all(map(is_number, values)):
-            self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
-        low, high = values[:2]
-        if low > high or (low == high and kind != "randint"):
-            self._refuse(f"the range from {shown(low)} to {shown(high)} is empty")
-        if kind == "loguniform" and low <= 0:
-            self._refuse(
-                f"loguniform needs a low end above 0, found {shown(low)}; ends are the values "
-                "themselves, not their logarithms as in RecBole's .hyper files"
-            )
-        if kind == "randint" and not all(isinstance(value, int) for value in values):
-            self._refuse(f"randint takes whole numbers, found {shown(values)}")
-        if kind == "quniform" and values[2] <= 0:
-            self._refuse(f"the step must be above 0, found {shown(values[2])}")
+        if not (isinstance(self.values, list) and self._fits(self.values)):
+            self._refuse(f"{self.kind} takes {KINDS[self.kind]}, found {shown(self.values)}")
 
-    def _refuse(self, problem: str) -> None:
+    def _fits(self, values: list[Any]) -> bool:
+        if self.kind == "choice":
+            twice = any(value in values[:n] for n, value in enumerate(values))
+            return bool(values) and not twice
+        if len(values) != (3 if self.kind == "quniform" else 2) or not all(map(is_number, values)):
+            return False
+        low, high, *step = values
+        if self.kind == "randint":
+            return is_whole(low) and is_whole(high) and low <= high
+        if self.kind == "quniform":
+            return low < high and step[0] > 0 and is_number((high - low) / step[0])
+        return low < high and (low > 0 or self.kind == "uniform")
+
+    def _refuse(self, problem: str) -> NoReturn:
         raise UsageError(f"{self.where}: {self.name}: {problem}")
 
     @property
-    def steps(self) -> int:
-        """Number of steps from the low end of quniform to its high end."""
-        low, high, step = self.values
-        rounding = 1e-9  # of the division: from 0 to 0.3 there are three steps of 0.1
-        return int(math.floor((high - low) / step + rounding))
+    def codes(self) -> range | None:
+        """Whole numbers that stand for the values in order; None if there are infinitely many."""
+        if self.kind == "choice":
+            return range(len(self.values))
+        if self.kind == "randint":
+            return range(self.values[0], self.values[1] + 1)
+        if self.kind == "quniform":
+            low, high, step = self.values
+            return range(int((high - low) / step + _ROUNDING) + 1)
+        return None
 
-    def on_grid(self, number: int) -> int | float:
-        """Return the value ``number`` steps above the low end, rounded to 12 digits."""
-        low, _, step = self.values
-        value = low + number * step
-        return value if isinstance(value, int) else float(f"{value:.12g}")
+    def decode(self, code: Any) -> Any:
+        """Return the value of a code; for quniform the code counts the steps above the low end."""
+        if self.kind == "choice":
+            return self.values[code]
+        if self.kind == "quniform":
+            value = self.values[0] + code * self.values[2]
+            return value if isinstance(value, int) else float(f"{value:.12g}")
+        return code
+
+    def encode(self, value: Any) -> Any:
+        """Return the code of a value; where there are no codes, the value."""
+        if self.kind == "choice":
+            return self.values.index(value)
+        if self.kind == "quniform":
+            return round((value - self.values[0]) / self.values[2])
+        return value
 
     def ends(self) -> list[Any]:
         """Return the values to check for all others: every choice, or both ends of the range."""
-        if self.kind == "quniform":
-            return [self.on_grid(0), self.on_grid(self.steps)]
-        if self.kind in ("uniform", "loguniform"):
+        if self.kind == "choice":
+            return self.values
+        if self.codes is None:
             return [float(value) for value in self.values]  # as all sampled values are
-        return self.values
+        return [self.decode(self.codes[0]), self.decode(self.codes[-1])]
 
     @property
     def count(self) -> float:
         """Number of values; infinite for uniform and loguniform."""
-        if self.kind == "choice":
-            return len(self.values)
-        if self.kind == "randint":
-            return self.values[1] - self.values[0] + 1
-        return self.steps + 1 if self.kind == "quniform" else math.inf
+        return math.inf if self.codes is None else self.codes.stop - self.codes.start
 
     def all_values(self) -> list[Any]:
         """Return every value, for a grid.
@@ -108,47 +124,31 @@ class Parameter:
         Raises:
             UsageError: where there are infinitely many, or too many to list.
         """
-        if self.count > MOST_POINTS and self.count != math.inf:
-            self._refuse(f"{self.count:,} values are too many to list; use choice or larger steps")
-        if self.kind == "choice":
-            return self.values
-        if self.kind == "randint":
-            return list(range(self.values[0], self.values[1] + 1))
-        if self.kind == "quniform":
-            return [self.on_grid(number) for number in range(self.steps + 1)]
-        self._refuse(f"a grid needs values to list, {self.kind} has none; use choice or quniform")
-        raise AssertionError
+        if self.codes is None or self.count > MOST_POINTS:
+            self._refuse(
+                f"a grid needs values to list, and {self.kind} has {self.count:,}; use choice, or "
+                "quniform with few steps"
+            )
+        return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
         """Return whether a value can be sampled."""
-        if self.kind in ("choice", "quniform"):
-            return value in self.all_values()
-        low, high = self.values
-        within = is_number(value) and low <= value <= high
-        return within and (self.kind != "randint" or value == int(value))
+        if self.kind == "choice":
+            return value in self.values
+        low, high = self.values[:2]
+        if not (is_number(value) and low <= value <= high):
+            return False
+        return self.codes is None or self.decode(round(self.encode(value))) == value
 
     def suggest(self, trial: Any) -> Any:
-        """Return the value that an ``optuna.Trial`` suggests.
-
-        Optuna gets the numbers of choices, which may be lists.
-        """
+        """Return the value that an ``optuna.Trial`` suggests; for Optuna, choices are codes."""
+        if self.codes is None:
+            return trial.suggest_float(self.name, *self.values, log=self.kind == "loguniform")
         if self.kind == "choice":
-            return self.values[trial.suggest_categorical(self.name, list(range(len(self.values))))]
-        low, high = self.values[:2]
-        if self.kind == "randint":
-            return trial.suggest_int(self.name, low, high)
-        if self.kind == "quniform":
-            return self.on_grid(trial.suggest_int(self.name, 0, self.steps))
-        return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
-
-    def suggested(self, value: Any) -> Any:
-        """Return the value of an ``optuna.Trial`` for which :meth:`suggest` returns ``value``."""
-        if self.kind == "choice":
-            return self.values.index(value)
-        if self.kind == "quniform":
-            low, _, step = self.values
-            return round((value - low) / step)
-        return value
+            code = trial.suggest_categorical(self.name, list(self.codes))
+        else:
+            code = trial.suggest_int(self.name, self.codes[0], self.codes[-1])
+        return self.decode(code)
 
 
 @dataclass
@@ -158,8 +158,8 @@ class Space:
     Attributes:
         parameters: the searched options.
         fixed: options that the space file sets for every trial.
-        context: values of options that conditions name and that are not searched.
         lines: searched or fixed option -> file and line.
+        context: values of options that conditions name and that are not searched.
     """
 
     parameters: list[Parameter]
@@ -168,7 +168,15 @@ class Space:
     context: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parameters = _parents_first(self.parameters)
+        """Order the parameters; raise a UsageError for conditions in a circle."""
+        waiting, ordered = {p.name: p for p in self.parameters}, list[Parameter]()
+        while waiting:
+            following = next((p for p in waiting.values() if not set(p.when) & set(waiting)), None)
+            if following is None:
+                first = next(iter(waiting.values()))
+                raise UsageError(f"{first.where}: {first.name}: its condition depends on itself")
+            ordered.append(waiting.pop(following.name))
+        self.parameters = ordered
 
     @property
     def names(self) -> list[str]:
@@ -183,13 +191,8 @@ class Space:
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
         """Return whether the options sampled so far meet the condition of a parameter."""
-        for name, allowed in parameter.when.items():
-            is_searched = name in self.names
-            if is_searched and name not in options:  # its own condition does not hold
-                return False
-            if (options if is_searched else self.context).get(name) not in allowed:
-                return False
-        return True
+        values = {**self.context, **options}  # without options whose own condition does not hold
+        return all(key in values and values[key] in when for key, when in parameter.when.items())
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         """Return the options that an ``optuna.Trial`` suggests."""
@@ -199,9 +202,9 @@ class Space:
                 options[parameter.name] = parameter.suggest(trial)
         return options
 
-    def suggested(self, options: dict[str, Any]) -> dict[str, Any]:
+    def encode(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the values of an ``optuna.Trial`` for which :meth:`suggest` gives ``options``."""
-        return {p.name: p.suggested(options[p.name]) for p in self.parameters if p.name in options}
+        return {p.name: p.encode(options[p.name]) for p in self.parameters if p.name in options}
 
     def points(self, most: int = 10_000) -> int | None:
         """Return the number of combinations; None if it is infinite or above ``most``."""
@@ -236,52 +239,224 @@ class Space:
             UsageError: for a condition that never holds.
         """
         for parameter in self.parameters:
-            base = self.making(parameter)
-            if base is None:
-                raise UsageError(
-                    f"{parameter.where}: {parameter.name}: its condition "
-                    f"{shown(parameter.when)} never holds"
-                )
+            others = self._options_for(parameter)
             for value in parameter.ends():
-                yield parameter, {**base, parameter.name: value}
+                yield parameter, {**others, parameter.name: value}
 
-    def making(self, *parameters: Parameter) -> dict[str, Any] | None:
-        """Return values of other parameters under which these exist; None if there are none.
-
-        Conditions of the parameters that they depend on are met, too.
-        """
+    def _options_for(self, parameter: Parameter) -> dict[str, Any]:
+        """Return options under which a parameter exists, and those that its conditions name."""
+        wanted: dict[str, list[Any]] = {}  # option -> values that all conditions allow
+        for p in reversed(self.parameters):
+            if p is parameter or p.name in wanted:
+                for name, allowed in p.when.items():
+                    wanted[name] = [v for v in wanted.get(name, allowed) if v in allowed]
+        options: dict[str, Any] = {}
         searched = {p.name: p for p in self.parameters}
-        wanted: dict[str, list[Any]] = {}
-        waiting = list(parameters)
-        while waiting:
-            for name, allowed in waiting.pop().when.items():
-                if name not in searched:
-                    if self.context.get(name) not in allowed:
-                        return None
-                    continue
-                if name not in wanted:
-                    waiting.append(searched[name])
-                values = wanted.get(name, allowed)
-                wanted[name] = [v for v in values if v in allowed and searched[name].has(v)]
-        if not all(wanted.values()):
-            return None
-        return {name: values[0] for name, values in wanted.items()}
+        for name, values in wanted.items():
+            if name in searched:
+                values = [value for value in values if searched[name].has(value)]
+                options[name] = next(iter(values), None)
+            elif self.context.get(name) not in values:
+                values = []
+            if not values:
+                raise UsageError(
+                    f"{parameter.where}: {parameter.name}: its condition {shown(parameter.when)} "
+                    "never holds"
+                )
+        return options
 
 
-def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters in an order in which conditions name earlier ones.
+def space_file(given: str | Path | None, model: str) -> Path:
+    """Return a space file: the given one, one of that name in ``properties/tune/``, or the model's.
 
     Raises:
-        UsageError: for conditions in a circle.
+        UsageError: if there is no such file.
     """
-    waiting, ordered = {p.name: p for p in parameters}, list[Parameter]()
-    while waiting:
-        following = next((p for p in waiting.values() if not set(p.when) & set(waiting)), None)
-        if following is None:
-            first = next(iter(waiting.values()))
+    shipped = ROOT / "tune"
+    name = f"{model}.yaml" if given is None else given
+    with suppress(OSError):  # for a name that no file can have
+        for candidate in (name, shipped / name, shipped / Path(name).name):
+            if (given is not None or candidate != name) and Path(candidate).is_file():
+                return Path(candidate)
+    problem = f"no file {shown(str(given))}" if given else f"{model} has no space of its own"
+    choices = ", ".join(sorted(file.name for file in shipped.glob("*.yaml")))
+    raise UsageError(
+        f"--space: {problem}; write one (docs/tuning.md shows how) or take one of {choices}"
+    )
+
+
+def read_space(path: str | Path) -> Space:
+    """Return the space in a file.
+
+    Raises:
+        UsageError: naming file and line of what is wrong.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read space file {path}: {error}") from error
+    read = _read_recbole if path.suffix in RECBOLE_SUFFIXES else _read_yaml
+    return parse_space(*read(path, text))
+
+
+def _read_yaml(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, str]]:
+    """Return the content of a yaml file, and file and line of each option."""
+    loader = YamlLoader(text)
+    try:
+        root = loader.get_single_node()
+        content = None if root is None else loader.construct_document(root)
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{path}, {yaml_problem(error)} (not valid yaml)") from error
+    finally:
+        loader.dispose()
+    if not isinstance(content, dict):
+        raise UsageError(f"space file {path} must hold `option: ...` lines")
+    lines = {str(key.value): f"{path}, line {key.start_mark.line + 1}" for key, _ in root.value}
+    return content, lines
+
+
+def _read_recbole(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, str]]:
+    """Return the content of a file of RecBole, as of the same yaml, and the line of each option.
+
+    A line is ``name kind values``, read without ``eval``. Ends of loguniform are natural logarithms
+    in the file, as for hyperopt. RecBole silently skips lines of fewer than three words; here only
+    empty lines and comments are.
+    """
+    content, lines = dict[Any, Any](), dict[str, str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        words, where = line.split(maxsplit=2), f"{path}, line {number}"
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 3 or words[1] not in RECBOLE_KINDS or words[0] in lines:
             raise UsageError(
-                f"{first.where}: {first.name}: its condition depends on itself, by way of "
-                f"{shown(list(first.when))}"
+                f"{where}: expected `option kind values`, each option once and the kind one of "
+                f"{', '.join(RECBOLE_KINDS)}; found {shown(line.strip())}"
             )
-        ordered.append(waiting.pop(following.name))
-    return ordered
+        name, kind, written = words
+        values = parse_scalar(written if written.startswith("[") else f"[{written}]", where)
+        if kind == "choice" and isinstance(values, list):
+            values = [_parse_choice(value, where) for value in values]
+        if kind == "loguniform" and isinstance(values, list) and all(map(is_number, values)):
+            values = [math.exp(value) if value < _LARGEST else math.inf for value in values]
+        content[name], lines[name] = {kind: values}, where
+    return content, lines
+
+
+def _parse_choice(value: Any, where: str) -> Any:
+    """Return a choice of a RecBole file, in which None, lists and mappings are written as text."""
+    if value == "None":
+        return None
+    is_text = isinstance(value, str) and value[:1] in ("[", "{")
+    return parse_scalar(value, where) if is_text else value
+
+
+def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
+    """Return the space that a file, or a part of another file, describes.
+
+    Args:
+        content: option -> how it is sampled, or its fixed value.
+        lines: option -> file and line, for messages.
+
+    Raises:
+        UsageError: naming file and line of what is wrong.
+    """
+    parameters, fixed = list[Parameter](), dict[str, Any]()
+    for name, value in content.items():
+        where = lines.get(str(name), str(name))
+        if not isinstance(name, str) or len(name) > 100:
+            raise UsageError(
+                f"{where[:200]}: the name of an option is text of at most 100 characters, found "
+                f"{shown(name)}"
+            )
+        if parameter := _parameter(name, value, where):
+            parameters.append(parameter)
+        else:
+            fixed[name] = value
+    if not parameters:
+        raise UsageError(
+            f"{next(iter(lines.values()), 'space')}: the space searches nothing; a line that "
+            "searches looks like `learning_rate: {loguniform: [1e-4, 1e-2]}`"
+        )
+    return Space(parameters, fixed, dict(lines))
+
+
+def _parameter(name: str, value: Any, where: str) -> Parameter | None:
+    """Return a searched option, or None for a fixed value, which may be a mapping, too.
+
+    Raises:
+        UsageError: for an unknown kind, several kinds, or a condition that is not a mapping.
+    """
+    if not isinstance(value, dict):
+        return None
+    kind = next((key for key in value if key in KINDS), None)
+    hints = [hint for key in value if (hint := suggest(str(key), KINDS))]
+    if kind is None and "when" not in value and not hints:
+        return None
+    when = value.get("when", {})
+    if kind is None or set(value) - {kind, "when"} or not isinstance(when, dict):
+        raise UsageError(
+            f"{where}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
+            f"such as {{fusion: early}}; found {shown(value)}{''.join(hints[:1] * (kind is None))}"
+        )
+    allowed = {key: list(v) if isinstance(v, list) else [v] for key, v in when.items()}
+    return Parameter(name, kind, value[kind], where, allowed)
+
+
+def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """Check a space with configurations that have every parameter at each of its ends.
+
+    Args:
+        space: the space; its ``context`` is set to the options that its conditions name and that
+            are not searched.
+        build: makes a configuration of sampled options and the fixed ones, or raises UsageError.
+
+    Returns:
+        The configuration that all trials share.
+
+    Raises:
+        UsageError: naming the line of the file.
+    """
+    try:
+        config = build({})
+    except UsageError as error:
+        named = [space.lines[name] for name in space.fixed if name in str(error)]
+        if not named:
+            raise
+        raise _at(named[0], error) from error
+    for parameter in space.parameters:
+        _require_searchable(parameter)
+        for name in parameter.when:
+            if name not in space.names and name not in config.plain:
+                raise UsageError(
+                    f"{parameter.where}: {parameter.name}: its condition names {shown(name)}, "
+                    "which is neither searched here nor an option of the model"
+                )
+    named = {name for parameter in space.parameters for name in parameter.when} - set(space.names)
+    space.context = {name: config.plain[name] for name in named}
+    for parameter, options in space.combinations():
+        try:
+            build(options)
+        except UsageError as error:
+            raise _at(parameter.where, error) from error
+    return config
+
+
+def _require_searchable(parameter: Parameter) -> None:
+    """Raise a UsageError for an option that must be the same in all trials."""
+    role, place = find_option(parameter.name).role, f"{parameter.where}: {parameter.name}"
+    if role == DATA:
+        raise UsageError(
+            f"{place} cannot be searched: data, split and metrics are the same for all trials; "
+            "run one search for each value"
+        )
+    if role == SCHEDULE:
+        raise UsageError(
+            f"{place} cannot be searched: the scheduler and early stopping decide how long a "
+            f"trial trains; give one value, {parameter.name}: ..."
+        )
+
+
+def _at(where: str, error: UsageError) -> UsageError:
+    """Return an error whose place is a file and line."""
+    return UsageError(f"{where}: {str(error).removeprefix('configuration: ')}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,13 @@ from pathlib import Path
 from pyarrow import fs
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.checkpoint import is_old_best_file, old_best_files
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.files import LOCK
 from recbole_pos.reporter import repeat
 from recbole_pos.values import shown
 
 _UNFINISHED = ".part"  # end of the name of a file that is being written
+_LOCAL = fs.LocalFileSystem()
 
 
 def resolve_storage(storage: str, folder: Path, make: bool = True) -> str:
@@ -52,7 +52,7 @@ def filesystem(place: str) -> tuple[fs.FileSystem, str]:
     Raises:
         OSError, ValueError: for a URI that Arrow does not know, or cannot reach.
     """
-    return fs.FileSystem.from_uri(place) if "://" in place else (fs.LocalFileSystem(), place)
+    return fs.FileSystem.from_uri(place) if "://" in place else (_LOCAL, place)
 
 
 def names_in(place: str) -> list[str]:
@@ -65,6 +65,8 @@ def names_in(place: str) -> list[str]:
 class Mirror:
     """A copy of a run's folder on a storage, which is kept up to date.
 
+    The checkpoint is the last to be copied: with it, all of a run is there.
+
     Args:
         run: the folder on this machine.
         place: path or URI of the copy.
@@ -73,54 +75,44 @@ class Mirror:
     every = 1.0  # seconds between two checks for changed files
 
     def __init__(self, run: RunFolder, place: str) -> None:
-        self.folder = run.path
-        self.checkpoint = run.checkpoint
-        self.own = [run.config, run.metrics, run.result, run.ranks, run.known]
-        self.place = place
+        self.run, self.place = run, place
         self.system, self.path = filesystem(place)
-        self.known: dict[
-            str, int
-        ] = {}  # file -> modification time in ns of the version that the copy has
+        self.copied: dict[str, int] = {}  # file -> time in ns of the version that the copy has
         self.lock = threading.Lock()
 
     def has(self, file: Path) -> bool:
-        """Return whether the copy has a file of the run.
-
-        Args:
-            file: path of the file on this machine.
-        """
+        """Return whether the copy has a file of the run, given by its path on this machine."""
         return file.name in names_in(self.place)
 
     def fetch(self) -> None:
         """Copy the files from the storage to this machine; each appears once all of it is there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        stored = names_in(self.place)
-        best = [self.folder / name for name in stored if is_old_best_file(name, self.checkpoint)]
-        for file in (*self.own, *best, self.checkpoint):
-            if file.name not in stored:
-                continue
-            unfinished = file.with_name(f"{file.name}{_UNFINISHED}")
-            with self.system.open_input_stream(f"{self.path}/{file.name}") as source:
-                with open(unfinished, "wb") as target:
-                    shutil.copyfileobj(source, target)
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        for name in self._in_order(names_in(self.place)):
+            file = self.run.path / name
+            unfinished = file.with_name(f"{name}{_UNFINISHED}")
+            fs.copy_files(f"{self.path}/{name}", str(unfinished), self.system, _LOCAL)
             unfinished.replace(file)
-            self.known[file.name] = file.stat().st_mtime_ns
+            self.copied[name] = file.stat().st_mtime_ns
 
     def keep(self) -> None:
         """Copy changed files to the storage; each takes its place once all of it is there."""
         with self.lock:
             self.system.create_dir(self.path)
-            files = [*self.own, *old_best_files(self.checkpoint), self.checkpoint]
-            for file in filter(Path.is_file, files):
+            files = [file.name for file in self.run.path.iterdir() if file.is_file()]
+            for name in self._in_order(files):
+                file, target = self.run.path / name, f"{self.path}/{name}"
                 changed = file.stat().st_mtime_ns
-                if self.known.get(file.name) == changed:
-                    continue
-                target = f"{self.path}/{file.name}"
-                with open(file, "rb") as source:
-                    with self.system.open_output_stream(f"{target}{_UNFINISHED}") as stream:
-                        shutil.copyfileobj(source, stream)
-                self.system.move(f"{target}{_UNFINISHED}", target)
-                self.known[file.name] = changed
+                if self.copied.get(name) != changed:
+                    fs.copy_files(str(file), f"{target}{_UNFINISHED}", _LOCAL, self.system)
+                    self.system.move(f"{target}{_UNFINISHED}", target)
+                    self.copied[name] = changed
+
+    def _in_order(self, names: list[str]) -> list[str]:
+        """Return the names of the files to copy: those that are whole, the checkpoint last."""
+        left_out = (LOCK, self.run.checkpoint.name)
+        whole = [n for n in names if not n.startswith(".") and not n.endswith(_UNFINISHED)]
+        files = [name for name in whole if name not in left_out]
+        return files + [self.run.checkpoint.name] * (self.run.checkpoint.name in names)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

@@ -9,13 +9,7 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.runs.searchers import OptunaSearcher
-from recbole_pos.runs.space import Space
-from recbole_pos.runs.space_files import (
-    fit_space,
-    parse_space,
-    read_space,
-    space_file,
-)
+from recbole_pos.runs.space import Space, fit_space, parse_space, read_space, space_file
 from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import digest, first_options, grid
 from recbole_pos.study.plan import Plan, Row, Search

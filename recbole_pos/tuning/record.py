@@ -1,42 +1,28 @@
-"""The trials of a search: the record of their events, and their table."""
+"""The trials of a search: the record of their events, from which it is resumed, and their table."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
-import tempfile
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pyarrow import fs
+from pydantic import ConfigDict, FiniteFloat
+from pydantic.dataclasses import dataclass
 
-from recbole_pos.errors import CheckpointError, StorageError, UsageError
-from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.state import copy_run
+from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.files import write_text, writing
-from recbole_pos.runs.storage import filesystem, names_in
 from recbole_pos.runs.worker import FAILED, LOST
 from recbole_pos.values import escape_formula, shown
 
 ENDED = ("finished", "stopped", FAILED)
-TRIAL = "trial"  # key of the number of a trial in the record
-BEST = "best"  # the metric of a search: the best validation score of a trial so far
-EARLIER = "earlier"  # key of validation values by epoch, as JSON, in reports of a resumed trial
-# Errors that Python raises for the content of a damaged file.
-DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-# Keys of a report that the record keeps.
-REPORTED = (
-    *("epoch", "valid", BEST, "best_epoch", "best_valid", "ended", "seconds", "parameters"),
-    *("hostname", "node", EARLIER),
-)
+# Errors that Python and pydantic raise for the content of a damaged file.
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
-@dataclass
+@dataclass(config=ConfigDict(validate_assignment=True))
 class Trial:
     """One trial of a search: a sampled configuration, and what its training reported.
 
@@ -45,17 +31,19 @@ class Trial:
             interrupted.
         score: best validation value, in epoch ``best_epoch``; epochs count from 1.
         best_valid: all validation metrics of that epoch.
+        host, node: machine that trained last, and its id in Ray.
         curve: epoch -> validation value.
         ended: whether the trial has reported its last epoch.
         starts: how often the trial was started.
         losses: how often the trial was given up because its process or machine was lost.
+        test: metrics of its test, of which there are none without test data; None if not tested.
     """
 
     number: int
     options: dict[str, Any]
-    state: str = "interrupted"
+    state: Literal["finished", "stopped", "failed", "lost", "interrupted"] = "interrupted"
     reason: str = ""
-    score: float | None = None
+    score: FiniteFloat | None = None
     best_epoch: int | None = None
     best_valid: dict[str, float] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
@@ -66,6 +54,7 @@ class Trial:
     ended: bool = False
     starts: int = 0
     losses: int = 0
+    test: dict[str, float] | None = None
 
     @property
     def key(self) -> str:
@@ -77,38 +66,13 @@ class Trial:
         """Number of trained epochs."""
         return max(self.curve, default=0)
 
-    def update(self, line: dict[str, Any]) -> None:
-        """Apply a line of the record: a start, a report, or an end.
-
-        Raises:
-            DAMAGED: for a line without the keys, types or states of the record.
-        """
-        if "options" in line:
-            self.starts += 1
-            self.state, self.reason = "interrupted", ""
-        if "epoch" in line:
-            earlier = json.loads(line.get(EARLIER) or "{}")
-            epochs = {**self.curve, **earlier, line["epoch"]: line["valid"]}
-            self.curve = dict(sorted((int(epoch), float(v)) for epoch, v in epochs.items()))
-            if math.isfinite(score := float(line[BEST])):
-                self.score = score
-            self.best_epoch = None if line["best_epoch"] is None else int(line["best_epoch"]) + 1
-            self.best_valid = dict(line["best_valid"] or {})
-            self.ended, self.seconds = bool(line["ended"]), float(line["seconds"])
-            self.parameters = int(line["parameters"])
-            self.host, self.node = str(line["hostname"]), str(line["node"])
-        if "state" in line:
-            self.state, self.reason = str(line["state"]), str(line["reason"])
-            if self.state not in (*ENDED, LOST):
-                raise ValueError(f"{shown(self.state)} is not a state")
-            self.losses += self.state == LOST
-
 
 class Record:
     """The trials of a search, and the file with a line for each of their events.
 
-    ``--resume`` reads it. Lines are only appended, so that a killed search loses at most the line
-    it was writing; no line has a path, so that a search can be moved.
+    ``--resume`` reads it. A line has the number of a trial and the fields that have changed. Lines
+    are only appended, so that a killed search loses at most the line it was writing; no line has a
+    path, so that a search can be moved.
 
     Args:
         file: path of the file, which is created with the first line.
@@ -127,20 +91,20 @@ class Record:
             self.size = content.rfind(b"\n") + 1  # a kill or a full disk cut off the rest
             for line in content[: self.size].splitlines():
                 number += 1
-                self._apply(json.loads(line))
+                self._apply(**json.loads(line))
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}") from error
         except DAMAGED as error:
             problem = shown(f"{type(error).__name__}: {error}")
             raise UsageError(f"--resume: {file}, line {number}: damaged: {problem}") from error
 
-    def add(self, line: dict[str, Any]) -> Trial:
-        """Append a line to the file, apply it, and return its trial.
+    def add(self, trial: int, **changes: Any) -> Trial:
+        """Append the changed fields of a trial to the file, apply them, and return the trial.
 
         Raises:
             StorageError: if the line cannot be written.
         """
-        content = f"{json.dumps(line)}\n".encode()
+        content = f"{json.dumps({'trial': trial, **changes})}\n".encode()
         try:
             with writing(self.file), open(self.file, "ab") as file:
                 file.truncate(self.size)
@@ -149,17 +113,18 @@ class Record:
             self.failure = error
             raise
         self.size += len(content)
-        return self._apply(line)
+        return self._apply(trial, **changes)
 
-    def _apply(self, line: dict[str, Any]) -> Trial:
-        """Apply a line to its trial, which begins with its first line, and return the trial."""
-        number = line[TRIAL]
-        if number == len(self.trials):
-            self.trials.append(Trial(number, dict(line["options"])))
-        if not 0 <= number < len(self.trials):
-            raise ValueError(f"trial {shown(number)} has no beginning")
-        self.trials[number].update(line)
-        return self.trials[number]
+    def _apply(self, trial: int, **changes: Any) -> Trial:
+        """Change fields of a trial, which begins with its first line; epochs join its curve."""
+        if trial == len(self.trials):
+            self.trials.append(Trial(trial, changes["options"]))
+        if not 0 <= trial < len(self.trials):
+            raise ValueError(f"trial {shown(trial)} has no beginning")
+        changed = self.trials[trial]
+        for name, value in changes.items():
+            setattr(changed, name, {**changed.curve, **value} if name == "curve" else value)
+        return changed
 
     @property
     def ended(self) -> list[Trial]:
@@ -170,76 +135,6 @@ class Record:
     def unfinished(self) -> list[Trial]:
         """Trials that have started and not ended, which a resumed search trains."""
         return [trial for trial in self.trials if trial.state not in ENDED]
-
-
-def adopt(record: Record, place: str, table: Path, runs: Path) -> None:
-    """Fill the record of a search of version 0.2.0, which kept none, from the files Ray left.
-
-    Args:
-        record: the record, which is empty.
-        place: path or URI of Ray's folder, with the checkpoints of trials.
-        table: trials.csv with the states of trials; missing if the search was killed.
-        runs: folder for the runs of trials, which get the last checkpoint of each.
-
-    Raises:
-        UsageError: if Ray's files are damaged.
-    """
-    system, root = filesystem(place)
-    ends: dict[int, dict[str, str]] = {}
-
-    def read(name: str) -> str:
-        """Return the text of a file of the next trial; empty if there is none."""
-        path = f"{root}/trial_{len(record.trials):05d}/{name}"
-        if system.get_file_info(path).type != fs.FileType.File:
-            return ""
-        with system.open_input_stream(path) as file:
-            return str(file.read().decode())
-
-    try:
-        if table.is_file():
-            with open(table, newline="", encoding="utf-8") as rows:
-                ends = {int(row[TRIAL]): row for row in csv.DictReader(rows)}
-        while params := read("params.json"):
-            reports = read("result.json").split("\n")[:-1]  # the rest was cut off
-            trial = record.add(
-                {TRIAL: len(record.trials), "options": json.loads(params)["options"]}
-            )
-            end = {"state": "", "reason": ""}
-            for report in map(json.loads, reports):
-                if (
-                    report["config"]["number"] != trial.number
-                ):  # of another trial in the same process
-                    continue
-                if "failure" in report:
-                    end = {"state": FAILED, "reason": str(report["failure"])}
-                elif "epoch" in report:
-                    metrics = {key: report[key] for key in REPORTED if key in report}
-                    record.add({TRIAL: trial.number, **metrics})
-            row = ends.get(trial.number, {})
-            if not end["state"] and row.get("state") in ENDED:
-                end = {"state": row["state"], "reason": row.get("reason") or ""}
-            elif not end["state"] and trial.ended:
-                end["state"] = "finished"
-            if end["state"]:
-                record.add({TRIAL: trial.number, **end})
-            _fetch_checkpoint(f"{place}/trial_{trial.key}", RunFolder(runs / trial.key))
-    except DAMAGED as error:
-        raise UsageError(f"--resume: {place}: damaged: {shown(str(error))}") from error
-
-
-def _fetch_checkpoint(place: str, target: RunFolder) -> None:
-    """Copy the newest complete checkpoint of a trial of 0.2.0, if any, to a run's folder."""
-    system, root = filesystem(place)
-    for name in reversed([name for name in names_in(place) if name.startswith("checkpoint_")]):
-        with (
-            tempfile.TemporaryDirectory(prefix="recbole-pos-fetch-") as near,
-            suppress(CheckpointError),
-        ):
-            source = RunFolder(near)
-            fs.copy_files(f"{root}/{name}", near, source_filesystem=system)
-            checkpoint.load(source.checkpoint)
-            copy_run(source, target)
-            return
 
 
 def find_best_trial(trials: list[Trial], mode: str) -> Trial | None:
@@ -259,13 +154,11 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
         file: path of the table.
     """
     head = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*head, *names, "host", "node", "reason"])
+    rows = [[*head, *names, "host", "node", "reason"]]
     for t in trials:
-        values = [t.options.get(name, "") for name in names]
-        row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
-        writer.writerow(
-            [escape_formula(value) for value in (*row, *values, t.host, t.node, t.reason)]
-        )
+        result = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
+        options = [t.options.get(name, "") for name in names]
+        rows.append([escape_formula(v) for v in (*result, *options, t.host, t.node, t.reason)])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
     write_text(file, text.getvalue())

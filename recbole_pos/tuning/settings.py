@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import itertools
-import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from recbole_pos.config.arguments import SearchArguments, changed_settings, require_shares
 from recbole_pos.config.plugins import find_modules
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import find_parts_by_scheme, list_positions
-from recbole_pos.errors import PosError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment import folder as folders
 from recbole_pos.files import write_json
 from recbole_pos.plain import to_plain
 from recbole_pos.runs.cluster import Resources
-from recbole_pos.runs.searchers import SEARCHERS
-from recbole_pos.runs.space import MOST_POINTS, Space
-from recbole_pos.runs.space_files import fit_space, read_space, space_file
+from recbole_pos.runs.space import MOST_POINTS, Space, fit_space, read_space, space_file
 from recbole_pos.runs.storage import names_in, resolve_storage
-from recbole_pos.tuning.record import DAMAGED, Record, adopt
-from recbole_pos.values import check_choice, is_whole, shown
+from recbole_pos.tuning.record import Record
+from recbole_pos.values import check_choice, shown
 
 SCHEDULERS = ("asha", "none")
-SAMPLES = 60  # trials by default, as in the kernel attention paper
-
-# Resources of a trial, which may change when a search is resumed elsewhere, with their defaults.
-TAKES: dict[str, Any] = {"cpus_per_trial": 1, "gpus_per_trial": 0, "nproc": 1}
-# Arguments that become settings unchanged.
-ASKED = ("max_concurrent", "grace_epochs", "searcher", "seed", "storage")
-# Arguments allowed with --resume: places of the search and its data, resources, number of trials.
-RESUMED = ("resume", "address", "storage", "max_concurrent", *TAKES, "num_samples", "verbose")
-PLACES = ("data_path", "plugins")
+# Arguments that may also be given with --resume, with their defaults.
+RESUMED: dict[str, Any] = {
+    **{"num_samples": 60, "max_concurrent": None, "storage": None},  # 60 as in the kernel paper
+    **{"cpus_per_trial": 1, "gpus_per_trial": 0, "nproc": 1},
+}
+PLACES = ("data_path", "plugins")  # options that may
+_Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass
+@dataclass(config=ConfigDict(strict=True))
 class Settings:
     """The settings of a search, plain values except for its space.
 
     Attributes:
         base: options of all trials.
-        overruled: options of the space that are not searched, since the user gave a value.
-        total: number of trials.
         mode: max or min.
         epochs: most epochs of a trial.
+        num_samples: number of trials.
+        overruled: options of the space that are not searched, since the user gave a value.
         identity: identity of the data; empty until they are prepared.
     """
 
@@ -55,19 +52,19 @@ class Settings:
     dataset: str
     base: dict[str, Any]
     space: Space
-    total: Annotated[int, Field(ge=1)]
-    max_concurrent: int | None
     metric: str
     mode: Literal["max", "min"]
+    epochs: _Count
     scheduler: str
-    grace_epochs: int
+    num_samples: _Count
+    max_concurrent: _Count | None
+    grace_epochs: _Count
     searcher: Literal["optuna", "random", "grid"]
-    seed: int
-    epochs: Annotated[int, Field(ge=1)]
+    seed: Annotated[int, Field(ge=0)]
     storage: str | None
     cpus_per_trial: float
     gpus_per_trial: float
-    nproc: int
+    nproc: _Count
     overruled: list[str] = field(default_factory=list)
     identity: dict[str, Any] = field(default_factory=dict)
 
@@ -83,6 +80,42 @@ class Settings:
     def resources(self) -> Resources:
         """Resources of a trial."""
         return Resources(self.cpus_per_trial, self.gpus_per_trial, self.nproc, self.storage)
+
+
+def _checked(make: Callable[[], Settings], num_samples: int | None, where: str = "--") -> Settings:
+    """Return settings whose fields are checked, with at most as many trials as there are points.
+
+    Args:
+        make: makes the settings.
+        num_samples: the number of trials, if the user gives one.
+        where: the file, or what messages have before the name of a field.
+
+    Raises:
+        UsageError: for a field of another type or range, or a grid of too many or other points.
+    """
+    try:
+        settings = make()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        found = f"{first['msg'][:200]}, found {shown(first['input'])}"
+        raise UsageError(f"{where}{place}: {found}") from error
+    require_shares(settings.max_concurrent, settings.cpus_per_trial, settings.gpus_per_trial)
+    if settings.searcher == "random":
+        points = settings.space.points() or settings.num_samples
+        settings.num_samples = min(settings.num_samples, points)
+    if settings.searcher == "grid":
+        points = len(settings.space.grid())
+        if points > MOST_POINTS:
+            raise UsageError(
+                f"--searcher: the grid has more than {MOST_POINTS:,} points; use random or optuna"
+            )
+        if num_samples not in (None, points):
+            raise UsageError(
+                f"--num_samples: the grid has {points} points and all are run; leave it out"
+            )
+        settings.num_samples = points
+    return settings
 
 
 def read_settings(
@@ -102,37 +135,30 @@ def read_settings(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
-    if isinstance(args.scheduler, str):
-        check_choice("--scheduler", args.scheduler, SCHEDULERS)
-    check_choice("--searcher", args.searcher, tuple(SEARCHERS))
+    scheduler = args.scheduler
+    if isinstance(scheduler, str):
+        check_choice("--scheduler", scheduler, SCHEDULERS)
+    else:
+        scheduler = type(scheduler).__name__
     given = {**(config_dict or {}), **({"valid_metric": args.metric} if args.metric else {})}
-    config_of_user = PosConfig(model, dataset, config_file_list, given, strict=False)
-    searched = read_space(space_file(space, config_of_user["model"]))
-    config_of_user.require_read({*searched.names, *searched.fixed})
-    fixed = {**config_of_user.external_config_dict}
+    user = PosConfig(model, dataset, config_file_list, given, strict=False)
+    searched = read_space(space_file(space, user["model"]))
+    user.require_read({*searched.names, *searched.fixed})
+    fixed = user.external_config_dict
     overruled = [name for name in searched.names if name in fixed]
-    fixed_by_space = searched.fixed
+    base = to_plain({key: value for key, value in fixed.items() if key not in EXTRA_KEYS})
+    for name in ("data_path", "item_vectors"):  # absolute: trials work in folders of their own
+        if user.plain[name] and name not in {*searched.names, *searched.fixed}:
+            base[name] = user.plain[name]
+    base = merge_options(searched.fixed, base)
     searched = searched.without(fixed)
-    if "position" in {
-        *searched.names,
-        *searched.fixed,
-    }:  # trials take a file as it is for one position
-        for file, content in config_of_user.files:
-            if parts := find_parts_by_scheme(content, config_of_user["model"], file):
-                raise UsageError(
-                    f"{parts[0]}: a search that tries or sets position does not take options of "
-                    "one scheme from there; write them into the space, with `when: {position: ..}`"
-                )
+    if "position" in {*searched.names, *searched.fixed}:
+        _require_no_parts(user)
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
-    base = to_plain({k: v for k, v in fixed.items() if k not in EXTRA_KEYS})
-    base["data_path"] = config_of_user.plain[
-        "data_path"
-    ]  # absolute: trials work in folders of their own
-    base = merge_options(fixed_by_space, base)
-    if modules := _collect_plugins(searched, config_of_user["model"], base):
+    if modules := _collect_plugins(searched, user["model"], base):
         base["plugins"] = modules
-    shared = {**base, "model": config_of_user["model"], "dataset": config_of_user["dataset"]}
+    shared = {**base, "model": user["model"], "dataset": user["dataset"]}
 
     def build(drawn: dict[str, Any]) -> PosConfig:
         return PosConfig(None, None, None, {**shared, **drawn}, strict=False)
@@ -140,26 +166,47 @@ def read_settings(
     config = fit_space(searched, build)
     if config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
-    settings = Settings(
-        model=config_of_user["model"],
-        dataset=config_of_user["dataset"],
-        base=base,
-        space=searched,
-        total=args.num_samples or SAMPLES,
-        metric=config["valid_metric"].lower(),
-        mode="max" if config["valid_metric_bigger"] else "min",
-        scheduler=args.scheduler
-        if isinstance(args.scheduler, str)
-        else type(args.scheduler).__name__,
-        epochs=config["epochs"],
-        overruled=overruled,
-        **{name: getattr(args, name) for name in ASKED},
-        **TAKES,
-    )
-    _set_resources(settings, args)
-    _require_numbers(settings, args.num_samples)
-    _set_total(settings, args.num_samples)
-    return settings
+    fields = {
+        "model": user["model"],
+        "dataset": user["dataset"],
+        "base": base,
+        "space": searched,
+        "metric": config["valid_metric"].lower(),
+        "mode": "max" if config["valid_metric_bigger"] else "min",
+        "epochs": config["epochs"],
+        "scheduler": scheduler,
+        "overruled": overruled,
+        **{name: getattr(args, name) for name in ("grace_epochs", "searcher", "seed")},
+        **RESUMED,
+        **_given(args),
+    }
+    return _checked(lambda: Settings(**fields), args.num_samples)
+
+
+def _given(args: SearchArguments) -> dict[str, Any]:
+    """Return the arguments of ``RESUMED`` that are given."""
+    values = {name: getattr(args, name) for name in RESUMED}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _require_no_parts(config: PosConfig) -> None:
+    """Refuse options of a config file for one scheme: trials take the file as it is for one."""
+    for file, content in config.files:
+        if parts := find_parts_by_scheme(content, config["model"], file):
+            raise UsageError(
+                f"{parts[0]}: a search that tries or sets position does not take options of "
+                "one scheme from there; write them into the space, with `when: {position: ..}`"
+            )
+
+
+def _collect_plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
+    """Return the modules to import for the model and the position schemes of all trials."""
+    searched = [option.values for option in space.parameters if option.name == "position"]
+    values = [base.get("position"), *itertools.chain(*searched)]
+    schemes = [name for value in values for name in list_positions(value, None)]
+    plugins = base.get("plugins") or []
+    modules = [plugins] if isinstance(plugins, str) else plugins
+    return list(dict.fromkeys([*modules, *find_modules(model, schemes)]))
 
 
 def resumed_settings(
@@ -176,94 +223,31 @@ def resumed_settings(
     Raises:
         UsageError: for an argument that may not change, or a folder without a search.
     """
-    refused = [name for name in changed_settings(args) if name not in (*RESUMED, "scheduler")]
+    allowed = ("address", *RESUMED)
+    unseen = ("resume", "verbose", "scheduler")
+    refused = [name for name in changed_settings(args) if name not in (*allowed, *unseen)]
     refused += ["scheduler"] if args.scheduler == "none" else []
-    refused += [
-        name for name, value in others.items() if value
-    ]  # the command line passes empty values
+    refused += [name for name, value in others.items() if value]
     refused += [name for name in config if name not in PLACES]
     if refused:
-        allowed = ", ".join(f"--{name}" for name in (*RESUMED[1:-1], *PLACES))
         raise UsageError(
-            f"--resume takes everything from its folder but {allowed}; leave out "
+            "--resume takes everything from its folder but "
+            f"{', '.join(f'--{name}' for name in (*allowed, *PLACES))}; leave out "
             f"{', '.join(map(shown, refused))}"
         )
-    settings = folder.read()
-    if (settings.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
+    kept = folder.read()
+    if (kept.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
         raise UsageError(
-            f"--resume: the scheduler of this search is {shown(settings.scheduler)}; an object of "
+            f"--resume: the scheduler of this search is {shown(kept.scheduler)}; an object of "
             "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no other"
         )
-    _set_resources(settings, args)
-    _require_numbers(settings, args.num_samples)
-    if args.num_samples is not None:
-        _set_total(settings, args.num_samples)
-    settings.base.update(config)
+    changes = {**_given(args), "base": {**kept.base, **config}}
     if args.storage is not None:
-        name = (settings.storage or str(folder.path.resolve())).rsplit("/", 1)[-1]
-        settings.storage = resolve_storage(args.storage, Path(name), make=False)
+        name = (kept.storage or str(folder.path.resolve())).rsplit("/", 1)[-1]
+        changes["storage"] = resolve_storage(args.storage, Path(name), make=False)
+    settings = _checked(lambda: replace(kept, **changes), args.num_samples)
     settings.base["data_path"] = settings.config().plain["data_path"]
     return settings
-
-
-def _set_resources(settings: Settings, args: SearchArguments) -> None:
-    """Set the resources and the number of parallel trials that the arguments give."""
-    for name in ("max_concurrent", *TAKES):
-        if getattr(args, name) is not None:
-            setattr(settings, name, getattr(args, name))
-
-
-def _set_total(settings: Settings, num_samples: int | None) -> None:
-    """Set the number of trials: as given, at most the points of the space, all points of a grid.
-
-    Raises:
-        UsageError: for a grid of too many points, or another number of samples than its points.
-    """
-    settings.total = num_samples or settings.total
-    if settings.searcher == "random":
-        settings.total = min(settings.total, settings.space.points() or settings.total)
-    if settings.searcher == "grid":
-        points = len(settings.space.grid())
-        if points > MOST_POINTS:
-            raise UsageError(
-                f"--searcher: the grid has more than {MOST_POINTS:,} points; use random or optuna"
-            )
-        if num_samples not in (None, points):
-            raise UsageError(
-                f"--num_samples: the grid has {points} points and all are run; leave it out"
-            )
-        settings.total = points
-
-
-def _collect_plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
-    """Return the modules to import for the model and the position schemes of all trials.
-
-    Args:
-        space: the searched space, which may search ``position``.
-        model: name of the model.
-        base: options of all trials; their ``plugins`` come first.
-    """
-    searched = [option.values for option in space.parameters if option.name == "position"]
-    values = [base.get("position"), *itertools.chain(*searched)]
-    schemes = [name for value in values for name in list_positions(value, None)]
-    plugins = base.get("plugins") or []
-    modules = [plugins] if isinstance(plugins, str) else plugins
-    return list(dict.fromkeys([*modules, *find_modules(model, schemes)]))
-
-
-def _require_numbers(settings: Settings, num_samples: int | None) -> None:
-    """Raise a UsageError for a number that is not whole, or out of its range."""
-    whole = {"num_samples": num_samples, "nproc": settings.nproc}
-    for name, value in {**whole, "grace_epochs": settings.grace_epochs}.items():
-        if value is not None and not (is_whole(value) and value >= 1):
-            raise UsageError(
-                f"--{name}: expected a whole number of at least 1, found {shown(value)}"
-            )
-    if not (is_whole(settings.seed) and settings.seed >= 0):
-        raise UsageError(
-            f"--seed: expected a whole number of at least 0, found {shown(settings.seed)}"
-        )
-    require_shares(settings.max_concurrent, settings.cpus_per_trial, settings.gpus_per_trial)
 
 
 class SearchFolder:
@@ -281,11 +265,6 @@ class SearchFolder:
         self.runs = self.path / "runs"
         self.ray = self.path / "trials"  # where Ray keeps logs of trials
 
-    @property
-    def begun(self) -> bool:
-        """Whether the folder has a search."""
-        return self.settings.is_file()
-
     @classmethod
     def create(cls, path: str | Path | None, settings: Settings) -> SearchFolder:
         """Create the folder of a new search and write its settings.
@@ -299,30 +278,15 @@ class SearchFolder:
         """
         if path is None:
             path = folders.unused_path(settings.dataset, settings.model, "tune-")
-        if not str(path):
-            raise UsageError("--run_dir: empty; name a folder, or leave it out")
-        folder = cls(path)
-        try:
-            if folder.begun or folder.ray.exists():
+        if settings.storage is not None:
+            settings.storage = resolve_storage(settings.storage, Path(path))
+            if names_in(settings.storage):
                 raise UsageError(
-                    f"{folder.path} holds a search already; continue it with --resume "
-                    f"{folder.path} or choose another --run_dir"
+                    f"--storage: {settings.storage} holds a search already, perhaps of another "
+                    f"folder of this name; choose another --run_dir or --storage"
                 )
-            if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
-                raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
-            if settings.storage is not None:
-                settings.storage = resolve_storage(settings.storage, folder.path)
-                if names_in(settings.storage):
-                    raise UsageError(
-                        f"--storage: {settings.storage} holds a search already, of another folder "
-                        f"with the name {folder.path.name}; choose another --run_dir or --storage"
-                    )
-            folder.path.mkdir(parents=True, exist_ok=True)
-        except PosError:
-            raise
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"--run_dir: {reason}: {shown(str(folder.path))}") from error
+        folders.RunFolder.create(path, settings.dataset, settings.model)  # unless one is there
+        folder = cls(path)
         folder.write(settings)
         return folder
 
@@ -338,19 +302,13 @@ class SearchFolder:
             UsageError: if the file is missing or damaged.
         """
         try:
-            settings = TypeAdapter(Settings).validate_json(self.settings.read_bytes(), strict=True)
+            content = self.settings.read_bytes()
         except OSError as error:
             raise UsageError(
                 f"--resume: {self.path} is not the folder of a search: no {self.settings.name}"
             ) from error
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UsageError(
-                f"--resume: {self.settings} is damaged: {shown(place)}: {first['msg'][:200]}"
-            ) from error
-        _require_numbers(settings, None)
-        return settings
+        where = f"--resume: {self.settings} is damaged, or of an earlier version: "
+        return _checked(lambda: TypeAdapter(Settings).validate_json(content), None, where)
 
     def read_record(self, settings: Settings) -> Record:
         """Return the record of the trials so far.
@@ -360,10 +318,7 @@ class SearchFolder:
                 the checkpoints is not there.
         """
         record = Record(self.record)
-        if not record.trials:
-            place = f"{settings.storage or self.path.resolve()}/{self.ray.name}"
-            adopt(record, place, self.trials, self.runs)
-        if len(record.trials) > settings.total:
+        if len(record.trials) > settings.num_samples:
             raise UsageError(
                 f"--num_samples: this search has {len(record.trials)} trials already; expected at "
                 "least as many"
@@ -375,17 +330,3 @@ class SearchFolder:
                 f"{Path(settings.storage).name} is now as --storage"
             )
         return record
-
-    def tested(self) -> dict[str, Any] | None:
-        """Return the test of an earlier call, or None, so that no trial is tested twice.
-
-        Raises:
-            UsageError: if the file is damaged.
-        """
-        if not self.test.is_file():
-            return None
-        try:
-            content = json.loads(self.test.read_text(encoding="utf-8"))
-            return {**content, "trial": int(content["trial"]), "test": content["test"]}
-        except DAMAGED as error:
-            raise UsageError(f"--resume: {self.test} is damaged: {shown(str(error))}") from error

@@ -30,23 +30,15 @@ from recbole_pos.files import only_writer, write_json
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
 from recbole_pos.runs.progress import live_view
-from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.storage import Mirror
 from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
 from recbole_pos.tuning.plot import draw
-from recbole_pos.tuning.record import (
-    BEST,
-    ENDED,
-    Record,
-    Trial,
-    find_best_trial,
-    write_trials,
-)
+from recbole_pos.tuning.record import ENDED, Record, Trial, find_best_trial, write_trials
 from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings, resumed_settings
 from recbole_pos.tuning.trials import (
-    Queue,
-    Recorder,
+    BEST,
+    Trials,
     quiet_tune,
     run_trial,
     show_options,
@@ -110,18 +102,12 @@ def search(
             also if the space has it.
         settings: the other arguments together.
         given: options, as in ``config_dict``; or the other arguments by name, see
-            :class:`~recbole_pos.config.arguments.SearchArguments`:
-            ``num_samples``, how many trials (60; a grid runs all its points); ``max_concurrent``,
-            how many at the same time; ``metric``, of validation; ``scheduler``, asha, none, or a
-            scheduler object of Ray's; ``grace_epochs`` that ASHA leaves every trial; ``searcher``,
-            optuna (TPE), random or grid; ``seed`` of the searcher (that of training is the option
-            ``seed``); ``run_dir``; ``storage``, path or URI for the runs of trials, which all
-            machines reach; ``resume``, the folder of an interrupted search, or of a finished one
-            that more ``num_samples`` extend, with which only these, ``address``, ``storage``,
-            ``max_concurrent``, what a trial takes, and ``data_path`` and ``plugins`` in
-            ``config_dict`` may be given; ``address`` of a Ray cluster, ``auto`` or HOST:PORT;
-            ``cpus_per_trial`` and ``gpus_per_trial``, of which fractions share a GPU; ``nproc``
-            processes that train one trial together, each of which takes as much; ``verbose``.
+            :class:`~recbole_pos.config.arguments.SearchArguments`: ``num_samples``,
+            ``max_concurrent``, ``metric``, ``grace_epochs``, ``searcher``, ``run_dir``,
+            ``storage``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``nproc`` and
+            ``verbose`` are those of the command; ``scheduler`` may also be a scheduler object of
+            Ray's; ``seed`` is that of the searcher; ``resume`` names the folder of a search to
+            continue, or with more ``num_samples`` to extend.
 
     Raises:
         UsageError: if something given is wrong, before any trial starts.
@@ -137,7 +123,6 @@ def search(
     allow(config_dict.get("plugins"))
     reporter, began = Reporter(args.verbose), time.perf_counter()
     with ExitStack() as held:
-        folder = record = None
         if args.resume is None:
             search = read_settings(model, dataset, space, config_file_list, config_dict, args)
         else:
@@ -148,28 +133,28 @@ def search(
             held.enter_context(only_writer(folder.path, "searched"))
             record = folder.read_record(search)
         experiment = _prepare(search)
-        if folder is None or record is None or len(record.ended) < search.total:
-            shared = SharedData(experiment.dataset)
+        if args.resume is None or len(record.ended) < search.num_samples:
             quiet_tune()
             started = connect(args.address)
             try:
                 room = room_for(search.resources)
-                if folder is None or record is None:
+                if args.resume is None:  # nothing is left behind by wrong arguments
                     folder = SearchFolder.create(args.run_dir, search)
                     held.enter_context(only_writer(folder.path, "searched"))
                     record = Record(folder.record)
                 else:
                     folder.write(search)
-                _print_head(reporter, search, folder, record, experiment, shared)
-                recorder = Recorder(record, search.metric, search.mode, search.total, reporter)
-                tuner = _tuner(search, folder, recorder, args.scheduler, shared, room)
-                with live_view(reporter, recorder.lines):
-                    _fit(tuner, search, folder, record)
+                trials = Trials(record, search, reporter, room)
+                _train(trials, folder, experiment, args.scheduler)
             finally:
                 stop(started)
-        seconds = time.perf_counter() - began
-        found = _finish(search, folder, experiment, record.trials, reporter, seconds)
-        return replace(found, source=data)
+        best = _find_best(search, folder, record)
+        _test(search, folder, experiment, record, best)
+        found = Found(
+            folder.path, record.trials, best, best.test or None, time.perf_counter() - began, data
+        )
+        _report(search, folder, found, reporter)
+        return found
 
 
 def _prepare(settings: Settings) -> Experiment:
@@ -193,26 +178,44 @@ def _prepare(settings: Settings) -> Experiment:
     return experiment
 
 
-def _tuner(
-    settings: Settings,
-    folder: SearchFolder,
-    recorder: Recorder,
-    scheduler: Any,
-    shared: SharedData,
-    room: int,
-) -> tune.Tuner:
-    """Return the Ray tuner of the trials that have not ended yet.
+def _train(trials: Trials, folder: SearchFolder, experiment: Experiment, scheduler: Any) -> None:
+    """Train all trials that have not ended; if interrupted, write the table of those so far.
 
     Args:
-        settings: settings of the search.
+        trials: the trials, with their record and the settings of the search.
         folder: folder of the search.
-        recorder: records and prints what happens.
+        experiment: the data.
         scheduler: a scheduler object of Ray's, where the settings name none of ours.
-        shared: the data.
-        room: number of trials that the cluster can train at the same time.
+
+    Raises:
+        KeyboardInterrupt: with the command that resumes the search.
+        TrainingError: if the search cannot go on.
     """
+    record, settings = trials.record, trials.settings
+    shared = SharedData(experiment.dataset)
+    _print_head(trials, folder, experiment, shared)
+    tuner = _tuner(trials, folder, shared, scheduler)
+    resume = f"continue with `recbole-pos tune --resume {folder.path}`"
+    try:
+        with live_view(trials.reporter, trials.lines):
+            tuner.fit()
+        if any(trial.state == "interrupted" for trial in record.trials):
+            raise KeyboardInterrupt  # Ray has caught it
+    except KeyboardInterrupt:
+        write_trials(record.trials, settings.space.names, settings.metric, folder.trials)
+        raise KeyboardInterrupt(
+            f"interrupted; {folder.trials} has the trials so far; the last checkpoints of trials "
+            f"that have not ended are kept; {resume}"
+        ) from None
+    except Exception as error:  # Ray raises errors of callbacks as text with their stack
+        problem = record.failure or (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise TrainingError(f"the search stopped: {problem}; then {resume}") from error
+
+
+def _tuner(trials: Trials, folder: SearchFolder, shared: SharedData, scheduler: Any) -> tune.Tuner:
+    """Return the Ray tuner of the trials that have not ended; arguments as of :func:`_train`."""
+    record, settings = trials.record, trials.settings
     bundle = {"CPU": settings.cpus_per_trial, "GPU": settings.gpus_per_trial}
-    record = recorder.record
     trainable = tune.with_resources(
         tune.with_parameters(
             run_trial,
@@ -224,16 +227,16 @@ def _tuner(
         ),
         tune.PlacementGroupFactory([bundle] * settings.nproc),
     )
-    searcher = SEARCHERS[settings.searcher](settings.space, settings.mode, settings.seed)
-    asha = _asha(settings, record.ended) if settings.scheduler == "asha" else None
+    schedulers = {"asha": _asha(settings, record.ended), "none": None}
+    has_metric = settings.scheduler == "asha"
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            metric=None if asha else BEST,  # ASHA has its own
-            mode=None if asha else settings.mode,
-            search_alg=Queue(searcher, record.trials, settings.mode, room),
-            scheduler=asha or (None if settings.scheduler == "none" else scheduler),
-            num_samples=settings.total - len(record.ended),
+            metric=None if has_metric else BEST,
+            mode=None if has_metric else settings.mode,
+            search_alg=trials,
+            scheduler=schedulers.get(settings.scheduler, scheduler),
+            num_samples=settings.num_samples - len(record.ended),
             max_concurrent_trials=settings.max_concurrent,
             reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
             trial_dirname_creator=trial_folder,
@@ -242,7 +245,6 @@ def _tuner(
             name=folder.ray.name,
             storage_path=str(folder.path.resolve()),
             failure_config=tune.FailureConfig(max_failures=MOST_LOSSES),
-            callbacks=[recorder],
             verbose=0,
         ),
     )
@@ -268,98 +270,100 @@ def _asha(settings: Settings, ended: list[Trial]) -> Any:
     return asha
 
 
-def _fit(tuner: tune.Tuner, settings: Settings, folder: SearchFolder, record: Record) -> None:
-    """Train all trials; if interrupted, write the table of the trials so far.
-
-    Raises:
-        KeyboardInterrupt: with the command that resumes the search.
-        TrainingError: if the search cannot go on.
-    """
-    names = settings.space.names
-    resume = f"continue with `recbole-pos tune --resume {folder.path}`"
-    try:
-        tuner.fit()
-        if any(trial.state == "interrupted" for trial in record.trials):
-            raise KeyboardInterrupt  # Ray has caught it
-    except KeyboardInterrupt:
-        write_trials(record.trials, names, settings.metric, folder.trials)
-        raise KeyboardInterrupt(
-            f"interrupted; {folder.trials} has the trials so far; the last checkpoints of trials "
-            f"that have not ended are kept; {resume}"
-        ) from None
-    except Exception as error:  # Ray raises errors of callbacks as text with their stack
-        problem = record.failure or (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise TrainingError(f"the search stopped: {problem}; then {resume}") from error
-
-
 def _print_head(
-    reporter: Reporter,
-    settings: Settings,
-    folder: SearchFolder,
-    record: Record,
-    experiment: Experiment,
-    shared: SharedData,
+    trials: Trials, folder: SearchFolder, experiment: Experiment, shared: SharedData
 ) -> None:
     """Print the settings of the search, its resources, and facts and warnings about its data."""
+    record, settings, reporter = trials.record, trials.settings, trials.reporter
+    split = experiment.dataset.split.summary
     reporter.line(
-        f"{settings.model} on {settings.dataset}: {settings.total} trials by {settings.searcher}, "
-        f"scheduler {settings.scheduler}, best valid {settings.metric}; searching "
-        f"{', '.join(settings.space.names)}; {folder.path}"
+        f"{settings.model} on {settings.dataset}: {settings.num_samples} trials by "
+        f"{settings.searcher}, scheduler {settings.scheduler}, best valid {settings.metric}; "
+        f"searching {', '.join(settings.space.names)}; {folder.path}"
     )
-    reporter.line(
-        f"{describe_cluster(settings.resources)}; data shared by trials: "
-        f"{shared.nbytes / 1e6:.1f} MB"
-    )
+    size = f"data shared by trials: {shared.nbytes / 1e6:.1f} MB"
+    reporter.line(f"{describe_cluster(settings.resources)}; {size}")
     if record.trials:
-        reporter.line(
-            f"{len(record.ended)} trials have ended before; {len(record.unfinished)} resume"
-        )
+        ended = len(record.ended)
+        reporter.line(f"{ended} trials have ended before; {len(record.unfinished)} resume")
     if settings.overruled:
         reporter.line(f"given, so not searched: {', '.join(settings.overruled)}")
-    points = settings.space.points()
-    if settings.searcher != "grid" and points is not None and points <= settings.total:
-        reporter.line(f"the space has {points} combinations; --searcher grid trains each once")
-    if split := describe(experiment.dataset.split.summary):
-        reporter.line(split)
-    for text in describe_warnings(experiment.dataset.split.summary):
+    if text := describe(split):
+        reporter.line(text)
+    for text in describe_warnings(split):
         reporter.warning(text)
 
 
-def _finish(
-    settings: Settings,
-    folder: SearchFolder,
-    experiment: Experiment,
-    trials: list[Trial],
-    reporter: Reporter,
-    seconds: float,
-) -> Found:
-    """Write the tables and pictures; test the best trial, unless an earlier call did.
+def _find_best(settings: Settings, folder: SearchFolder, record: Record) -> Trial:
+    """Write the table of all trials, and return the best.
 
     Raises:
         TrainingError: if all trials failed, or some could not be trained.
     """
+    trials = record.trials
     write_trials(trials, settings.space.names, settings.metric, folder.trials)
     if lost := [trial for trial in trials if trial.state == LOST]:
-        ended = sum(trial.state in ENDED for trial in trials)
         raise TrainingError(
-            f"{len(lost)} of {settings.total} trials could not be trained, {ended} have ended; "
-            f"trial {lost[0].number}: {lost[0].reason}. Nothing was tested; {folder.trials} has "
-            f"the reasons of all; `recbole-pos tune --resume {folder.path}` trains them"
+            f"{len(lost)} of {settings.num_samples} trials could not be trained, "
+            f"{len(record.ended)} have ended; trial {lost[0].number}: {lost[0].reason}. Nothing "
+            f"was tested; {folder.trials} has the reasons of all; "
+            f"`recbole-pos tune --resume {folder.path}` trains them"
         )
     best = find_best_trial(trials, settings.mode)
     if best is None:
-        first = trials[0]
         raise TrainingError(
-            f"all {len(trials)} trials failed; the first one: {first.reason} "
-            f"({show_options(first.options)}). {folder.trials} has the reasons of all"
+            f"all {len(trials)} trials failed; the first one: {trials[0].reason} "
+            f"({show_options(trials[0].options)}). {folder.trials} has the reasons of all"
         )
-    test = _test(settings, folder, experiment, best)
+    return best
+
+
+def _test(
+    settings: Settings, folder: SearchFolder, experiment: Experiment, record: Record, best: Trial
+) -> None:
+    """Copy the run of the best trial, for ``plot``, ``inspect`` and ``load``, and test it once.
+
+    Nothing else in a search reads test data.
+
+    Raises:
+        StorageError: if the run of the trial cannot be read.
+    """
+    config, best_run = settings.config(best.options), RunFolder(folder.best)
+    if best.test is None or not best_run.checkpoint.is_file():
+        run = RunFolder(folder.runs / best.key)
+        try:
+            if settings.storage is not None:
+                Mirror(run, f"{settings.storage}/{best.key}").fetch()
+            copy_run(run, best_run)
+        except OSError as error:
+            raise StorageError(
+                f"{settings.storage or run.path}: the run of trial {best.number}, the best, cannot "
+                f"be read: {reason(error)}; give the place where it is now as --storage"
+            ) from error
+    best_run.write_config(config.plain)
+    shutil.copy(best_run.config, folder.best_yaml)
+    if best.test is None:
+        dataset = experiment.dataset.for_config(config)
+        tested = prepare(config, fresh=False, dataset=dataset)
+        load_best(tested.model, best_run.checkpoint, experiment.dataset.identity)
+        metrics = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False) or {}
+        test = {name: float(value) for name, value in metrics.items()}
+        record.add(best.number, test=test)
+    about = {"model": settings.model, "dataset": settings.dataset}
+    tests = {t.number: {"trial": t.number, **about, "test": t.test or None} for t in record.trials}
+    earlier = [tests[t.number] for t in record.trials if t.test is not None and t is not best]
+    write_json(folder.test, {**tests[best.number], **({"earlier": earlier} if earlier else {})})
+
+
+def _report(settings: Settings, folder: SearchFolder, found: Found, reporter: Reporter) -> None:
+    """Write tune.json and the pictures, and print the result."""
+    trials, best = found.trials, found.best
     states = [trial.state for trial in trials]
     content: dict[str, Any] = {
         "search": asdict(settings),
         "trials": len(trials),
         "states": {state: states.count(state) for state in ENDED},
-        "seconds": round(seconds, 1),
+        "seconds": round(found.seconds, 1),
         "best": {
             "trial": best.number,
             "valid": best.score,
@@ -375,53 +379,10 @@ def _finish(
     pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
     reporter.results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
-        {"valid": best.best_valid, "test (once)": test["test"]},
+        {"valid": best.best_valid, "test (once)": found.test},
     )
-    for earlier in test.get("earlier", []):
-        reporter.line(
-            f"trial {earlier['trial']}, the best before, was tested as well: see {folder.test}"
-        )
+    for trial in trials:
+        if trial.test is not None and trial is not best:
+            reporter.line(f"trial {trial.number}, a best before, was tested too: {folder.test}")
     for file in (folder.best_yaml, folder.trials, *pictures):
         reporter.line(str(file))
-    return Found(folder.path, trials, best, test["test"], seconds)
-
-
-def _test(
-    settings: Settings, folder: SearchFolder, experiment: Experiment, best: Trial
-) -> dict[str, Any]:
-    """Copy the run of the best trial, for ``plot``, ``inspect`` and ``load``, and test it.
-
-    Nothing else in a search reads test data.
-
-    Returns:
-        The content of ``test.json``, with the tests of trials that were the best before.
-
-    Raises:
-        StorageError: if the run of the trial cannot be read.
-    """
-    config, best_run, test = settings.config(best.options), RunFolder(folder.best), folder.tested()
-    is_tested = test is not None and test["trial"] == best.number
-    if not (is_tested and best_run.checkpoint.is_file()):
-        run = RunFolder(folder.runs / best.key)
-        try:
-            if settings.storage is not None:
-                Mirror(run, f"{settings.storage}/{best.key}").fetch()
-            copy_run(run, best_run)
-        except OSError as error:
-            raise StorageError(
-                f"{settings.storage or run.path}: the run of trial {best.number}, the best, cannot "
-                f"be read: {reason(error)}; give the place where it is now as --storage"
-            ) from error
-    best_run.write_config(config.plain)
-    shutil.copy(best_run.config, folder.best_yaml)
-    if test is not None and is_tested:
-        return test
-    earlier = [*test.pop("earlier", []), test] if test else []
-    tested = prepare(config, fresh=False, dataset=experiment.dataset.for_config(config))
-    load_best(tested.model, best_run.checkpoint, experiment.dataset.identity)
-    metrics = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
-    test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset}
-    test["test"] = None if metrics is None else {name: float(v) for name, v in metrics.items()}
-    test |= {"earlier": earlier} if earlier else {}
-    write_json(folder.test, test)
-    return test

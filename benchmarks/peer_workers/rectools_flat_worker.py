@@ -1,0 +1,72 @@
+"""Time the training of RecTools' ``FlatSASRecNet`` in a plain loop, as its tests do it."""
+
+from __future__ import annotations
+
+import pandas as pd
+import torch
+from peer_workers.common import (
+    Job,
+    check_targets,
+    clock_of,
+    report,
+    set_attention_dropout,
+    versions,
+)
+from rectools.fast_transformers import FlatSASRecNet, SequenceBatchDataset, build_sequences
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+
+def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> torch.Tensor:
+    """Return cross-entropy over all items, or over the target and negatives of each position."""
+    targets = batch["y"].flatten()
+    if negatives:
+        drawn = torch.randint(1, net.n_items + 1, (*batch["y"].shape, negatives))
+        logits = net({**batch, "negatives": drawn.to(targets.device)}).flatten(0, 1)
+        labels = torch.where(targets == 0, -100, 0)
+    else:
+        logits, labels = net(batch).flatten(0, 1), torch.where(targets == 0, -100, targets - 1)
+    return cross_entropy(logits, labels)
+
+
+def main() -> None:
+    job = Job.read()
+    device = "cuda" if job.accelerator == "gpu" else "cpu"
+    events = pd.read_csv(job.events)
+    columns = (
+        torch.tensor(events[name].to_numpy()) for name in ("user_id", "item_id", "timestamp")
+    )
+    x, y, items, _ = build_sequences(*columns, max_len=job.length, device=device)
+    check_targets(int((y != 0).sum()), job)
+    net = FlatSASRecNet(
+        len(items), job.hidden_size, job.n_layers, job.n_heads, job.length, job.dropout
+    ).to(device)
+    set_attention_dropout(net, job.attention_dropout)
+    optimizer = torch.optim.Adam(net.parameters(), lr=job.learning_rate)
+
+    def score(histories: torch.Tensor) -> torch.Tensor:
+        net.eval()
+        scores = net.encode_last(histories.to(device)) @ net.item_emb.weight.T
+        net.train()
+        return scores
+
+    ids = {int(item): number for number, item in enumerate(items, 1)}
+    clock = clock_of(job, ids, score, FlatSASRecNet.PADDING_IDX)
+    loader = DataLoader(SequenceBatchDataset(x, y), batch_size=job.batch_size, shuffle=True)
+    net.train()
+    while not clock.done:
+        for batch in loader:
+            loss = compute_loss(net, batch, job.negatives)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            clock.tick(int((batch["y"] != 0).sum()))
+            if clock.done:
+                break
+    if not loss.isfinite():
+        raise SystemExit("the loss is not finite")
+    report(clock, len(items), net, versions("rectools"))
+
+
+if __name__ == "__main__":
+    main()
