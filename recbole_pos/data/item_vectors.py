@@ -157,8 +157,11 @@ def read_vectors(
     """
     files, notices, begin = open_files(source, item_field), [], 0  # begin: first column of a file
     shape = len(names), sum(file.size for file in files)
-    in_memory = out is None
-    values = np.zeros(shape, np.float32) if in_memory else open_memmap(out, "w+", np.float32, shape)
+    values: np.ndarray
+    if out is None:
+        values = np.zeros(shape, np.float32)
+    else:
+        values = open_memmap(out, "w+", np.float32, shape)
     for file in files:
         place = pd.Index(names).get_indexer(file.names)
         place[place == 0] = -1  # padding is no item
@@ -195,15 +198,7 @@ def read_vectors(
 def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read the vectors of items that a model does not know yet.
-
-    Args:
-        source: ``item_vectors``: a path, or paths by name.
-        known: ids by name of the items that the model knows.
-        item_field: name of the column of names, in parquet.
-
-    Returns:
-        [k] names and [k, size] float32 vectors.
+    """Return [k] names and [k, size] float32 vectors of the items that are not ``known`` yet.
 
     Raises:
         UsageError: if all items are known, or as :func:`read_vectors`.
@@ -242,9 +237,6 @@ def to_files(value: Any) -> Any:
 
     Returns:
         the path of the file, or paths by name; values that are paths already are returned.
-
-    Raises:
-        UsageError: if names and rows are not as many.
     """
     if isinstance(value, Mapping):
         return {name: to_files(vectors) for name, vectors in value.items()}

@@ -37,11 +37,6 @@ class WindowLoader:
     into batches with about equal numbers of targets, which are then shuffled: little padding, and
     every target weighs about the same in a step. A batch with more than ``train_batch_events`` is
     cut, but never one window (of ``linked`` ones, all of a user's).
-
-    Args:
-        config: RecBole configuration.
-        dataset: the training part.
-        requirements: requirements of the model.
     """
 
     packed = True  # batches are packed windows, not rows

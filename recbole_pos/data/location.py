@@ -96,17 +96,13 @@ def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | Non
 
 
 def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
-    """Refuse a dataset that is not there, with advice.
+    """Refuse a dataset that is not there, with advice; or a folder in place of one of its files.
 
     Args:
         name: name of the dataset, as given.
         folder: where it was looked for: data_path / name.
         suffixes: suffixes of the files besides interactions that would be read if they are there.
         config: configuration of the run, for benchmark_filename.
-
-    Raises:
-        UsageError: if name is not a name or ``folder/name.inter`` does not exist; or if a folder
-            has the name of a file.
     """
     is_name = Path(name).name == name
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None

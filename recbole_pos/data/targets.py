@@ -310,10 +310,6 @@ def _count_leaks(
 ) -> dict[str, dict[str, int]]:
     """Count held-out interactions of given parts that leak into, or from, earlier parts.
 
-    Args:
-        log: the interactions, each in its ``part``.
-        copy, original: [copies] places of exact copies and of the first of each.
-
     Returns:
         for validation and test: ``in_earlier_part``, interactions that stand in an earlier part
         with the same user, item and time; ``before_earlier_part``, those at a time before an
@@ -383,10 +379,7 @@ def describe(summary: dict[str, Any]) -> str:
         "cold_targets": "with a cold item",
     }
     events, sessions = summary["events"], summary["sessions"]
-    in_sessions = {
-        phase: f" of {count:,} session{'' if count == 1 else 's'}"
-        for phase, count in sessions.items()
-    }
+    in_sessions = {phase: f" of {count:,} sessions" for phase, count in sessions.items()}
     older = f" ({sessions['left_out']:,} older ones left out)" if sessions.get("left_out") else ""
     parts = [f"train {events['train']:,} events{in_sessions.get('train', '')}{older}"]
     is_unusual = bool(summary["boundaries"])

@@ -168,7 +168,11 @@ class PrefixRows(Interaction):
                 return self.log.fields[index][self.target]
             if index == self.length_field:
                 return self.target - self._start(self.target)
-            return self[:][index]
+            return self._gather(slice(None))[index]
+        return self._gather(index)
+
+    def _gather(self, index: Any) -> Interaction:
+        """Return rows by a slice or index."""
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         target = self.target[rows.reshape(-1)]
         start = self._start(target)
@@ -209,9 +213,6 @@ def past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[T
         log: the interactions.
         target_event: [B] int64 place of each row's target in the log.
         positive: [B] int64 item of each target.
-
-    Returns:
-        [n] int64 rows and [n] int64 items.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]
