@@ -19,6 +19,20 @@ def ml_100k() -> pd.DataFrame:
     return table[COLUMNS]
 
 
+def make_log(
+    lengths: np.ndarray, items: np.ndarray, order: np.ndarray | None = None
+) -> pd.DataFrame:
+    """Users 1, 2, ... with so many events each, a minute apart, in ``order`` if not as they are."""
+    order = np.arange(len(items)) if order is None else order
+    return pd.DataFrame(
+        {
+            "user_id": np.repeat(np.arange(1, len(lengths) + 1), lengths),
+            "item_id": items,
+            "timestamp": 1_600_000_000 + 60 * order,
+        }
+    )
+
+
 def short_histories(
     seed: int, users: int = 20_000, items: int = 12_000, exponent: float = 1.0
 ) -> pd.DataFrame:
@@ -32,13 +46,8 @@ def short_histories(
     popularity = np.arange(1, items + 1, dtype=float) ** -exponent
     ids = rng.permutation(items) + 1  # an item's id must not tell its popularity
     events = int(lengths.sum())
-    return pd.DataFrame(
-        {
-            "user_id": np.repeat(np.arange(1, users + 1), lengths),
-            "item_id": ids[rng.choice(items, events, p=popularity / popularity.sum())],
-            "timestamp": 1_600_000_000 + rng.permutation(events) * 60,
-        }
-    )
+    chosen = ids[rng.choice(items, events, p=popularity / popularity.sum())]
+    return make_log(lengths, chosen, rng.permutation(events))
 
 
 def long_histories(seed: int, users: int = 1_000, items: int = 6_000) -> pd.DataFrame:
@@ -47,13 +56,8 @@ def long_histories(seed: int, users: int = 1_000, items: int = 6_000) -> pd.Data
     lengths = (20 + rng.lognormal(4.1, 1.1, users)).astype(int).clip(max=3_000)
     popularity = np.arange(1, items + 1, dtype=float) ** -0.8
     events = int(lengths.sum())
-    return pd.DataFrame(
-        {
-            "user_id": np.repeat(np.arange(1, users + 1), lengths),
-            "item_id": 1 + rng.choice(items, events, p=popularity / popularity.sum()),
-            "timestamp": 1_600_000_000 + rng.permutation(events) * 60,
-        }
-    )
+    chosen = 1 + rng.choice(items, events, p=popularity / popularity.sum())
+    return make_log(lengths, chosen, rng.permutation(events))
 
 
 def training_events(table: pd.DataFrame, length: int, held_out: int = 2) -> pd.DataFrame:

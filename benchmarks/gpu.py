@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from gpu_attention import attention
 from gpu_data import Size, trainer_of
-from gpu_several import several
 from gpu_timing import epoch_flops, peak_flops, peak_memory, reset_peak, synchronise, timed
 from torch import nn
 
@@ -83,18 +82,6 @@ SECTIONS = {
         80,
         "PosSASRec on ml-100k, ten epochs: test NDCG@10, seconds of training without validation, "
         "and after how many of them validation first has 99% of the best NDCG@10 of fp32.",
-    ),
-    "several": Section(
-        "Several GPUs",
-        40,
-        "`--nproc` processes with a GPU each, on ml-1m's sizes; a batch is shared among them, so "
-        "that steps are the same.",
-    ),
-    "peers": Section(
-        "Other libraries",
-        60,
-        "Real targets a second on ml-100k, L = 200, on the same GPU, as in `speed_peers.md`; all "
-        "in float32.",
     ),
 }
 
@@ -209,24 +196,6 @@ def _reached(history: list[dict[str, Any]], level: float) -> str:
     return "not reached"
 
 
-def peers(tiny: bool) -> Iterator[list[str]]:
-    """The table of ``peers.py``, for those whose environments are there."""
-    there = [name for name in ("rectools", "replay") if (ROOT / f".venv-{name}").is_dir()]
-    if tiny or not there:
-        yield ["no environment of a peer: `make bench-peers` makes them"]
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "peers.md"
-        command = "benchmarks/peers.py --accelerator gpu --cases ml-100k-200 --repeats 1".split()
-        command += ["--warmup-seconds", "5", "--min-seconds", "5", "--max-seconds", "8"]
-        command += ["--output", str(output), "--peers", *there]
-        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        lines = [line for line in output.read_text().splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    yield rows[0]
-    yield from rows[2 : 2 + len(there)]
-
-
 def measure(name: str, tiny: bool) -> Iterator[list[str]]:
     """One section in this process: the rows of a table, its head first."""
     budget = 1.0 if tiny else 0.8 * SECTIONS[name].seconds
@@ -239,10 +208,6 @@ def measure(name: str, tiny: bool) -> Iterator[list[str]]:
         return million(*((500, 64, 8) if tiny else (1_000_000, 4_096, 128)))
     if name == "attention":
         return attention([(large, 8), (small, 8)] if tiny else [(large, 256), (small, 128)])
-    if name == "several":
-        return several(small, torch.cuda.device_count() or 2)
-    if name == "peers":
-        return peers(tiny)
     options = {**TINY_OPTIONS, "epochs": 1} if tiny else {"epochs": 10}
     return precisions(1 if tiny else 3, options)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from data import write_atomic
+from data import make_log, write_atomic
 from page import RESULTS, in_a_process, in_turns, machine, mark, replace_section, table
 from torch import Tensor
 
@@ -100,14 +100,8 @@ def long_histories(
     seed: int, users: int = 24, events: int = 2002, items: int = 2000
 ) -> pd.DataFrame:
     """Users with histories of two windows of 1,000."""
-    rng = np.random.default_rng(seed)
-    return pd.DataFrame(
-        {
-            "user_id": np.repeat(np.arange(1, users + 1), events),
-            "item_id": rng.integers(1, items + 1, users * events),
-            "timestamp": 1_600_000_000 + np.tile(np.arange(events), users) * 60,
-        }
-    )
+    chosen = np.random.default_rng(seed).integers(1, items + 1, users * events)
+    return make_log(np.full(users, events), chosen)
 
 
 def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:

@@ -24,9 +24,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
 import pyarrow as pa  # noqa: E402
-from data import write_atomic  # noqa: E402
+from data import make_log, write_atomic  # noqa: E402
 from page import RESULTS, in_a_process, in_turns, machine, replace_section, table  # noqa: E402
 from recbole.utils.case_study import full_sort_topk  # noqa: E402
 from serve import make_run  # noqa: E402
@@ -45,15 +44,8 @@ def histories(rng: np.random.Generator, rows: int, names: np.ndarray) -> list[li
 
 def trained(folder: Path) -> Path:
     """The folder of a run."""
-    rng = np.random.default_rng(0)
-    log = pd.DataFrame(
-        {
-            "user_id": np.repeat(np.arange(USERS), EVENTS),
-            "item_id": rng.integers(0, ITEMS, USERS * EVENTS),
-            "timestamp": np.arange(USERS * EVENTS),
-        }
-    )
-    write_atomic(log, folder, "people")
+    chosen = np.random.default_rng(0).integers(0, ITEMS, USERS * EVENTS)
+    write_atomic(make_log(np.full(USERS, EVENTS), chosen), folder, "people")
     options = {"data_path": str(folder), "epochs": 1, "MAX_ITEM_LIST_LENGTH": LENGTH}
     options |= {"train_windows": "last", "show_progress": False}
     recbole_pos.run("FPARec", "people", None, options, run_dir=folder / "run", verbose=False)
@@ -75,7 +67,7 @@ def table_of(run_dir: Path, rows: int, rounds: int) -> str:
     columns = pa.table({"id": np.arange(rows).astype(str), "items": asked})
     made = recbole_pos.load(run_dir)
     test, model = made.loaders["test"], made.model.eval()
-    users = made.dataset.token2id("user_id", [str(user) for user in range(ONE_BY_ONE)])
+    users = made.dataset.token2id("user_id", [str(user) for user in range(1, ONE_BY_ONE + 1)])
 
     def one_by_one() -> None:
         for user in users:

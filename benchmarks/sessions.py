@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from data import write_atomic
+from data import make_log, write_atomic
 from page import in_turns
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
@@ -46,13 +46,7 @@ def generated_sessions(seed: int, sessions: int = 30_000, items: int = 43_000) -
     rank = np.arange(events) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     back = (rng.random(events) < 1 / 8) & (rank >= 2)
     item[back] = item[np.flatnonzero(back) - 2]
-    return pd.DataFrame(
-        {
-            "user_id": np.repeat(np.arange(1, sessions + 1), lengths),
-            "item_id": item + 1,
-            "timestamp": 1_600_000_000 + np.arange(events) * 60,
-        }
-    )
+    return make_log(lengths, item + 1)
 
 
 def experiment(model: str, data: str, folder: str, user: str, **options: Any) -> Experiment:

@@ -175,7 +175,9 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 @long
-def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_docstrings(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One after another, in an empty folder, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)

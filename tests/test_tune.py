@@ -70,7 +70,7 @@ def found(cluster: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_folder_is_complete(found: Any) -> None:
     folder = found[0].folder
     names = {"search.json", "trials.csv", "tune.json", "test.json", "best.yaml", "curves.png"}
-    names |= {"lock", "trials.jsonl", "parallel.png", "importance.png", "best", "runs", "trials"}
+    names |= {"lock", "trials.jsonl", "options.png", "importance.png", "best", "runs", "trials"}
     assert names == set(os.listdir(folder))
     with open(folder / "trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))

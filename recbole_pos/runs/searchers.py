@@ -54,7 +54,7 @@ class OptunaSearcher(Searcher):
 
     def __init__(self, space: Space, mode: str, seed: int) -> None:
         self.space, self.seed = space, seed
-        self.study = optuna.create_study(direction={"max": "maximize", "min": "minimize"}[mode])
+        self.study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
         self.asked: dict[int, Any] = {}  # key -> Optuna's trial, until it has ended
 
     def ask(self, key: int) -> dict[str, Any]:

@@ -420,10 +420,10 @@ def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
     try:
         config = build({})
     except UsageError as error:
-        named = [space.lines[name] for name in space.fixed if name in str(error)]
-        if not named:
+        places = [space.lines[name] for name in space.fixed if name in str(error)]
+        if not places:
             raise
-        raise _at(named[0], error) from error
+        raise _at(places[0], error) from error
     for parameter in space.parameters:
         _require_searchable(parameter)
         for name in parameter.when:

@@ -109,10 +109,9 @@ class Mirror:
 
     def _in_order(self, names: list[str]) -> list[str]:
         """Return the names of the files to copy: those that are whole, the checkpoint last."""
-        left_out = (LOCK, self.run.checkpoint.name)
         whole = [n for n in names if not n.startswith(".") and not n.endswith(_UNFINISHED)]
-        files = [name for name in whole if name not in left_out]
-        return files + [self.run.checkpoint.name] * (self.run.checkpoint.name in names)
+        files = [name for name in whole if name != LOCK]
+        return sorted(files, key=lambda name: name == self.run.checkpoint.name)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

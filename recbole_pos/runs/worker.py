@@ -156,15 +156,10 @@ def _gpus(resources: Resources) -> str:
 
 
 def find_folder(path: str, storage: str | None, near: Path) -> RunFolder:
-    """Return a folder of a run that this machine reaches.
-
-    Args:
-        path: the folder on the machine of the command.
-        storage: path or URI with copies of runs; None if all machines reach the folder itself.
-        near: a folder of this machine, for the files of the copy.
+    """Return a folder of a run that this machine reaches: itself, or ``near`` with its copy.
 
     Raises:
-        UsageError: if this machine does not reach the path.
+        UsageError: if there is no storage, and this machine does not reach the path.
     """
     here = RunFolder(path)
     if storage is None:

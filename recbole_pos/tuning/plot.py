@@ -1,4 +1,4 @@
-"""Pictures of a search: learning curves, parallel coordinates, importance of parameters.
+"""Pictures of a search: learning curves, scores by option, importance of options.
 
 Not Optuna's own, which have a legend of all trials and cut off long names.
 """
@@ -9,12 +9,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
-from matplotlib import colormaps
-from matplotlib.colors import Normalize
 
 from recbole_pos.inspect.pictures import (
+    ABREAST,
     BLUE,
     GRAY,
     PINK,
@@ -27,7 +25,7 @@ from recbole_pos.inspect.pictures import (
     write,
 )
 from recbole_pos.runs.searchers import OptunaSearcher
-from recbole_pos.runs.space import Parameter, Space
+from recbole_pos.runs.space import Space
 from recbole_pos.tuning.record import Trial, find_best_trial
 from recbole_pos.tuning.trials import show_value
 
@@ -45,7 +43,7 @@ ENDS = {
 def draw(
     trials: list[Trial], space: Space, metric: str, mode: str, what: str, folder: Path
 ) -> list[Path]:
-    """Write curves.png, parallel.png and, from four scored trials on, importance.png.
+    """Write curves.png, options.png and, from four scored trials on, importance.png.
 
     Args:
         trials: trials of a search.
@@ -65,11 +63,8 @@ def draw(
     titles = (f"{what}: {len(trials)} trials", better)
     files = [_draw_curves(trials, metric, mode, titles, folder / "curves.png")]
     if scored:
-        titles = (
-            f"{what}: options of {len(scored)} trials",
-            f"a line per trial, darker where better ({better}); thick and orange: the best",
-        )
-        files.append(_draw_parallel(scored, space, metric, titles, folder / "parallel.png"))
+        titles = (f"{what}: options of {len(scored)} trials", f"{better}; orange: the best")
+        files.append(_draw_options(scored, space, metric, titles, folder / "options.png"))
     if shares := importance(scored, space, mode):
         titles = (f"{what}: importance of options", f"fANOVA of {len(scored)} trials")
         files.append(_draw_importance(shares, metric, titles, folder / "importance.png"))
@@ -110,52 +105,35 @@ def _draw_curves(
     return write(figure, file)
 
 
-def _draw_parallel(
+def _draw_options(
     scored: list[Trial], space: Space, metric: str, titles: tuple[str, str], file: Path
 ) -> Path:
-    """Draw a line for each trial through its options to its score; gaps for missing options."""
-    parameters = space.parameters
-    right = len(parameters)  # where the axis of scores is
-    figure = new_figure(max(1.7 * right + 3.2, 6), 5)
-    panel = figure.subplots()
-    scores = [trial.score or 0.0 for trial in scored]
-    low, high = min(scores), max(scores)
-    norm = Normalize(low, high if high > low else low + 1e-9)  # a range must not be empty
-    shades = np.linspace(0.35, 1, len(scored))
-    for trial, score, shade in zip(scored, scores, shades, strict=True):
-        is_best = trial is scored[-1]
-        heights = [_height(parameter, trial.options) for parameter in parameters]
-        color, width = (VERMILION, 2.5) if is_best else (colormaps["Blues"](shade), 1.0)
-        panel.plot([*heights, float(norm(score))], color=color, marker=".", linewidth=width)
-    style: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-    style |= {"fontsize": SMALL, "parse_math": False}
-    white = {"facecolor": "white", "alpha": 0.7, "pad": 0.5, "edgecolor": "none"}
-    for place, parameter in enumerate(parameters):
-        values = parameter.ends()
-        for value in values[:: math.ceil(len(values) / LABELS)]:
-            at = place, _height(parameter, {parameter.name: value})
-            panel.annotate(shorten(show_value(value), 20), at, bbox=white, **style)
-    for value in sorted({low, high}):
-        panel.annotate(f"{value:.4f}", (right, float(norm(value))), **style)
-    for place in range(right + 1):
-        panel.axvline(place, color="black", linewidth=0.8, zorder=0)
-    names = [shorten(p.name) + " (log)" * (p.kind == "loguniform") for p in parameters]
-    names.append(f"validation {metric}")
-    panel.set_xticks(range(right + 1), names, rotation=20, ha="right", parse_math=False)
-    panel.set(yticks=[], xlim=(-0.2, right + 0.5), ylim=(-0.06, 1.06))
-    panel.spines[:].set_visible(False)
+    """Draw the scores of trials over each of their options, a panel for each; the best is last."""
+    columns = min(len(space.parameters), ABREAST)
+    rows = math.ceil(len(space.parameters) / columns)
+    figure = new_figure(max(3.0 * columns, 5), 2.8 * rows + 0.6)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for panel in panels.flat[len(space.parameters) :]:
+        panel.set_visible(False)
+    for panel, parameter in zip(panels.flat, space.parameters, strict=False):
+        given = [trial for trial in scored if parameter.name in trial.options]
+        codes = [parameter.encode(trial.options[parameter.name]) for trial in given]
+        colors = [VERMILION if trial is scored[-1] else BLUE for trial in given]
+        panel.scatter(codes, [trial.score for trial in given], c=colors, s=25, alpha=0.7)
+        panel.set_xlabel(shorten(parameter.name, 24), parse_math=False)
+        if parameter.kind == "loguniform":
+            panel.set_xscale("log")
+        elif parameter.codes is not None:
+            step = math.ceil(parameter.count / LABELS)
+            ticks = list(parameter.codes[::step])
+            labels = [shorten(show_value(parameter.decode(code)), 16) for code in ticks]
+            style = {"rotation": 30, "ha": "right", "fontsize": SMALL, "parse_math": False}
+            panel.set_xticks(ticks, labels, **style)
+        panel.grid(alpha=0.3)
+    for panel in panels[:, 0]:
+        panel.set_ylabel(f"validation {metric}")
     set_title(figure, *titles)
     return write(figure, file)
-
-
-def _height(parameter: Parameter, options: dict[str, Any]) -> float:
-    """Return the height of an option between the ends of its axis, from 0 to 1; nan without it."""
-    if parameter.name not in options:
-        return math.nan
-    codes = [parameter.encode(value) for value in (options[parameter.name], *parameter.ends())]
-    value, *ends = map(math.log, codes) if parameter.kind == "loguniform" else codes
-    low, high = min(ends), max(ends)
-    return 0.5 if high == low else (value - low) / (high - low)
 
 
 def importance(scored: list[Trial], space: Space, mode: str) -> dict[str, float]:

@@ -28,8 +28,12 @@ from recbole_pos.values import check_choice, shown
 SCHEDULERS = ("asha", "none")
 # Arguments that may also be given with --resume, with their defaults.
 RESUMED: dict[str, Any] = {
-    **{"num_samples": 60, "max_concurrent": None, "storage": None},  # 60 as in the kernel paper
-    **{"cpus_per_trial": 1, "gpus_per_trial": 0, "nproc": 1},
+    "num_samples": 60,  # as in the kernel attention paper
+    "max_concurrent": None,
+    "storage": None,
+    "cpus_per_trial": 1,
+    "gpus_per_trial": 0,
+    "nproc": 1,
 }
 PLACES = ("data_path", "plugins")  # options that may
 _Count = Annotated[int, Field(ge=1)]
@@ -83,15 +87,10 @@ class Settings:
 
 
 def _checked(make: Callable[[], Settings], num_samples: int | None, where: str = "--") -> Settings:
-    """Return settings whose fields are checked, with at most as many trials as there are points.
+    """Return the settings that ``make`` makes, with at most as many trials as there are points.
 
-    Args:
-        make: makes the settings.
-        num_samples: the number of trials, if the user gives one.
-        where: the file, or what messages have before the name of a field.
-
-    Raises:
-        UsageError: for a field of another type or range, or a grid of too many or other points.
+    A field that pydantic refuses is a UsageError, which begins with ``where``. ``num_samples`` is
+    the number of trials that the user gives; a grid has its own.
     """
     try:
         settings = make()

@@ -158,11 +158,7 @@ def search(
 
 
 def _prepare(settings: Settings) -> Experiment:
-    """Prepare the data, and a model without sampled options, so that wrong input fails now.
-
-    Raises:
-        UsageError: if the data of a resumed search have changed, or have no validation targets.
-    """
+    """Prepare the data, and a model without sampled options, so that wrong input fails now."""
     experiment = prepare(settings.config())
     if changed := describe_changes(settings.identity, experiment.dataset.identity):
         raise UsageError(
@@ -181,15 +177,7 @@ def _prepare(settings: Settings) -> Experiment:
 def _train(trials: Trials, folder: SearchFolder, experiment: Experiment, scheduler: Any) -> None:
     """Train all trials that have not ended; if interrupted, write the table of those so far.
 
-    Args:
-        trials: the trials, with their record and the settings of the search.
-        folder: folder of the search.
-        experiment: the data.
-        scheduler: a scheduler object of Ray's, where the settings name none of ours.
-
-    Raises:
-        KeyboardInterrupt: with the command that resumes the search.
-        TrainingError: if the search cannot go on.
+    ``scheduler`` is a scheduler object of Ray's, where the settings name none of ours.
     """
     record, settings = trials.record, trials.settings
     shared = SharedData(experiment.dataset)
@@ -213,7 +201,7 @@ def _train(trials: Trials, folder: SearchFolder, experiment: Experiment, schedul
 
 
 def _tuner(trials: Trials, folder: SearchFolder, shared: SharedData, scheduler: Any) -> tune.Tuner:
-    """Return the Ray tuner of the trials that have not ended; arguments as of :func:`_train`."""
+    """Return the Ray tuner of the trials that have not ended."""
     record, settings = trials.record, trials.settings
     bundle = {"CPU": settings.cpus_per_trial, "GPU": settings.gpus_per_trial}
     trainable = tune.with_resources(
@@ -295,11 +283,7 @@ def _print_head(
 
 
 def _find_best(settings: Settings, folder: SearchFolder, record: Record) -> Trial:
-    """Write the table of all trials, and return the best.
-
-    Raises:
-        TrainingError: if all trials failed, or some could not be trained.
-    """
+    """Write the table of all trials and return the best, if all could be trained."""
     trials = record.trials
     write_trials(trials, settings.space.names, settings.metric, folder.trials)
     if lost := [trial for trial in trials if trial.state == LOST]:
@@ -324,9 +308,6 @@ def _test(
     """Copy the run of the best trial, for ``plot``, ``inspect`` and ``load``, and test it once.
 
     Nothing else in a search reads test data.
-
-    Raises:
-        StorageError: if the run of the trial cannot be read.
     """
     config, best_run = settings.config(best.options), RunFolder(folder.best)
     if best.test is None or not best_run.checkpoint.is_file():
