@@ -180,7 +180,8 @@ class TextTable(Table):
         except OSError as error:
             raise UsageError(f"{self.path} cannot be read: {error.strerror or error}") from error
         except UnicodeError as error:
-            raise self._not_text(self._find_undecodable(), str(error)) from error
+            why = str(getattr(error, "reason", error))
+            raise self._not_text(self._find_undecodable(), why) from error
 
     def _find_undecodable(self) -> int:
         """Return the number of the first line that cannot be decoded."""
@@ -284,7 +285,7 @@ class TextTable(Table):
                 try:
                     columns[name].append(self._value(cells[place], kinds[name]))
                 except UnicodeEncodeError as error:  # lone surrogates, which utf-7 can hold
-                    raise self._not_text(number, str(error)) from error
+                    raise self._not_text(number, error.reason) from error
                 except ValueError:
                     raise self._fail(
                         number,
@@ -324,11 +325,11 @@ class TextTable(Table):
 
     def _value(self, cell: str, kind: str) -> Any:
         """Return a cell as a value of its type; ValueError if it is not a number."""
+        cell.encode()
         if kind.endswith("_seq"):
             return self._list(cell, kind)
         missing = cell in _NONE
         if kind == "token":
-            cell.encode()
             return None if missing else cell
         truth = _TRUTH.get(cell.lower())
         return float("nan" if missing else cell) if truth is None else truth
