@@ -61,63 +61,55 @@ def test_a_file_without_a_header(
     assert report(tmp_path)["lines"]["events"]["read"] == text.count("\n")
 
 
-LISTS = {
-    "HSTU.csv": "index,user_id,sequence_item_ids,sequence_ratings,sequence_timestamps,sex\n"
-    f'0,u,"7,8,9","1,2,3","{NOW},{NOW + 1},{NOW + 2}",F\n1,v,"8","1","{NOW}",M\n'
-    f'2,w,"7,8","1,2","{NOW}",F\n',
-    "bracketed.csv": f'user,items,times\nu,"[7, 8, 9]","[{NOW}, {NOW + 1}, {NOW + 2}]"\n'
-    f'v,[8],[{NOW}]\nw,"[7,8]",[{NOW}]\n',
-    "quoted.csv": f"user;items;times\nu;['7', '8', '9'];[{NOW}, {NOW + 1}, {NOW + 2}]\n"
-    f"v;['8'];[{NOW}]\nw;['7', '8'];[{NOW}]\n",
+LISTS = [
+    ("u", [7, 8, 9], [NOW, NOW + 1, NOW + 2]),
+    ("v", [8], [NOW]),
+    ("w", [7, 8], [NOW]),
+]
+
+
+def as_text(form: str) -> str:
+    """The rows of LISTS as csv, of which ``form`` is that of a list of items."""
+    return "user;items;times\n" + "".join(
+        f"{user};{form.format(repr(list(map(str, items))))};{times}\n"
+        for user, items, times in LISTS
+    )
+
+
+WRITTEN = {
+    "HSTU.csv": "user_id,sequence_item_ids,sequence_ratings,sequence_timestamps,sex\n"
+    f'u,"7,8,9","1,2,3","{NOW},{NOW + 1},{NOW + 2}",F\nv,"8","1","{NOW}",M\n'
+    f'w,"7,8","1,2","{NOW}",F\n',
+    "quoted.csv": as_text("{}"),
+    "json.csv": as_text("{}").replace("'", ""),
     "lines.jsonl": "".join(
-        json.dumps({"user": user, "items": items, "times": times}) + "\n"
-        for user, items, times in (
-            ("u", [7, 8, 9], [NOW, NOW + 1, NOW + 2]),
-            ("v", [8], [NOW]),
-            ("w", [7, 8], [NOW]),
-        )
+        json.dumps(dict(zip(("user", "items", "times"), row, strict=True))) + "\n" for row in LISTS
     ),
     "lists.parquet": "",
 }
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_a_row_for_each_user_with_lists(tmp_path: Path, run: Run, name: str) -> None:
     if name.endswith(".parquet"):
-        frame = pd.read_json(_jsonl(tmp_path), lines=True)
-        frame.to_parquet(tmp_path / name)
-        assert (
-            main(["convert", str(tmp_path / name), "--name=shop", f"--data_path={tmp_path}"]) == 0
-        )
+        pd.DataFrame(LISTS, columns=["user", "items", "times"]).to_parquet(tmp_path / name)
+        command = ["convert", str(tmp_path / name), "--name=shop", f"--data_path={tmp_path}"]
+        assert main(command) == 0
     else:
-        assert run(LISTS[name], name=name) == 0
-    found = [row[:3] for row in interactions(tmp_path)]
-    times = [str(NOW), str(NOW + 1), str(NOW + 2)]
-    assert found == [
-        *(["u", i, t] for i, t in zip("789", times, strict=True)),
-        ["v", "8", times[0]],
-    ]
+        assert run(WRITTEN[name], name=name) == 0
+    expected = [["u", str(7 + n), str(NOW + n)] for n in range(3)] + [["v", "8", str(NOW)]]
+    assert [row[:3] for row in interactions(tmp_path)] == expected
     (reason,) = report(tmp_path)["lines"]["events"]["dropped"].values()
     line = 3 if name.startswith("l") else 4
     assert reason == {"lines": 1, "first": [f"{name}:{line}"]}
 
 
-def _jsonl(folder: Path) -> Path:
-    (folder / "source.json").write_text(LISTS["lines.jsonl"])
-    return folder / "source.json"
-
-
 def test_lists_of_names_with_commas_and_lists_that_stay(tmp_path: Path, run: Run) -> None:
+    days = ["2024-03-02", "2024-03-03"]
     rows = [
-        {
-            "user": "u",
-            "items": ["a, b", "c"],
-            "times": ["2024-03-02", "2024-03-03"],
-            "likes": "xyz",
-        },
-        {"user": "v", "items": ["c"], "times": ["2024-03-02"], "likes": "yz"},
+        {"user": "u", "items": ["a, b", "c"], "times": days, "likes": ["x", "y", "z"]},
+        {"user": "v", "items": ["c"], "times": days[:1], "likes": ["y", "z"]},
     ]
-    rows = [{**row, "likes": list(row["likes"])} for row in rows]
     assert run("".join(json.dumps(row) + "\n" for row in rows), name="log.jsonl") == 0
     assert [row[1] for row in interactions(tmp_path)] == ["a, b", "c", "c"]
     assert (tmp_path / "shop" / "shop.user").read_text().splitlines()[1:] == ["u\tx y z", "v\ty z"]
@@ -151,14 +143,24 @@ def test_ids_that_became_floats_are_the_same_ids(tmp_path: Path, run: Run) -> No
     assert [row[1] for row in interactions(tmp_path)] == versions
 
 
-@pytest.mark.parametrize(("ids", "joins"), [("1 2", True), ("1.0 2.0", True), ("0001 0002", False)])
-def test_a_join_that_matches_nothing(
-    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str], ids: str, joins: bool
-) -> None:
+def test_numbers_of_fields_that_are_names(tmp_path: Path, run: Run) -> None:
+    text = "user,item,time,shop_id,amount,plz\n"
+    assert (
+        run(text + "".join(f"u{n},i,{NOW + n},{n % 3},{n % 4},0{n % 5}\n" for n in range(9))) == 0
+    )
+    kinds = {one["column"]: one["kind"] for one in report(tmp_path)["columns"]}
+    assert (kinds["shop_id"], kinds["amount"], kinds["plz"]) == ("token", "float", "token")
+
+
+@pytest.mark.parametrize("ids", ["1 2", "1.0 2.0", "0001 0002"])
+def test_a_join(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str], ids: str) -> None:
     rows = "".join(f"{one},brand {one}\n" for one in ids.split())
-    (tmp_path / "items.csv").write_text(f"item,brand\n{rows}")
-    text = f"user,item,time\nu,1,{NOW}\nv,2,{NOW}\n"
-    assert run(text, "--items", str(tmp_path / "items.csv")) == (0 if joins else 2)
+    (tmp_path / "items.csv").write_text(rows)
+    text, items = f"user,item,time\nu,1,{NOW}\nv,2,{NOW}\n", str(tmp_path / "items.csv")
+    assert run(text, "--items", items) == 2
+    assert "--item_columns" in capsys.readouterr().err
+    joins = "000" not in ids
+    assert run(text, "--items", items, "--item_columns=item,brand") == (0 if joins else 2)
     if joins:
         assert "\tbrand" in (tmp_path / "shop" / "shop.item").read_text().split("\n")[1]
     else:
@@ -173,29 +175,17 @@ def test_a_column_that_is_named_has_a_value(tmp_path: Path, run: Run, option: st
     assert run(text) == 0
 
 
-def test_an_items_file_without_a_header(
-    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "items.csv").write_text("1,Fjord\n2,Brix\n")
-    text, items = f"user,item,time\nu,1,{NOW}\nv,2,{NOW}\n", str(tmp_path / "items.csv")
-    assert run(text, "--items", items) == 2
-    assert "--item_columns" in capsys.readouterr().err
-    assert run(text, "--items", items, "--item_columns=item,brand") == 0
-    assert "Fjord" in (tmp_path / "shop" / "shop.item").read_text()
-
-
-def copied(users: int = 10) -> str:
-    rows = [f"u{u},i{n},{NOW + n}\n" for u in range(users) for n in range(4)]
-    return "user,item,time\n" + "".join(row * 2 for row in rows)
-
-
 def test_exact_copies_are_counted_and_told(
     tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(copied() + f"z,i0,{NOW}\nz,i1,{NOW}\nz,i0,{NOW + 9}\n") == 0
+    rows = [f"u{u},i{n},{NOW + n}\n" for u in range(10) for n in range(4)]
+    copied = "user,item,time\n" + "".join(row * 2 for row in rows)
+    assert run(copied + f"z,i0,{NOW}\nz,i1,{NOW}\nz,i0,{NOW + 9}\n") == 0
     assert report(tmp_path)["counts"]["copies"] == 40
     assert "40 of 83" in capsys.readouterr().out
-    assert run(copied() + f"z,i0,{NOW}\nz,i0,{NOW + 9}\n", "--rm_copies", "--overwrite") == 0
+    rows = [f"u{u},i{n},{NOW + n}\n" for u in range(10) for n in range(4)]
+    copied = "user,item,time\n" + "".join(row * 2 for row in rows)
+    assert run(copied + f"z,i0,{NOW}\nz,i0,{NOW + 9}\n", "--rm_copies", "--overwrite") == 0
     assert len(interactions(tmp_path)) == 42  # buying again is no copy
     assert [d["lines"] for d in report(tmp_path)["lines"]["events"]["dropped"].values()] == [40]
 
@@ -223,47 +213,56 @@ def test_partitions_are_columns(tmp_path: Path) -> None:
 GOOD = json.dumps({"user": 1, "item": "a", "time": NOW})
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *(
-            '{"user": 2, "item": "a", "time": 1700000000, "x": ' + "[" * n + "]" * n + "}"
-            for n in (1_000, 10_000, 1_000_000)
-        ),
-        '{"x": ' * 100_000 + "1" + "}" * 100_000,
-        '{"user": "\\ud800", "item": "a", "time": 1700000000}',
-    ],
-    ids=["1,000 deep", "10,000 deep", "1,000,000 deep", "objects", "half a pair"],
-)
+BAD = {
+    "1,000 deep": '{"user": 2, "item": "a", "x": ' + "[" * 1_000 + "]" * 1_000 + "}",
+    "1,000,000 deep": '{"user": 2, "item": "a", "x": ' + "[" * 10**6 + "]" * 10**6 + "}",
+    "objects": '{"x": ' * 100_000 + "1" + "}" * 100_000,
+    "half a pair": '{"user": "\\ud800", "item": "a", "time": 1700000000}',
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_json_that_no_parser_may_be_given(tmp_path: Path, run: Run, bad: str) -> None:
     text = f"{GOOD}\n{bad}\n{GOOD.replace(' 1,', ' 2,')}\n"
     assert run(text, name="log.jsonl") == 0
-    assert report(tmp_path)["lines"]["events"]["dropped"]["broken line"]["lines"] == 1
-    assert len(report(tmp_path)["lines"]["events"]["dropped"]["broken line"]["first"][0]) < 300
+    broken = report(tmp_path)["lines"]["events"]["dropped"]["broken line"]
+    assert broken["lines"] == 1 and len(broken["first"][0]) < 300
+    assert broken["first"][0].startswith("log.jsonl:2 ")
 
 
-WIDE = [f"c{n}" for n in range(10_001)]
+def test_blocks_of_json_count_on(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken rows are numbered through all blocks, and a number beyond 64 bits is no float."""
+    monkeypatch.setattr("recbole_pos.conversion.json_lines._BLOCK", 100)
+    rows = [json.dumps({"user": 2**64 + n, "item": "a", "time": NOW + n}) for n in range(9)]
+    rows[2] = rows[6] = "{"
+    assert run("\n".join(rows) + "\n", name="log.jsonl") == 0
+    dropped = report(tmp_path)["lines"]["events"]["dropped"]["broken line"]["first"]
+    assert [one.split(" ")[0] for one in dropped] == ["log.jsonl:3", "log.jsonl:7"]
+    assert interactions(tmp_path)[-1][0] == str(2**64 + 8)
+
+
+WIDE = ",".join(f"c{n}" for n in range(10_001))
+ROW = f"user,item,time\n1,a,{NOW}\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "options"),
+    ("name", "text", "option"),
     [
-        ("log.csv", ",".join(WIDE) + "\n" + ",".join("1" for _ in WIDE) + "\n", []),
-        ("log.jsonl", json.dumps(dict.fromkeys(WIDE, 1)) + "\n", []),
-        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--items=--"]),
-        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--items=" + "x" * 5_000]),
-        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--name=" + "x" * 300]),
-        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--user=" + "x" * 100_000]),
-        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--type", "x" * 100_000]),
-        ("log.csv", f"user,item,time\n1,a,{'x' * 100_000}\n", ["--time=time"]),
-        ("log.csv", "\ud800,b,c\n1,2,3\n", []),
-        ("log.csv.gz", "no gzip", []),
+        ("log.csv", f"{WIDE}\n{WIDE}\n", ""),
+        ("log.csv", ROW, "--items=--"),
+        ("log.csv", ROW, "--items=" + "x" * 5_000),
+        ("log.csv", ROW, "--name=" + "x" * 300),
+        ("log.csv", ROW, "--user=" + "x" * 100_000),
+        ("log.csv", ROW, "--type=" + "x" * 100_000),
+        ("log.csv", f"user,item,time\n1,a,{'x' * 100_000}\n", "--time=time"),
+        ("log.csv", "\ud800,b,c\n1,2,3\n", ""),
+        ("log.csv.gz", "no gzip", ""),
     ],
 )
 def test_every_error_is_one_short_line(
-    run: Run, capsys: pytest.CaptureFixture[str], name: str, text: str, options: list[str]
+    run: Run, capsys: pytest.CaptureFixture[str], name: str, text: str, option: str
 ) -> None:
-    assert run(text, *options, name=name) == 2
+    assert run(text, *filter(None, [option]), name=name) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and len(error) < 1_000
 

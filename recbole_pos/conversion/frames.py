@@ -116,11 +116,6 @@ class Dataset(os.PathLike[str]):
         return Dataset.from_frame(frame, **given)
 
     @property
-    def is_temporary(self) -> bool:
-        """Whether the files are removed with this object."""
-        return self.home is not None
-
-    @property
     def name(self) -> str:
         """Name of the dataset, which is that of its folder."""
         return self.path.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,8 +22,8 @@ _NESTED = 200  # most nested brackets; parsers recurse, and deeper text could ov
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
-def read_json(file: Path, lines: IO[bytes]) -> Part:
-    """Read a file of json lines, of which ``lines`` are the unpacked bytes.
+def read_json(file: Path, opened: Callable[[Path], IO[bytes]]) -> Part:
+    """Read a file of json lines, which ``opened`` opens and unpacks.
 
     Raises:
         UsageError: if it is one list instead of lines.
@@ -31,20 +32,21 @@ def read_json(file: Path, lines: IO[bytes]) -> Part:
     broken: list[tuple[int, str]] = []
     texts: dict[str, pa.DataType] = {}
     rows = 0
-    while block := lines.read(_BLOCK) + lines.readline():
-        if not tables:
-            block = block.removeprefix(b"\xef\xbb\xbf")
-            if block.lstrip().startswith(b"["):
-                raise UsageError(
-                    f"{file} holds json lists, expected an object a line; write it again, for one "
-                    f"list as in `jq -c '.[]' {file.name} > {file.stem}-lines.jsonl`"
-                )
-        table = _read_fast(block, texts)
-        if table is None:
-            table, errors = _read_slowly(block)
-            broken += [(rows + len(broken) + number, why) for number, why in errors]
-        tables.append((flatten(table), table.num_rows))
-        rows += table.num_rows
+    with opened(file) as lines:
+        while block := lines.read(_BLOCK) + lines.readline():
+            if not tables:
+                block = block.removeprefix(b"\xef\xbb\xbf")
+                if block.lstrip().startswith(b"["):
+                    raise UsageError(
+                        f"{file} holds json lists, expected an object a line; write it again, as "
+                        f"in `jq -c '.[]' {file.name} > {file.stem}-lines.jsonl` for one list"
+                    )
+            table = _read_fast(block, texts)
+            if table is None:
+                table, errors = _read_slowly(block)
+                broken += [(rows + len(broken) + number, why) for number, why in errors]
+            tables.append((flatten(table), table.num_rows))
+            rows += table.num_rows
     return Part(file, union(tables), rows, broken)
 
 
@@ -91,10 +93,11 @@ def _read_slowly(block: bytes) -> tuple[pa.Table, list[tuple[int, str]]]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     """Return the object of a line; ValueError if it is none, or no parser may be given it."""
-    marks = np.frombuffer(_STRING.sub(b"", line), np.uint8)
-    steps = np.isin(marks, tuple(b"[{")).astype(np.int32) - np.isin(marks, tuple(b"]}"))
-    if steps.cumsum().max(initial=0) > _NESTED:
-        raise ValueError(f"more than {_NESTED} brackets within each other")
+    if line.count(b"[") + line.count(b"{") > _NESTED:
+        marks = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+        steps = np.isin(marks, tuple(b"[{")).astype(np.int32) - np.isin(marks, tuple(b"]}"))
+        if steps.cumsum().max(initial=0) > _NESTED:
+            raise ValueError(f"more than {_NESTED} brackets within each other")
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("not an object")

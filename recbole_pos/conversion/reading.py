@@ -41,7 +41,7 @@ def read(path: Path, asked: ConvertArguments, option: str) -> Source:
 
     Args:
         path: the file or folder.
-        asked: separator, quotation marks, encoding and header of text.
+        asked: separator, quotation marks and encoding of text.
         option: which argument may name the columns of text without a header.
 
     Raises:
@@ -60,14 +60,15 @@ def read(path: Path, asked: ConvertArguments, option: str) -> Source:
             form = f"text separated by {shown(text.separator)}"
             has_comma = text.separator == ";"
         elif form == "json":
-            parts, form = [], "json lines"
-            for file in files:
-                with _open(file) as lines:
-                    parts.append(read_json(file, lines))
+            parts, form = [read_json(file, _open) for file in files], "json lines"
         else:
-            parts = [_read_parquet(file) for file in files]
-    except (OSError, EOFError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+            tables = [parquet.read_table(file, partitioning=None) for file in files]
+            parts = [
+                Part(file, flatten(table), table.num_rows)
+                for file, table in zip(files, tables, strict=True)
+            ]
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise UsageError(f"{path} cannot be read as {form}: {error}") from error
     for part in parts:
         if not part.rows and not part.broken:
             header = "; if it has no header, give --columns" if form.startswith("text") else ""
@@ -169,14 +170,6 @@ def _add_partitions(part: Part, folder: Path) -> None:
                 continue
             column = f"{column} (folder)"
         part.columns[column] = pa.chunked_array([cells])
-
-
-def _read_parquet(file: Path) -> Part:
-    try:
-        table = parquet.read_table(file, partitioning=None)
-    except pa.ArrowException as error:
-        raise UsageError(f"{file} is no parquet file: {error}") from error
-    return Part(file, flatten(table), table.num_rows)
 
 
 class TextReader:

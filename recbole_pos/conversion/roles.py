@@ -34,6 +34,7 @@ NAMES = {
     ),
 }
 _AT = re.compile(r"_at$|time|date")
+_NO_NAMES = (pa.types.is_nested, pa.types.is_timestamp, pa.types.is_boolean)
 SAMPLE = 1000
 
 
@@ -112,16 +113,14 @@ def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool
         times = read_times(values, name, date_format)
     except UsageError as error:
         return isinstance(error, AmbiguousDate)
-    count = int(
-        (times.seconds == times.seconds).sum()
-    )  # NaN, which is no time, differs from itself
-    return 2 * count > len(values)
+    return 2 * times.forms.total() > len(values)
 
 
 def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None) -> list[str]:
     """Return the columns, of the ``free`` ones, that may have a role; by name, times by value."""
     if role != "time":
-        return [name for name in by_name(role, free) if not _is_no_name(free[name].type)]
+        types = {name: free[name].type for name in by_name(role, free)}
+        return [name for name, kind in types.items() if not any(no(kind) for no in _NO_NAMES)]
     named = [name for name in free if _AT.search(snake(name))]
     for names in (by_name(role, free), named, list(free)):
         if found := [name for name in names if is_time(free[name], name, date_format)]:
@@ -132,7 +131,3 @@ def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None)
 def _example(column: pa.ChunkedArray) -> str:
     known = column.slice(0, SAMPLE).drop_null()
     return repr(str(known[0].as_py())[:30]) if len(known) else "empty"
-
-
-def _is_no_name(kind: pa.DataType) -> bool:
-    return pa.types.is_nested(kind) or pa.types.is_timestamp(kind) or pa.types.is_boolean(kind)

@@ -121,7 +121,9 @@ class FittedModel:
         copy_run(self._folder("save"), target, with_results=True)
         data_path = Path(self.config["data_path"])
         if data is None:
-            data = any(isinstance(owner, Dataset) and owner.is_temporary for owner in self.source)
+            data = any(
+                isinstance(owner, Dataset) and owner.home is not None for owner in self.source
+            )
         if data:
             shutil.copytree(data_path, target.data / self.config["dataset"])
         return target.path
