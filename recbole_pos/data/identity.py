@@ -322,6 +322,6 @@ def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None
         if actual[unit] != count:
             raise UsageError(
                 f"dataset {name}: {actual[unit]:,} {unit}; the public log of this name has "
-                f"{count:,}. `recbole-pos data {name}` tells how it is made; other data need "
-                "another name (of folder and files)"
+                f"{count:,} {unit}. `recbole-pos data {name}` tells how it is made; other data "
+                "need another name (of folder and files)"
             )
