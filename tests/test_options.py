@@ -93,6 +93,7 @@ def test_what_the_table_rules_out_is_refused() -> None:
         ("FPARec", {"learning_rate": 0.0}, "above 0"),
         ("FPARec", {"seed": -1}, "0 to 4"),
         ("FPARec", {"adam_betas": [2, 0.9]}, "adam_betas"),
+        ("FPARec", {"adam_betas": [0.9]}, "two numbers"),
         ("HGN", {"reg_weight": [0.0, "a"]}, "reg_weight"),
         ("NextItNet", {"dilations": [1, 10**9]}, "1 to 1,000"),
         ("PosSASRec", {"position": []}, "[nope]"),
