@@ -15,7 +15,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.inspect import run_pictures
 from recbole_pos.inspect.attention_weights import attention_maps, kernel_factors, positional_weights
-from recbole_pos.inspect.run_pictures import HALF_A_LINE, best_epoch, read_metrics
+from recbole_pos.inspect.run_pictures import HALF_A_LINE, read_metrics
 from recbole_pos.inspect.trained import open_run
 from recbole_pos.layers.context import SequenceContext
 
@@ -210,9 +210,3 @@ def test_the_best_epoch_is_the_one_that_is_kept(tiny: Path, tmp_path: Path, monk
         assert marked[metric] == [result.best_epoch]
         assert found[metric][result.best_epoch] == pick(found[metric])
         assert len(set(found[metric])) > 1
-
-
-def test_of_equal_epochs_training_keeps_the_latest() -> None:
-    assert best_epoch([(0, 0.2), (2, 0.5), (4, 0.5), (6, 0.1)], bigger=True) == 4
-    assert best_epoch([(0, 0.2), (2, 0.1), (4, 0.5)], bigger=False) == 2
-    assert best_epoch([], bigger=True) is None

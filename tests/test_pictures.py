@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.attention_report import draw_measures, draw_periods
+from recbole_pos.inspect.attention_report import Periods, draw_measures, draw_periods
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import agreement, draw_encoding
-from recbole_pos.inspect.periods import Periods
 from recbole_pos.inspect.pictures import draw_triangles, new_figure, write
 from recbole_pos.inspect.relation_use import RelationUse, draw_relations
 from recbole_pos.inspect.run_pictures import draw_attention, draw_curves, draw_kernel
@@ -63,8 +62,9 @@ def measures(layers: int, heads: int, kinds: int, name: str) -> Callable[[Path],
 
 def periods(layers: int, groups: int, name: str) -> Callable[[Path], object]:
     hours, started = (0.003, 24.0, 170.0, 1e7), (0.004, 20.0, 100.0, 1e7)
+    near = ("", "day", "week", "")
     found = [
-        Periods(layer, "to_rope", (head,), groups == 1, hours, started, 4)
+        Periods(layer, "to_rope", (head,), groups == 1, hours, started, near, 4)
         for layer in range(1, layers + 1)
         for head in range(1, groups + 1)
     ]

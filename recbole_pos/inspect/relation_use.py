@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic_core import to_json
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
@@ -23,11 +22,10 @@ from recbole_pos.inspect.pictures import (
     VERMILION,
     color_scale,
     new_figure,
-    set_title,
     shorten,
     write,
 )
-from recbole_pos.inspect.trained import open_run, require_finite
+from recbole_pos.inspect.trained import Report, open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer, SparseProduct
@@ -71,18 +69,9 @@ class RelationUse:
     gate: list[float]
 
 
-@dataclass(frozen=True)
-class RelationReport:
-    """The result of :func:`inspect_relations`, and the files written."""
-
-    title: str
-    uses: list[RelationUse]
-    files: list[Path]
-
-
 def inspect_relations(
     path: str | Path, batches: int = 8, data_path: str | Path | None = None
-) -> RelationReport:
+) -> Report:
     """Measure how a trained AttrFormer uses its relations, in training batches without dropout.
 
     Writes relations.json and relations.png into the run folder.
@@ -110,14 +99,26 @@ def inspect_relations(
     chosen = islice(loader, min(batches, len(loader)))
     rows = [select_rows(batch.to(model.device))[0] for batch in chosen]
     uses, events = measure_relations(model, rows)
-    about = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
-    about |= {"batches": len(rows), "events": events, "measures": MEANING}
+    content = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
+    content |= {"batches": len(rows), "events": events, "measures": MEANING, "relations": uses}
     file = folder.path / "relations.json"
-    content = to_json({**about, "relations": uses}, indent=2, inf_nan_mode="null")
-    file.write_bytes(content + b"\n")
+    file.write_bytes(to_json(content, indent=2, inf_nan_mode="null") + b"\n")
     title = f"{config['model']} on {config['dataset']}: {events:,} events of training batches"
     picture = draw_relations(uses, title, folder.path / "relations.png")
-    return RelationReport(title, uses, [file, picture])
+    table = pd.DataFrame(
+        {"relation": use.field, "source": use.source, "known": f"{use.known:.0%}",
+         "read": f"{use.read:.1f}", "others": f"{use.others:.0%}"}
+        | {f"adds, layer {n}": f"{added:.3f}" for n, added in enumerate(use.adds, 1)}
+        for use in uses
+    ).replace(["nan", "nan%"], "-")  # fmt: skip
+    notes = [f"{name}: {MEANING[name]}" for name in ("known", "read", "others", "adds")]
+    notes += [
+        f"gate of layer {number}: {gate:.4f}, the {MEANING['gate']}"
+        for use in uses
+        for number, gate in enumerate(use.gate, 1)
+        if not np.isnan(gate)
+    ]
+    return Report(title, [table, *notes], [file, picture], content)
 
 
 @torch.no_grad()
@@ -273,38 +274,4 @@ def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
     if maps:
         figure.colorbar(image, ax=maps, label="weight")
     subtitle = "what each relation adds" + (", and its weights by head" if maps else "")
-    set_title(figure, title, subtitle)
-    return write(figure, file)
-
-
-def show(report: RelationReport, console: Console) -> None:
-    """Print the table of relations, the meaning of its columns, and the files."""
-
-    def line(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
-
-    line(report.title)
-    table = Table("relation", "source")
-    shares = {"known": ".0%", "read": ".1f", "others": ".0%"}
-    layers = range(1, len(report.uses[0].adds) + 1)
-    for column in (*shares, *(f"adds\nlayer {n}" for n in layers)):
-        table.add_column(column, justify="right")
-    for use in report.uses:
-        cells = [_format_cell(getattr(use, name), form) for name, form in shares.items()]
-        table.add_row(
-            use.field, use.source, *cells, *(_format_cell(added, ".3f") for added in use.adds)
-        )
-    console.print(table)
-    for name in (*shares, "adds"):
-        line(f"{name}: {MEANING[name]}")
-    for use in report.uses:
-        for number, gate in enumerate(use.gate, 1):
-            if not np.isnan(gate):
-                line(f"gate of layer {number}: {gate:.4f}, the {MEANING['gate']}")
-    for file in report.files:
-        line(str(file))
-
-
-def _format_cell(value: float, form: str) -> str:
-    """Return a number in a format, or a dash if it is not finite."""
-    return format(value, form) if np.isfinite(value) else "-"
+    return write(figure, file, title, subtitle)

@@ -17,6 +17,7 @@ from recbole_pos.experiment.catalogue import Catalogue
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import Result, parameters, read_result, unfinished
+from recbole_pos.experiment.run import load, load_without_data
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import TemporaryFolder
 
@@ -176,3 +177,15 @@ def folder_of(path: str | Path) -> RunFolder | None:
     """Return the folder of a run; None for a checkpoint outside of one."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
+
+
+def unpack(kind: Any, files: dict[str, bytes], dataset: Any, *state: Any) -> Any:
+    """Restore a pickled model: write its run into a temporary folder and load it from there."""
+    home = TemporaryFolder()
+    for name, content in files.items():
+        (home.path / name).write_bytes(content)
+    if dataset is None:
+        experiment = load_without_data(home.path)
+    else:
+        experiment = load(home.path, dataset=dataset, grown=True)
+    return kind(experiment, *state, RunFolder(home.path), [home])
