@@ -27,7 +27,7 @@ from recbole_pos.config.option import (
     TRAINING,
     Option,
 )
-from recbole_pos.data.kinds import SIDE_FEATURES
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
 

@@ -12,9 +12,8 @@ from recbole.utils import ModelType, init_seed
 from recbole_pos.config.effects import check_types
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
-from recbole_pos.data.counts import require_counts
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.known import Known
+from recbole_pos.data.identity import Known, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES

@@ -154,7 +154,7 @@ def load(
             have trained.
         view: makes the experiment's dataset of the built dataset; the same if None.
         grown: whether the data may have grown since the run. Later interactions are then held out,
-            see ``PosSequentialDataset.with_later``, and attributes may have other values.
+            see ``data/identity.py``, and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: options of evaluation, in place of those of the run.
         dataset: dataset of the run, after ``build``; read from its files if None.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.identity import Known
 from recbole_pos.data.item_vectors import keep_vectors
-from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
