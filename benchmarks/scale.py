@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from page import RESULTS, machine, replace_section  # noqa: E402
 from reading import write_log  # noqa: E402
 from scale_cell import CPU, FIRST, Cell, measure  # noqa: E402
-from scale_page import draw, tables  # noqa: E402
+from scale_page import draw, measured, tables  # noqa: E402
 
 MODELS = ("PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "PosRec")
 SCE = "PosSASRec, SCE"
@@ -137,6 +137,8 @@ def main() -> None:
     draw(found, given.out.with_suffix(".png"))
     conditions = f"{machine()}; {seconds:g} CPU-seconds of steps a cell, one turn."
     replace_section(given.out, "scale", f"{conditions}\n\n{tables(found)}")
+    (given.out.parent / "tables").mkdir(exist_ok=True)
+    (given.out.parent / "tables" / given.out.name).write_text(measured(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

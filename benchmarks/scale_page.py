@@ -113,12 +113,17 @@ def on_paper(found: Found) -> str:
     return table(["", *(FIGURES[figure] for figure in GROWS), "fitted up to"], rows)
 
 
+def measured(found: Found) -> str:
+    """Return all figures, as a page of their own."""
+    parts = [f"## By {name}\n\n{values(found, axis)}" for axis, name in AXES.items()]
+    return "\n\n".join(("# How cost grows: all cells", *parts)) + "\n"
+
+
 def tables(found: Found) -> str:
-    """The measured part of the page."""
+    """Return the exponents, and what follows from them."""
     parts = ["![An epoch and the peak of memory, by items, length and events](scale.png)"]
     for axis, name in AXES.items():
-        parts += [f"## By {name}", "Exponents:", slopes(found, axis)]
-        parts += ["Measured:", values(found, axis)]
+        parts += [f"## By {name}", slopes(found, axis)]
     parts += ["## 100 million events, on paper", on_paper(found)]
     return "\n\n".join(parts)
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from recbole_pos import compat, plug
+from recbole_pos import compat, plug  # noqa: F401 (plug registers the models)
 from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.conversion.frames import Dataset as Dataset
-    from recbole_pos.experiment.attach import attach as attach
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
+    from recbole_pos.experiment.fine_tune import attach as attach
+    from recbole_pos.experiment.fine_tune import update as update
     from recbole_pos.experiment.result import Result as Result
     from recbole_pos.experiment.run import run as run
-    from recbole_pos.experiment.update import update as update
     from recbole_pos.layers.context import SequenceContext as SequenceContext
     from recbole_pos.layers.hooks import AttentionPosition as AttentionPosition
     from recbole_pos.layers.hooks import InputPosition as InputPosition
@@ -37,16 +37,14 @@ if TYPE_CHECKING:
     from recbole_pos.tuning import search as search
     from recbole_pos.tuning import tune as tune
 
-plug.register()
 compat.install()
 
 _PLACES = {
-    "attach": "recbole_pos.experiment.attach",
+    **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.fine_tune"),
     "convert": "recbole_pos.conversion.convert",
     "Dataset": "recbole_pos.conversion.frames",
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.result",
-    "update": "recbole_pos.experiment.update",
     "Callback": "recbole_pos.experiment.callbacks",
     "run": "recbole_pos.experiment.run",
     **dict.fromkeys(("fit", "load"), "recbole_pos.serve.fit"),

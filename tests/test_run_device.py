@@ -125,7 +125,7 @@ def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny: Path, tmp_path: Path, no
     recbole_pos.run("PosSASRec", "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
     file = tmp_path / "run" / "config.yaml"
     file.write_text(file.read_text().replace("precision: auto", "precision: fp16"))
-    with pytest.raises(UsageError, match=r"run is trained with precision: fp16, .* with a GPU"):
+    with pytest.raises(UsageError, match="fp16, which needs a GPU"):
         recbole_pos.run(resume=tmp_path / "run", config_dict={"epochs": 2}, verbose=False)
     assert recbole_pos.load(tmp_path / "run").config["precision"] == "fp16"
 

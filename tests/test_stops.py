@@ -23,7 +23,7 @@ import recbole_pos
 from recbole_pos import files
 from recbole_pos.cli.main import main
 from recbole_pos.errors import Interrupted, StorageError, UsageError
-from recbole_pos.experiment import checkpoint, checkpoint_writer
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -139,7 +139,7 @@ def test_a_signal_says_how_to_go_on(
 def test_ctrl_c_while_a_checkpoint_is_written(tmp_path: Path, nth: int) -> None:
     """torch ends its file after an exception, and raises one of its own."""
     file, writes = tmp_path / "c.pt", 0
-    checkpoint.save(file, {"x": 1})
+    checkpoint.save(file, {"steps": 1})
 
     def interrupt(frame: Any, event: str, what: Any) -> None:
         nonlocal writes
@@ -153,11 +153,13 @@ def test_ctrl_c_while_a_checkpoint_is_written(tmp_path: Path, nth: int) -> None:
     sys.setprofile(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.save(file, {"x": torch.zeros(300_000), "y": torch.ones(300_000)})
+            checkpoint.save(
+                file, {"average": {"x": torch.zeros(300_000), "y": torch.ones(300_000)}}
+            )
     finally:
         sys.setprofile(None)
         signal.signal(signal.SIGINT, heed)
-    assert checkpoint.load(file)["x"] == 1 and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+    assert checkpoint.load(file)["steps"] == 1 and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
 
 def test_a_signal_before_anything_was_kept(tiny: Path, tmp_path: Path, monkeypatch) -> None:
@@ -182,7 +184,7 @@ def test_a_folder_that_is_gone_is_not_made_again(tiny: Path, tmp_path: Path, mon
         save(path, state)
 
     monkeypatch.setattr(checkpoint, "save", removed)
-    monkeypatch.setattr(checkpoint_writer, "SHARE", math.inf)  # every epoch is written
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)  # every epoch is written
     with pytest.raises(UsageError, match=str(folder)):
         run(tiny, folder)
     assert not folder.exists()
@@ -251,7 +253,7 @@ def test_a_full_disk(tiny: Path, tmp_path: Path, monkeypatch) -> None:
         save(path, state)
 
     monkeypatch.setattr(checkpoint, "save", full)
-    monkeypatch.setattr(checkpoint_writer, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     try:
         with pytest.raises(StorageError, match=f"checkpoint.pt: File too large.*--resume {broken}"):
             run(tiny, broken)

@@ -147,8 +147,8 @@ def begin(folder: SearchFolder, file: Path, count: int) -> Trials:
 def test_how_trials_end(folder: SearchFolder, tmp_path: Path, capsys) -> None:
     """By themselves, by the scheduler, by their own fault or not."""
     trials = begin(folder, tmp_path / "trials.jsonl", 5)
-    for number in range(3):
-        trials.on_trial_result(f"t{number}", report(1))
+    for number, epoch in enumerate((1, 1, 9)):
+        trials.on_trial_result(f"t{number}", report(epoch))
     reasons = ["out of memory [pair.cc:553] at [/lib/a]", "StorageError: no room"]
     for name, state, why in zip(("t2", "t3"), ("failed", "lost"), reasons, strict=True):
         failure = {"hostname": "host", CHANGES: json.dumps({"state": state, "reason": why})}
@@ -163,7 +163,7 @@ def test_how_trials_end(folder: SearchFolder, tmp_path: Path, capsys) -> None:
     states = ["finished", "stopped", "failed", "lost", "lost"]
     for known in (trials.record, Record(tmp_path / "trials.jsonl")):
         assert [trial.state for trial in known.trials] == states
-        assert [trial.epochs for trial in known.trials] == [2, 1, 1, 0, 0]
+        assert [trial.epochs for trial in known.trials] == [2, 1, 9, 0, 0]
         assert [bool(trial.reason) for trial in known.trials] == [False] * 2 + [True] * 3
         assert [trial.number for trial in known.unfinished] == [3, 4]
         assert find_best_trial(known.trials, "max") is known.trials[0]
@@ -187,8 +187,9 @@ def test_a_lost_report_is_in_the_next_one(folder: SearchFolder, tmp_path: Path) 
     trials = begin(folder, tmp_path / "trials.jsonl", 1)
     trials.on_trial_result("t0", report(1))
     trials.on_trial_result("t0", report(3, curve={"1": 0.1, "2": 0.2, "3": 0.3}))
+    trials.on_trial_result("t0", report(4))
     (known,) = Record(tmp_path / "trials.jsonl").trials
-    assert list(known.curve.items()) == [(1, 0.1), (2, 0.2), (3, 0.3)] and known.score == 0.3
+    assert known.curve == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4} and known.score == 0.4
     known.options = {"position": ["rope"] * 10_000, "cell": "=1+1"}
     trials.active["t0"] = known
     assert len("".join(trials.lines())) < 500

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import sys
 import warnings
@@ -180,25 +179,6 @@ def test_a_finished_run_says_nothing(here: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)
         recbole_pos.load("live", data_path=".")
-
-
-def test_a_full_disk_ends_a_run_in_one_line_and_it_is_resumed(here: Path) -> None:
-    """Files may not grow beyond what the second checkpoint needs."""
-    write_atomic(make_log(), here)
-    shutil.copytree("live", "whole")
-    more = ["--epochs=3", "--data_path=.", "--quiet"]
-
-    def full() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        return main(["run", "--resume", "live", *more])
-
-    code, printed = forked(full)
-    lines = [line for line in printed.splitlines() if line.startswith("error: ")]
-    assert code == 1 and len(lines) == 1, printed
-    assert "--resume live" in lines[0] and "Traceback" not in printed
-    for folder in ("live", "whole"):
-        assert main(["run", "--resume", folder, *more]) == 0
-    assert_same(here / "live", here / "whole")
 
 
 def test_an_interrupted_fit_keeps_its_weights(here: Path) -> None:

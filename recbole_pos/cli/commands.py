@@ -269,7 +269,7 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     "parameters alone. Options are those of the run; --key value changes them.",
 )
 def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from recbole_pos.experiment.attach import attach
+    from recbole_pos.experiment.fine_tune import attach
 
     settings = read_settings(args, AttachArguments)
     attach(args.trained, args.schemes, overrides, settings=settings)
@@ -291,7 +291,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     "--key value changes them.",
 )
 def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from recbole_pos.experiment.update import update
+    from recbole_pos.experiment.fine_tune import update
 
     settings = read_settings(args, AttachArguments)
     update(args.trained, overrides, new_items=args.new_items, settings=settings)

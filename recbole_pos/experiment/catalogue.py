@@ -11,15 +11,6 @@ from recbole_pos.data.known import Known
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 
-_CONTENT = {
-    "log": "interactions",
-    "inter_feat": "interactions",
-    "inter_matrix": "interactions",
-    "history_item_matrix": "interactions",
-    "item_feat": "attributes of items",
-    "user_feat": "attributes of users",
-}
-
 
 class NeedsDataset(UsageError):
     """A question cannot be answered without the dataset.
@@ -46,9 +37,6 @@ class Catalogue:
     Args:
         config: configuration of the run.
         known: vocabulary of the run, from its folder.
-
-    Attributes:
-        popularity: [items] int64 training events of each item, by id.
     """
 
     has_log = False  # there are no interactions for a model to check
@@ -56,29 +44,25 @@ class Catalogue:
     def __init__(self, config: Options, known: Known) -> None:
         self.config, self.dataset_name = config, config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        self.field2id_token = known.tokens
+        self.field2id_token, self._known = known.tokens, known
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
         self.events = int(known.events.sum())
-        self._popularity = known.popularity
 
     @property
     def popularity(self) -> np.ndarray:
-        if self._popularity is None:
-            raise self._lacks(
-                "the popularity of items, which runs of earlier versions do not keep,"
-            )
-        return self._popularity
+        """[items] int64 training events of each item, by id; not kept by runs of 0.1."""
+        if self._known.popularity is None:
+            raise NeedsDataset("the popularity of items", self.config)
+        return self._known.popularity
 
     def num(self, field: str) -> int:
         """Return how many ids a field has, padding included."""
         if field not in self.field2id_token:
-            raise self._lacks(f"the field {field!r}")
+            raise NeedsDataset(f"{self.config['model']}: the field {field!r}", self.config)
         return len(self.field2id_token[field])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python asks of any object
             raise AttributeError(name)
-        raise self._lacks(_CONTENT.get(name, name))
-
-    def _lacks(self, what: str) -> NeedsDataset:
-        return NeedsDataset(f"{self.config['model']}: {what}", self.config)
+        what = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
+        raise NeedsDataset(what, self.config)

@@ -2,191 +2,72 @@
 
 RecBole's trainer pickles its config into checkpoints, which today's torch rightly refuses to load.
 Here are tensors and plain values, with all random states, so that a resumed run ends with the same
-bits. Nothing of a file is used before it was compared with :data:`SCHEMA` and, of weights and
-optimiser, with those of the model at hand (``state.py``).
+bits. Nothing of a file is used before it was held against the trainer at hand (``state.py``).
 """
 
 from __future__ import annotations
 
 import random
-import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment import archive
 from recbole_pos.files import whole
 from recbole_pos.plain import to_plain
-from recbole_pos.values import is_number, is_whole, shown
+from recbole_pos.values import short
 
 FORMAT = "recbole-pos/1"
+SHARE = 0.05  # most of the training time that may go into writing checkpoints
+
+Count = Annotated[int, Ge(0), Lt(2**53)]
+Seconds = Annotated[float, Ge(0)]
+Metrics = dict[str, float]
+
+
+class Epoch(TypedDict):
+    """The line of an epoch in metrics.jsonl."""
+
+    epoch: Count
+    loss: float
+    valid: Metrics | None
+    seconds: Seconds
+    targets_per_second: Seconds
 
 
 @dataclass
 class Progress:
     """Progress of a training; epochs count from 0. Part of a checkpoint."""
 
-    next_epoch: int = 0
+    next_epoch: Count = 0
     stopped: bool = False  # by early stopping, or a callback
-    steps_without_gain: int = 0
-    best_epoch: int | None = None
+    steps_without_gain: Count = 0
+    best_epoch: Count | None = None
     best_score: float | None = None
-    best_result: dict[str, float] | None = None
-    training_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
-    trained_targets: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    best_result: Metrics | None = None
+    training_seconds: Seconds = 0.0
+    evaluation_seconds: Seconds = 0.0
+    trained_targets: Count = 0
+    history: list[Epoch] = field(default_factory=list)
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
 
-def find_difference(found: Any, schema: Any, place: str) -> str | None:
-    """Compare a value with a schema, and describe the first difference; None if there is none.
-
-    Args:
-        found: a tree of plain values and tensors.
-        schema: what is expected: a mapping with these keys, or ``{str: x}`` with any keys of a
-            type; ``[x]``, a list of any length; ``(None, x)``, None or x; a type; a tensor of the
-            same shape and type, finite if it is; a predicate, whose docstring says what it wants.
-        place: name of ``found`` in the message, such as ``optimizer.state``.
-    """
-    inner: list[tuple[Any, Any, Any]] = []
-    match schema:
-        case tuple():
-            return None if found is None else find_difference(found, schema[1], place)
-        case dict() if any(isinstance(key, type) for key in schema):
-            ((kind, like),) = schema.items()
-            fits = isinstance(found, dict) and all(type(key) is kind for key in found)
-            wanted = f"a mapping with keys of type {kind.__name__}"
-            inner = [(key, value, like) for key, value in found.items()] if fits else []
-        case dict():
-            fits, wanted = isinstance(found, dict), "a mapping"
-            if fits and (odd := sorted(map(_name, schema.keys() ^ found.keys()))):
-                return f"{place} lacks, or has unknown, {', '.join(odd[:3])}"
-            inner = [(key, found[key], like) for key, like in schema.items()] if fits else []
-        case list():
-            fits, wanted = isinstance(found, (list, tuple)), "a list"
-            inner = [(i, value, schema[0]) for i, value in enumerate(found)] if fits else []
-        case Tensor():
-            wanted = f"a tensor {list(schema.shape)} of finite {schema.dtype}"
-            fits = isinstance(found, Tensor) and found.shape == schema.shape
-            fits = fits and found.dtype == schema.dtype
-            fits = fits and (bool(found.isfinite().all()) or not bool(schema.isfinite().all()))
-        case type():
-            fits, wanted = type(found) is schema, f"a value of type {schema.__name__}"
-        case _:
-            fits, wanted = schema(found), schema.__doc__
-    if not fits:
-        size = f"a tensor {list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else ""
-        return f"{place}: expected {wanted}, found {size or ' '.join(shown(found).split())}"
-    parts = (find_difference(value, like, f"{place}.{_name(key)}") for key, value, like in inner)
-    return next(filter(None, parts), None)
-
-
-def _name(key: Any) -> str:
-    """Return a key as a message shows it: text that is short and printable as it is."""
-    return key if isinstance(key, str) and len(key) < 100 and key.isprintable() else shown(key)
-
-
-def is_count(found: Any) -> bool:
-    """a whole number of at least 0"""
-    return is_whole(found) and 0 <= found < 2**53
-
-
-def _is_duration(found: Any) -> bool:
-    """a number of at least 0"""
-    return is_number(found) and found >= 0
-
-
-def is_tensor(found: Any) -> bool:
-    """a tensor"""
-    return isinstance(found, Tensor)
-
-
-def is_any(found: Any) -> bool:
-    """anything"""
-    return True
-
-
-def _is_number(found: Any) -> bool:
-    """a finite number"""
-    return is_number(found)
-
-
-def _is_plain(found: Any) -> bool:
-    """plain values"""
-    inner = found.values() if isinstance(found, dict) else found
-    return isinstance(found, (bool, int, float, str, type(None))) or (
-        isinstance(found, (dict, list, tuple)) and all(map(_is_plain, inner))
-    )
-
-
-def _is_random_state(found: Any) -> bool:
-    """states of random number generators"""
-    try:
-        _, words, used, *_ = found["numpy"]
-        if not (is_tensor(words) and words.shape == (624,) and is_count(used) and used <= 624):
-            return False  # numpy would read beyond its 624 words
-        torch.Generator().set_state(found["torch"])
-        np.random.RandomState().set_state(_numpy_state(found))
-        random.Random().setstate(_python_state(found))
-        return all(is_tensor(state) and state.dtype == torch.uint8 for state in found["cuda"])
-    except (RuntimeError, ValueError, TypeError, LookupError, OverflowError):
-        return False
-
-
-def _is_loader_state(found: Any) -> bool:
-    """the state of a random number generator"""
-    try:
-        torch.Generator().set_state(found)
-    except (RuntimeError, TypeError):
-        return False
-    return True
-
-
-_METRICS = (None, {str: _is_number})
-_WEIGHTS = {"state_dict": {str: is_tensor}, "other": {str: is_any}}
-_EPOCH = {
-    "epoch": is_count,
-    "loss": _is_number,
-    "valid": _METRICS,
-    "seconds": _is_duration,
-    "targets_per_second": _is_duration,
+# What the parts of a checkpoint are. Versions before 0.2 did not write all of them.
+PARTS: dict[str, Any] = {
+    **dict.fromkeys(("config", "progress", "weights", "optimizer", "scaler", "random"), dict),
+    **dict.fromkeys(("best_weights", "average", "fields"), dict | None),
+    **{"data": str | None, "known": str | None, "loader": Tensor | None, "steps": int},
 }
-# What every checkpoint of a run holds, whatever the model.
-SCHEMA: dict[str, Any] = {
-    "data": (None, str),
-    "fields": (None, {str: str}),
-    "known": (None, str),
-    "config": {str: _is_plain},
-    "progress": {
-        "next_epoch": is_count,
-        "stopped": bool,
-        "steps_without_gain": is_count,
-        "best_epoch": (None, is_count),
-        "best_score": (None, _is_number),
-        "best_result": _METRICS,
-        "training_seconds": _is_duration,
-        "evaluation_seconds": _is_duration,
-        "trained_targets": is_count,
-        "history": [_EPOCH],
-    },
-    "weights": _WEIGHTS,
-    "best_weights": (None, _WEIGHTS),
-    "optimizer": {"state": {int: {str: is_any}}, "param_groups": list},
-    "scaler": {str: _is_number},
-    "random": _is_random_state,
-    "loader": (None, _is_loader_state),
-    "steps": is_count,
-    "average": (None, {str: is_tensor}),
-}
-# Parts that earlier versions did not write.
-_SINCE = ("data", "fields", "known", "steps", "average")
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
@@ -210,62 +91,37 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
 
     Args:
         path: the file.
-        required: parts that the checkpoint must have; all that it has are returned.
+        required: parts that the checkpoint must have.
+
+    Returns:
+        All parts of the file, as :func:`save` was given them.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, lacks a required part or has it in another
-            form than :data:`SCHEMA`, or was not written by this package.
+        CheckpointError: if the file is missing, damaged, lacks a required part or has something
+            else there, or was not written by this package.
     """
     path = Path(path)
     state = _read(path)
-    best_file = state.pop("best_file", None)  # only in checkpoints of earlier versions
+    best_file = state.pop("best_file", None)  # 0.2.0 kept the best weights beside it
     if best_file is not None and (not required or "best_weights" in required):
-        state["best_weights"] = _read_old_best(path, str(best_file))
-    if missing := [key for key in required if key not in state]:
+        best = _read(path.parent / Path(str(best_file)[:200]).name)
+        if best.get("token") != str(best_file).rpartition("-")[2]:
+            raise CheckpointError(f"{path}: {best_file} is of another checkpoint")
+        state["best_weights"] = best.get("weights")
+    if missing := [name for name in required if name not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-    parts = {*required, *(key for key in _SINCE if key in state)}
-    require(state, {key: like for key, like in SCHEMA.items() if key in parts}, path)
+    for name, kind in PARTS.items():
+        if name in state and not isinstance(state[name], kind):
+            raise CheckpointError(f"{path} cannot be used: {name} is {type(state[name]).__name__}")
     return state
-
-
-def _read_old_best(path: Path, name: str) -> Any:
-    """Read the best weights that an earlier version kept in a second file beside a checkpoint.
-
-    Args:
-        path: the checkpoint.
-        name: the second file's, which ends with a token that it must hold.
-
-    Raises:
-        CheckpointError: if the file is missing, or of another checkpoint.
-    """
-    file = path.with_name(Path(name).name)
-    if not file.is_file():
-        raise CheckpointError(
-            f"{path} lacks its best weights, which are in {_name(file.name)} beside it: copy "
-            "the whole folder"
-        )
-    best = _read(file)
-    if best.get("token") != name.rpartition("-")[2]:
-        raise CheckpointError(f"{file} has best weights of another checkpoint than {path}")
-    return best.get("weights")
-
-
-def old_best_files(path: Path) -> list[Path]:
-    """List the files of best weights that an earlier version may have left beside a checkpoint."""
-    return sorted(file for file in path.parent.iterdir() if is_old_best_file(file.name, path))
-
-
-def is_old_best_file(name: str, path: Path) -> bool:
-    """Return whether a name is that of an old file of best weights of this checkpoint."""
-    return name.startswith(f"{path.name}.best-")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a file of this package; a CheckpointError says that it is damaged or of another."""
+    """Read a file of this package."""
     state = archive.read(path, _refuse)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
-    return state
+    return {name: part for name, part in state.items() if name != "format"}
 
 
 def _refuse(name: str) -> None:
@@ -276,34 +132,22 @@ def _refuse(name: str) -> None:
     )
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a checkpoint into one file, which replaces the target when it is complete.
+def make_progress(found: dict[str, Any], path: Path | str) -> Progress:
+    """Make the progress in a checkpoint.
 
     Raises:
-        CheckpointError: if the source is missing or damaged.
-        StorageError: if the target cannot be written.
+        CheckpointError: if a field is missing, unknown, or not as :class:`Progress` says.
     """
-    if old_best_files(source):
-        save(target, load(source))
-        return
-    with whole(target, text=False) as file, source.open("rb") as original:
-        shutil.copyfileobj(original, file)
+    from pydantic import TypeAdapter, ValidationError  # whose import takes a tenth of a second
 
-
-def require(state: dict[str, Any], schema: dict[str, Any], path: str | Path) -> None:
-    """Refuse parts of a checkpoint that differ from a schema.
-
-    Args:
-        state: content of the checkpoint.
-        schema: schemas of the parts by name, see :func:`find_difference`.
-        path: file of the checkpoint, for the message.
-
-    Raises:
-        CheckpointError: naming the first part that differs, such as optimizer.state.0.exp_avg.
-    """
-    for key, like in schema.items():
-        if wrong := find_difference(state[key], like, key):
-            raise CheckpointError(f"{path} cannot be used: {wrong}")
+    try:
+        return TypeAdapter(Progress).validate_python(found)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        place = short(".".join(map(str, first["loc"])))
+        raise CheckpointError(
+            f"{path}: progress cannot be used: {place!r}: {first['msg']}"
+        ) from None
 
 
 def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | Path) -> None:
@@ -327,30 +171,83 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
 def random_state() -> dict[str, Any]:
     """Return the states of all random number generators that training uses, as plain values."""
     numpy: Any = np.random.get_state()  # a tuple, though its type says "or a mapping"
-    kind, keys, position, has_gauss, cached = numpy
-    version, internal, gauss = random.getstate()
+    kind, words, *rest = numpy
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
-        "python": (version, internal, gauss),
+        "numpy": (kind, torch.from_numpy(words.astype(np.int64)), *rest),
+        "python": random.getstate(),
     }
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put all random number generators into the states that :func:`random_state` returned."""
-    torch.set_rng_state(state["torch"].cpu())
+    """Put all random number generators into the states that :func:`random_state` returned.
+
+    Raises:
+        Exception: what torch, numpy or Python raise about something that is no state.
+    """
+    kind, words, used, *rest = state["numpy"]
+    if words.shape != (624,) or not 0 <= used <= 624:  # numpy would read beyond its words
+        raise ValueError("expected 624 words of numpy's generator")
+    np.random.set_state((kind, words.numpy().astype(np.uint32), used, *rest))
+    torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
-    np.random.set_state(_numpy_state(state))
-    random.setstate(_python_state(state))
-
-
-def _numpy_state(state: dict[str, Any]) -> tuple:
-    kind, keys, *rest = state["numpy"]
-    return kind, keys.cpu().numpy().astype(np.uint32), *rest
-
-
-def _python_state(state: dict[str, Any]) -> tuple:
+        torch.cuda.set_rng_state_all(state["cuda"])
     version, internal, gauss = state["python"]
-    return version, tuple(internal), gauss
+    random.setstate((version, tuple(internal), gauss))
+
+
+class CheckpointWriter:
+    """Writer of the checkpoints of a training.
+
+    Writing is given a twentieth of the time. An epoch that ends sooner after the last write is kept
+    in memory, where a later one takes its place; it is written if the training is stopped. So
+    ``kill -9`` costs an epoch, or twenty times what it takes to write one.
+
+    Args:
+        file: the checkpoint; None to write nothing.
+        capture: returns the state of the training, see ``state.capture``. Its ``best_weights`` must
+            not be changed later: they are not copied.
+    """
+
+    def __init__(self, file: Path | None, capture: Callable[[], dict[str, Any]]) -> None:
+        self.file, self.capture = file, capture
+        self._waiting: dict[str, Any] | None = None  # a copy that is not written yet
+        self._due = 0.0  # when there may be another write
+
+    def keep(self) -> None:
+        """Write the state after an epoch, or copy it until there is time.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        if self.file is None:
+            return
+        self._waiting = None  # its memory is free for the next one
+        state, is_due = self.capture(), time.monotonic() >= self._due
+        best = state["best_weights"]
+        self._waiting = (
+            state
+            if is_due
+            else {name: part if part is best else _copy(part) for name, part in state.items()}
+        )
+        if is_due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the newest epoch, whether or not it is time; also one whose write was stopped."""
+        if self._waiting is None or self.file is None:
+            return
+        began = time.monotonic()
+        save(self.file, self._waiting)
+        self._waiting, ended = None, time.monotonic()
+        self._due = ended + (ended - began) / SHARE
+
+
+def _copy(value: Any) -> Any:
+    """Copy a tree of lists, mappings and tensors, onto the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy(part) for key, part in value.items()}
+    return type(value)(map(_copy, value)) if isinstance(value, (list, tuple)) else value

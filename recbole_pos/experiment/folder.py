@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import platform
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
+OLD_BEST = "checkpoint.pt.best-"  # how files begin in which 0.2.0 kept the best weights
 SEARCH = "search.json"  # a file that only the folder of a search has
 
 
@@ -60,16 +61,41 @@ class RunFolder:
         """Create the folder of a new run, saved/<dataset>/<model>/<time>/ when no path is given.
 
         Raises:
-            UsageError: if the folder holds another run already.
+            UsageError: if the folder holds another run already, or cannot be created.
         """
-        if path is None:
-            path = unused_path(dataset, model)
+        path = unused_path(dataset, model) if path is None else path
         if not str(path):
             raise UsageError("run_dir is empty; name a folder, or leave it out")
         folder = cls(path)
         folder.require_unused()
         make_folder(folder.path)
         return folder
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether the folder holds a run of which an epoch was kept."""
+        return self.checkpoint.exists() or self.metrics.exists()
+
+    @property
+    def only_begun(self) -> bool:
+        """Whether the folder holds a run that was stopped before an epoch was kept."""
+        kept = (os.path.exists(file) for file in (self.checkpoint, self.result))  # no OSError
+        return os.path.isfile(self.config) and not any(kept)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the folder outlives the model in memory: it is not a temporary one."""
+        return not any(part.startswith(TEMPORARY) for part in self.path.parts)
+
+    @property
+    def old_best(self) -> list[Path]:
+        """Files of best weights that 0.2.0 kept beside a checkpoint."""
+        return sorted(self.path.glob(f"{OLD_BEST}*"))
+
+    @property
+    def how_to_finish(self) -> str:
+        """The end of a message about an unfinished run: the command that finishes it."""
+        return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
 
     def require_unused(self) -> None:
         """Refuse a folder that holds a run or a search.
@@ -84,33 +110,6 @@ class RunFolder:
             )
         if (self.path / SEARCH).exists():
             raise UsageError(f"{self.path} holds a search; choose another --run_dir")
-
-    @property
-    def holds_run(self) -> bool:
-        """Whether the folder holds a run of which an epoch was kept."""
-        return self.checkpoint.exists() or self.metrics.exists()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the folder outlives the model in memory: it is not a temporary one."""
-        return not any(part.startswith(TEMPORARY) for part in self.path.parts)
-
-    def clear(self) -> None:
-        """Remove the files of a run, so that another can begin; can be repeated if killed."""
-        best = self.path.glob(f"{glob.escape(self.checkpoint.name)}.best-*")
-        for file in (self.result, self.ranks, *best, self.checkpoint, self.metrics):
-            file.unlink(missing_ok=True)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Lock the folder for training in a ``with`` block, and remove unfinished files in it.
-
-        Raises:
-            UsageError: if another process holds the lock.
-        """
-        with only_writer(self.path, "trained"):
-            remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
-            yield
 
     def require(self, option: str = "") -> RunFolder:
         """Return this folder if it holds a trained run.
@@ -131,30 +130,28 @@ class RunFolder:
             )
         return self
 
-    @property
-    def how_to_finish(self) -> str:
-        """The end of a message about an unfinished run: the command that finishes it."""
-        return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
-
-    @property
-    def only_begun(self) -> bool:
-        """Whether the folder holds a run that was stopped before an epoch was kept."""
-        kept = (os.path.exists(file) for file in (self.checkpoint, self.result))  # no OSError
-        return os.path.isfile(self.config) and not any(kept)
-
     def require_vectors(self) -> Path:
-        """Return the file of content vectors.
-
-        Raises:
-            UsageError: if the file, or the one with the names of its rows, is missing.
-        """
+        """Return the file of content vectors; a UsageError if it is missing, or its names."""
         for file in (self.vectors, self.vectors.with_suffix(".txt")):
             if not file.is_file():
-                raise UsageError(
-                    f"item_vectors: {file} is missing, without which the model cannot be loaded; "
-                    "copy it from where the run was trained"
-                )
+                raise UsageError(f"item_vectors: {file} is missing; copy it from the trained run")
         return self.vectors
+
+    def clear(self) -> None:
+        """Remove the files of a run, so that another can begin; can be repeated if killed."""
+        for file in (self.result, self.ranks, *self.old_best, self.checkpoint, self.metrics):
+            file.unlink(missing_ok=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the folder for training in a ``with`` block, and remove unfinished files in it.
+
+        Raises:
+            UsageError: if another process holds the lock.
+        """
+        with only_writer(self.path, "trained"):
+            remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
+            yield
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """Write the complete configuration; ``--config_files config.yaml`` repeats the run."""
@@ -168,10 +165,9 @@ class RunFolder:
         """
         plain = read_yaml(self.config)
         for key in ("model", "dataset"):
-            if not isinstance(plain.get(key), str):
+            if not isinstance(name := plain.get(key), str):
                 raise UsageError(
-                    f"{self.config} is damaged: {key}: expected a name, found "
-                    f"{shown(plain.get(key))}"
+                    f"{self.config} is damaged: {key}: expected a name, found {shown(name)}"
                 )
         return plain
 
@@ -184,8 +180,8 @@ class RunFolder:
         with writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def write_ranks(self, ranks: Any) -> None:
-        """Write the ranks of the test targets, a DataFrame of ``evaluation.rank_table``."""
+    def write_ranks(self, ranks: pd.DataFrame) -> None:
+        """Write the ranks of the test targets, a table of ``evaluation.rank_table``."""
         with whole(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
@@ -219,17 +215,13 @@ class RunFolder:
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
     """Return the path saved/<dataset>/<model>/<prefix><time>, with a number if that exists."""
-    base = Path("saved") / dataset / model / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}"
+    base = Path("saved", dataset, model, f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
     paths = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
     return next(path for path in paths if not path.exists())
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, unless they exist.
-
-    Raises:
-        UsageError: if the system refuses.
-    """
+    """Create a folder and its parents, unless they exist; a UsageError if the system refuses."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -238,18 +230,9 @@ def make_folder(path: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results depend on."""
-    import numpy
-    import pandas
-    import recbole
-    import scipy
-    import torch
-
-    packages = (recbole, torch, numpy, pandas, scipy)
-    return {
-        "python": platform.python_version(),
-        "recbole_pos": __version__,
-        **{package.__name__: str(package.__version__) for package in packages},
-    }
+    packages = ("recbole", "torch", "numpy", "pandas", "scipy")
+    own = {"python": platform.python_version(), "recbole_pos": __version__}
+    return own | {package: version(package) for package in packages}
 
 
 def peak_rss_mb() -> float | None:

@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import describe_warnings
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.checkpoint import Count
 from recbole_pos.experiment.device import describe_device, device_line
 from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
 from recbole_pos.values import shown
 
 Experiment = Any  # that of build.py, which must not be imported here: it knows this file
-
-
 KNOWS_WHEN = (
     "request_time: target: the model knew the time of what it predicts, which makes metrics higher "
     "than those of models that do not"
@@ -41,14 +40,14 @@ class Result:
     run_dir: str
     best_valid: dict[str, float] | None
     test: dict[str, float] | None
-    epochs: int
+    epochs: Count
     best_epoch: int | None
     seconds: dict[str, float]
     targets_per_second: float
-    parameters: int
+    parameters: Count
     candidates: str
-    valid_targets: int
-    test_targets: int
+    valid_targets: Count
+    test_targets: Count
     split: dict[str, Any]
     peak_rss_mb: float | None
     seed: int
@@ -69,25 +68,16 @@ def read_result(folder: RunFolder) -> Result:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        result = TypeAdapter(Result).validate_json(folder.result.read_bytes())
+        return TypeAdapter(Result).validate_json(folder.result.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        wrong = f"{shown(place) + ': ' if place else ''}{first['msg'][:200]}"
-        raise _describe_damage(folder, wrong) from error
+        place = shown(".".join(map(str, first["loc"])))
+        raise UsageError(
+            f"{folder.result}: {place}: {first['msg'][:200]}; "
+            f"`recbole-pos run --resume {folder.path}` writes the file again"
+        ) from error
     except OSError as error:
         raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
-    for name in ("epochs", "parameters", "valid_targets", "test_targets"):
-        if (value := getattr(result, name)) < 0:
-            raise _describe_damage(folder, f"{name}: expected at least 0, found {shown(value)}")
-    return result
-
-
-def _describe_damage(folder: RunFolder, wrong: str) -> UsageError:
-    """Return the error about a damaged ``result.json``."""
-    return UsageError(
-        f"{folder.result}: {wrong}; `recbole-pos run --resume {folder.path}` writes the file again"
-    )
 
 
 def unfinished(folder: RunFolder) -> bool:
@@ -122,23 +112,16 @@ def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def make_headline(experiment: Experiment, folder: RunFolder) -> str:
+def make_headline(facts: dict[str, Any], folder: RunFolder) -> str:
     """Return the first line of a run's report: model, dataset, their sizes, device and folder."""
-    facts = start_facts(experiment, folder)
-    counts = ", ".join(
-        f"{facts[key]:,} {key}" for key in ("users", "items", "events", "parameters")
-    )
-    parts = [counts, device_line(facts["device"]), *([facts["run_dir"]] if folder.is_kept else [])]
+    parts = [f"{facts[key]:,} {key}" for key in ("users", "items", "events", "parameters")]
+    parts += [device_line(facts["device"]), *([facts["run_dir"]] if folder.is_kept else [])]
     return f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}"
 
 
 def parameters(model: Any) -> int:
     """Return the number of a model's trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def _targets(loader: Any) -> int:
-    return 0 if loader is None else len(loader._dataset)
 
 
 def make_result(
@@ -153,13 +136,18 @@ def make_result(
         test_seconds: seconds that the test took.
     """
     config, progress = experiment.config, experiment.trainer.progress
+    split, loaders = experiment.dataset.split.summary, experiment.loaders
     training_seconds = max(progress.training_seconds, 1e-9)  # never 0, to divide by
+    targets = {
+        part: 0 if loader is None else len(loader._dataset) for part, loader in loaders.items()
+    }
+    knows_when = [KNOWS_WHEN] if config["request_time"] == "target" else []
     return Result(
         model=config["model"],
         dataset=config["dataset"],
         run_dir=str(folder.path),
         best_valid=progress.best_result,
-        test=None if test is None else {name: float(value) for name, value in test.items()},
+        test=test,
         epochs=progress.next_epoch,
         best_epoch=progress.best_epoch,
         seconds={
@@ -170,13 +158,10 @@ def make_result(
         targets_per_second=round(progress.trained_targets / training_seconds, 1),
         parameters=parameters(experiment.model),
         candidates="items not in the user's past" if masks_history(config) else "all items",
-        valid_targets=_targets(experiment.loaders["valid"]),
-        test_targets=_targets(experiment.loaders["test"]),
-        split=experiment.dataset.split.summary,
-        warnings=[
-            *describe_warnings(experiment.dataset.split.summary),
-            *([KNOWS_WHEN] if config["request_time"] == "target" else []),
-        ],
+        valid_targets=targets["valid"],
+        test_targets=targets["test"],
+        split=split,
+        warnings=[*describe_warnings(split), *knows_when],
         peak_rss_mb=peak_rss_mb(),
         seed=config["seed"],
         versions=versions(),

@@ -19,7 +19,7 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
-from recbole_pos.experiment.device import Precision, check_device
+from recbole_pos.experiment.device import check_device
 from recbole_pos.experiment.environment import rank_here
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.launch import check_processes, run_as_rank, run_in_parallel
@@ -27,6 +27,7 @@ from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import load_dataset, train
 from recbole_pos.reporter import Reporter
+from recbole_pos.values import is_whole
 
 
 def run(
@@ -112,38 +113,24 @@ _RESUME_ONLY = (
 
 
 def _open_interrupted(path: str | Path, config_dict: dict[str, Any]) -> tuple[RunFolder, PosConfig]:
-    """Return the folder and the configuration of a run to resume.
-
-    Raises:
-        UsageError: for options that must not change, or a run that cannot be resumed here.
-    """
+    """Return the folder and the configuration of a run to resume, if it can be resumed here."""
     if set(config_dict) - {"epochs", "data_path", "plugins"}:
         raise UsageError(_RESUME_ONLY)
     folder = RunFolder(path)
     config = load_config(folder if folder.only_begun else folder.require(), config_dict)
-    _require_precision(config, folder)
+    if config["precision"] == "fp16" and config["device"].type == "cpu":
+        raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
     _require_dataset(config)
     return folder, config
 
 
 def _require_patience(args: RunArguments) -> None:
     """Refuse a number of restarts or a time to wait that is not one."""
-    if not (isinstance(args.max_restarts, int) and args.max_restarts >= 0):
-        raise UsageError(
-            f"--max_restarts: expected a whole number of at least 0, found {args.max_restarts}"
-        )
-    if not 0 < args.join_timeout < math.inf:
-        raise UsageError(f"--join_timeout: expected seconds above 0, found {args.join_timeout}")
-
-
-def _require_precision(config: PosConfig, folder: RunFolder) -> None:
-    """Refuse to resume on a CPU a run in float16, which would train otherwise than it began."""
-    precision = Precision.from_config(config)
-    if (precision.name, precision.device) == ("fp16", "cpu"):
-        raise UsageError(
-            f"--resume: {folder.path} is trained with precision: fp16, which needs a GPU, and this "
-            "run would go on on a CPU; continue it on a machine with a GPU"
-        )
+    restarts, timeout = args.max_restarts, args.join_timeout
+    if not (is_whole(restarts) and restarts >= 0):
+        raise UsageError(f"--max_restarts: expected a whole number of at least 0, found {restarts}")
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"--join_timeout: expected seconds above 0, found {timeout}")
 
 
 def load(
@@ -242,9 +229,7 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
     """
     if os.path.isfile(path):
         file = Path(path)
-        state = checkpoint.load(file, ("config",))
-        state["config"] |= options
-        return file, RunFolder(file.parent), config_in(state, file)
+        return file, RunFolder(file.parent), config_in(checkpoint.load(file), file, options)
     folder = RunFolder(path).require()
     config = load_config(folder, options)
     if folder.data.is_dir() and "data_path" not in options and not _has_dataset(config):

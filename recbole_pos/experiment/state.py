@@ -13,8 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -23,9 +21,10 @@ from recbole_pos.data.identity import changed_fields
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.checkpoint import Progress, find_difference, is_any
 from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.files import whole
 from recbole_pos.plain import from_plain, to_plain
+from recbole_pos.values import shown
 
 # What a checkpoint must hold to be resumed.
 RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
@@ -40,25 +39,62 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
         source: folder of a run with a checkpoint.
         target: folder to copy into, created if necessary.
         with_results: whether to copy the result and the ranks of the test too.
+
+    Raises:
+        OSError, StorageError: if a file cannot be read or written.
     """
     make_folder(target.path)
     results = (source.result, source.ranks) if with_results else ()
     vectors = (source.vectors, source.vectors.with_suffix(".txt"))
-    for file in (source.config, source.metrics, source.known, *vectors, *results):
+    files = (source.config, source.metrics, source.known, *vectors, *source.old_best, *results)
+    for file in files:
         if file.is_file():
             shutil.copy(file, target.path)
-    checkpoint.copy(source.checkpoint, target.checkpoint)
+    with source.checkpoint.open("rb") as original, whole(target.checkpoint, text=False) as file:
+        shutil.copyfileobj(original, file)
+
+
+def find_difference(found: Any, like: dict[str, Tensor]) -> str | None:
+    """Compare tensors of a file with those that have their names, and describe a difference.
+
+    Args:
+        found: mapping of the file.
+        like: tensors of the same shape and type; those of the file are finite if these are.
+    """
+    if not isinstance(found, dict):
+        return f"expected tensors by name, found {type(found).__name__}"
+    if odd := sorted(map(shown, like.keys() ^ found.keys())):
+        return f"lacks, or has unknown, {', '.join(odd[:3])}"
+    for name, own in like.items():
+        value = found[name]
+        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (own.shape, own.dtype):
+            kind = f"{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            return f"{name}: expected {list(own.shape)} of {own.dtype}, found {kind}"
+        if not value.isfinite().all() and own.isfinite().all():
+            return f"{name} has numbers that are not finite"
+    return None
+
+
+def _require(found: Any, like: dict[str, Tensor], place: str, file: str | Path) -> None:
+    """Raise a CheckpointError about the first difference, see :func:`find_difference`."""
+    if wrong := find_difference(found, like):
+        raise CheckpointError(f"{file} cannot be used with this model: {place}: {wrong}")
 
 
 def capture(trainer: Any) -> dict[str, Any]:
-    """Return the state of a trainer that a resumed run needs to end with the same bits."""
-    generator = getattr(trainer.loader, "generator", None)
+    """Return the state of a trainer that a resumed run needs to end with the same bits.
+
+    The tensors are the trainer's own and change with it, except those of ``best_weights``. If these
+    are the newest weights, they are the file's ``weights`` too.
+    """
+    generator, progress = getattr(trainer.loader, "generator", None), trainer.progress
+    is_best = progress.best_epoch == progress.next_epoch - 1 and trainer.average is None
     return {
         "config": to_plain_options(trainer.config),
         **trainer.identity,
         "known": trainer.known,
-        "progress": vars(trainer.progress),
-        "weights": extract_weights(trainer.model),
+        "progress": vars(progress),
+        "weights": trainer.best_weights if is_best else extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
         "optimizer": trainer.optimizer.state_dict(),
         "scaler": trainer.scaler.state_dict(),
@@ -70,7 +106,7 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore the state that :func:`capture` returned; a refused file changes nothing.
+    """Restore the state that :func:`capture` returned.
 
     Args:
         trainer: a new trainer of the same configuration.
@@ -83,64 +119,53 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         UsageError: if the file is of another model.
     """
     state = checkpoint.load(file, RESUMABLE)
-    parameters, moments = _number_parameters(trainer.optimizer), state["optimizer"]["state"]
-    _require_restorable(trainer, state, parameters, file, train_data)
-    if trainer.average is not None:
-        for name, average in trainer.average.weights.items():
-            average.copy_(state["average"][name])
-    trainer.progress, trainer.steps = Progress(**state["progress"]), state.get("steps", 0)
-    put_weights(trainer.model, state["weights"])
-    trainer.best_weights = state["best_weights"]
-    # options of the optimiser follow from the configuration and the epoch; its state does not
-    moments = {
-        number: {name: _copy_as(value, parameters[number]) for name, value in values.items()}
-        for number, values in moments.items()
-    }
-    trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
-    trainer.scaler.load_state_dict(state["scaler"])
-    checkpoint.set_random_state(state["random"])
-    if state["loader"] is not None and train_data is not None:
-        train_data.generator.set_state(state["loader"].cpu())
-
-
-def _require_restorable(
-    trainer: Any,
-    state: dict[str, Any],
-    parameters: dict[int, Tensor],
-    file: str | Path,
-    train_data: Any,
-) -> None:
-    """Compare all parts of a checkpoint with what a trainer would have written; see restore.
-
-    Args:
-        trainer: the trainer that is to be restored.
-        state: content of the checkpoint.
-        parameters: parameters of the optimiser by number.
-        file: the checkpoint, for messages.
-        train_data: the loader of training; None to allow other data.
-
-    Raises:
-        CheckpointError, UsageError: naming the first part that differs.
-    """
-    model = state["config"].get("model")
-    if model != trainer.config["model"]:
-        raise UsageError(f"{file} is of model {model}, not {trainer.config['model']}")
+    if (model := state["config"].get("model")) != trainer.config["model"]:
+        raise UsageError(f"{file} is of model {shown(model)}, not {trainer.config['model']}")
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
-    weights, moments = _weights_schema(trainer.model), state["optimizer"]["state"]
-    schema = {
-        "weights": weights,
-        "best_weights": (None, weights),
-        "scaler": {key: is_any for key in trainer.scaler.state_dict()} or is_any,
-    }
-    checkpoint.require(state, schema, file)
-    optimizer = _optimizer_schema(trainer.optimizer, {n: parameters.get(n) for n in moments})
-    checkpoint.require({"optimizer": moments}, {"optimizer": optimizer}, file)
-    _require_consistent(state["progress"], state["best_weights"], file)
+    trainer.progress = checkpoint.make_progress(state["progress"], file)
+    trainer.best_weights = copy.deepcopy(state["best_weights"])  # no part of the file, as it is
+    for weights in filter(None, (state["best_weights"], state["weights"])):
+        load_weights(trainer.model, weights, file)
+    moments = copy.deepcopy(state["optimizer"].get("state"))
+    _require_moments(trainer.optimizer, moments, file)
+    trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
+    trainer.steps = state.get("steps", 0)
     if trainer.average is not None:
-        checkpoint.require(
-            {"average": state.get("average")}, {"average": trainer.average.weights}, file
-        )
+        _require(state.get("average"), trainer.average.weights, "average", file)
+        for name, average in trainer.average.weights.items():
+            average.copy_(state["average"][name])
+    try:
+        trainer.scaler.load_state_dict(state["scaler"])
+        checkpoint.set_random_state(state["random"])
+        if state["loader"] is not None and train_data is not None:
+            train_data.generator.set_state(state["loader"])
+    except Exception as error:  # whatever torch, numpy and Python stumble over
+        raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
+
+
+def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str | Path) -> None:
+    """Refuse moments that are not as an optimiser keeps them.
+
+    A step of a second optimiser of the same class shows what is kept of a parameter: numbers, or
+    tensors of its shape. A parameter without a gradient has no moments.
+    """
+    tiny = torch.zeros(1, requires_grad=True)
+    tiny.grad = torch.ones(1)
+    optimizer_class: Any = type(optimizer)
+    twin = optimizer_class([tiny], lr=0.1)
+    twin.step()
+    numbers = [n for group in optimizer.state_dict()["param_groups"] for n in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not isinstance(moments, dict) or not moments.keys() <= set(numbers):
+        raise CheckpointError(f"{file} cannot be used: its optimizer has other parameters")
+    for number, parameter in zip(numbers, parameters, strict=True):
+        like = {
+            name: parameter if isinstance(kept, Tensor) and kept.dim() else torch.as_tensor(kept)
+            for name, kept in twin.state[tiny].items()
+        }
+        if number in moments:
+            _require(moments[number], like, f"optimizer.state.{number}", file)
 
 
 def extract_weights(model: Any) -> dict[str, Any]:
@@ -148,26 +173,23 @@ def extract_weights(model: Any) -> dict[str, Any]:
 
     The tensors are the model's own and change with it.
     """
-    return {
-        "state_dict": dict(model.state_dict()),
-        "other": to_plain(_other(model)),
-    }
+    return {"state_dict": dict(model.state_dict()), "other": to_plain(_other(model))}
 
 
-def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
-    """Return the configuration in a checkpoint, for this machine.
+def config_in(
+    state: dict[str, Any], file: str | Path, options: dict[str, Any] | None = None
+) -> PosConfig:
+    """Return the configuration in a checkpoint, for this machine and with other options.
 
     Raises:
-        CheckpointError: if it names no model or dataset.
+        CheckpointError: if there is none.
         UsageError: if it has options that this version refuses.
     """
-    plain = state["config"]
-    if missing := {"model", "dataset"} - set(plain):
-        raise CheckpointError(
-            f"{file} names no {' and no '.join(sorted(missing))}: an earlier version wrote it from "
-            "RecBole's own functions; train again, or load its weights into a model by hand"
-        )
-    return PosConfig(None, None, None, {**plain, **limit_workers(plain)}, strict=False)
+    plain = state.get("config") or {}
+    if not {"model", "dataset"} <= plain.keys():
+        raise CheckpointError(f"{file} names no model or no dataset")
+    plain = {**plain, **limit_workers(plain), **(options or {})}
+    return PosConfig(None, None, None, plain, strict=False)
 
 
 def load_best(
@@ -202,16 +224,7 @@ def load_best(
 
 
 def require_known(state: dict[str, Any], known: Known | None, file: str | Path) -> None:
-    """Refuse a vocabulary that is not the one that weights were learned with.
-
-    Args:
-        state: content of the checkpoint; of earlier versions, nothing can be compared.
-        known: the vocabulary; None if there is none.
-        file: the checkpoint, for the message.
-
-    Raises:
-        CheckpointError: if names, their order or counts differ.
-    """
+    """Refuse a vocabulary, if any, that is not the one that weights were learned with."""
     if known is not None and state.get("known") not in (None, known.digest):
         raise CheckpointError(
             f"{RunFolder(Path(file).parent).known} is not the one that was written with {file}: "
@@ -230,129 +243,22 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     Raises:
         CheckpointError: if they are of another architecture, or not finite.
     """
-    if wrong := find_difference(weights, _weights_schema(model), "weights"):
+    try:
+        other, own = from_plain(weights["other"]), _other(model)
+        wrong = find_difference(weights["state_dict"], dict(model.state_dict()))
+        for name in own.keys() | other.keys():
+            kept = own[name]
+            if kept is not None and getattr(other[name], "shape", 0) != getattr(kept, "shape", 0):
+                wrong = f"{name} is of another shape"
+    except Exception as error:  # whatever scipy stumbles over
+        wrong = shown(str(error))
+    if wrong:
         raise CheckpointError(f"{source} cannot be used with this model: {wrong}")
-    put_weights(model, weights)
-
-
-def put_weights(model: Any, weights: dict[str, Any]) -> None:
-    """Put weights into a model without checking them, see :func:`load_weights`."""
     model.load_state_dict(weights["state_dict"])
-    model.load_other_parameter(from_plain(weights["other"]))
-
-
-def _weights_schema(model: Any) -> dict[str, Any]:
-    """Return the schema of a model's weights, see ``checkpoint.find_difference``."""
-    other = {name: _other_schema(value) for name, value in _other(model).items()}
-    return {"state_dict": dict(model.state_dict()), "other": other}
+    model.load_other_parameter(other)
 
 
 def _other(model: Any) -> dict[str, Any]:
     """Return the ``other_parameter`` of RecBole's models, without modules: state_dict has those."""
     other = model.other_parameter() or {}
     return {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
-
-
-def _other_schema(own: Any) -> Any:
-    """Return the schema of a tensor, sparse matrix or number that a model keeps beside its weights.
-
-    Args:
-        own: value in the model at hand; None if it is made by training, which allows any.
-    """
-    if own is None:
-        return is_any
-    if not scipy.sparse.issparse(own):
-        plain = to_plain(own)
-        return plain if isinstance(plain, Tensor) else type(plain)
-
-    def fits(found: Any) -> bool:
-        """a sparse matrix of finite numbers, of the shape and type that the model has"""
-        try:
-            matrix = from_plain(found)
-            same = (matrix.shape, matrix.dtype) == (own.shape, own.dtype)
-            return same and bool(np.isfinite(matrix.data).all())
-        except Exception:  # whatever scipy and numpy stumble over
-            return False
-
-    return fits
-
-
-def _number_parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
-    """Return an optimiser's parameters by the numbers that they have in its state."""
-    numbers = (n for group in optimizer.state_dict()["param_groups"] for n in group["params"])
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return dict(zip(numbers, parameters, strict=True))
-
-
-def _optimizer_schema(
-    optimizer: torch.optim.Optimizer, parameters: dict[int, Tensor | None]
-) -> dict[int, Any]:
-    """Return the schema of the state that an optimiser keeps of its parameters.
-
-    A step of a second optimiser of the same class shows its form. The step's gradient is -1, so
-    state that is not negative after it has no sign: the optimiser takes its square root.
-
-    Args:
-        optimizer: the optimiser.
-        parameters: parameters by number; None for a number that the optimiser does not have.
-    """
-    tiny = torch.zeros(1, requires_grad=True)
-    tiny.grad = -torch.ones(1)
-    optimizer_class: Any = type(optimizer)
-    twin = optimizer_class([tiny], lr=0.1)
-    twin.step()
-
-    def make_schema(kept: Any, parameter: Tensor) -> Any:
-        if not isinstance(kept, Tensor):
-            return is_any
-        like = torch.zeros_like(kept if kept.dim() == 0 else parameter, device="cpu")
-        is_signed = bool((kept < 0).any())
-
-        def fits(found: Any) -> bool:
-            """a tensor like its parameter, finite and without a sign where none exists"""
-            if find_difference(found, like, ""):
-                return False
-            return is_signed or not bool((found < 0).any())
-
-        return fits
-
-    return {
-        number: {name: make_schema(kept, parameter) for name, kept in twin.state[tiny].items()}
-        for number, parameter in parameters.items()
-        if parameter is not None
-    }
-
-
-def _copy_as(value: Any, parameter: Tensor) -> Any:
-    """Copy a value of the optimiser's state into the memory layout of its parameter."""
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return copy.deepcopy(value)
-    return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)
-
-
-def _require_consistent(progress: dict[str, Any], best: Any, file: str | Path) -> None:
-    """Refuse a checkpoint whose progress, history and best weights contradict each other.
-
-    Args:
-        progress: fields of :class:`~recbole_pos.experiment.checkpoint.Progress`.
-        best: best weights; None before there are any.
-        file: the checkpoint, for the message.
-
-    Raises:
-        CheckpointError: if they do.
-    """
-    done, best_epoch, history = (progress[k] for k in ("next_epoch", "best_epoch", "history"))
-    epochs = [line["epoch"] for line in history]
-    is_validated = best_epoch is not None and best_epoch < done and history[best_epoch]["valid"]
-    has_scores = [progress[key] is not None for key in ("best_result", "best_score")]
-    if (
-        len(epochs) != done
-        or epochs != list(range(done))
-        or (best_epoch is None) != (best is None)
-        or (best_epoch or 0) >= max(done, 1)
-        or has_scores != [bool(is_validated)] * 2
-    ):
-        raise CheckpointError(
-            f"{file} cannot be used: progress: {done} epochs, of which {best_epoch} was best, do "
-            "not agree with its history, score and best weights"
-        )

@@ -151,9 +151,9 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
     """Report model, data and split before the first epoch."""
-    loaders = experiment.loaders
-    reporter.line(make_headline(experiment, folder))
-    reporter.event("start", start_facts(experiment, folder))
+    loaders, facts = experiment.loaders, start_facts(experiment, folder)
+    reporter.line(make_headline(facts, folder))
+    reporter.event("start", facts)
     if split := describe(experiment.dataset.split.summary):
         reporter.line(split)
     if not loaders["valid"] or not experiment.config["eval_step"]:

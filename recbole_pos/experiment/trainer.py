@@ -33,8 +33,7 @@ from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
-from recbole_pos.experiment.checkpoint import Progress
-from recbole_pos.experiment.checkpoint_writer import CheckpointWriter
+from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
 from recbole_pos.experiment.device import Precision
 from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
@@ -181,8 +180,8 @@ class PosTrainer(EvaluatingTrainer):
         if state.next_epoch == 0:
             every = self.loader.packed and self.config["train_windows"] != "prefix"
             tell_notices(self.model, every_position=every)
-        first_epoch = state.next_epoch
-        with self._writer(saved) as self.writer:
+        self.writer = self._writer(saved)
+        try:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
@@ -206,8 +205,8 @@ class PosTrainer(EvaluatingTrainer):
                 self.wandblogger.log_metrics(scalars, head="train")
                 if callback_fn and valid:
                     callback_fn(epoch, valid[self.valid_metric])
-            if state.next_epoch > first_epoch:
-                self.writer.flush()
+        finally:
+            self.writer.flush()
         return state.best_score, state.best_result
 
     def _train_epoch(
@@ -251,7 +250,6 @@ class PosTrainer(EvaluatingTrainer):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
                 loss = self._step(loss_func, batch, watch, number)
-                self.writer.check()
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
                 task.advance(len(batch) if self.shard.alone else self.shard.whole)

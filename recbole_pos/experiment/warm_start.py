@@ -8,7 +8,6 @@ the weights would have seen what is held out here.
 
 from __future__ import annotations
 
-import operator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,10 @@ from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.checkpoint import find_difference
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import unfinished
-from recbole_pos.experiment.state import require_known
-from recbole_pos.layers.hooks import InputPosition, PositionScheme
+from recbole_pos.experiment.state import find_difference, require_known
+from recbole_pos.layers.hooks import InputPosition
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
@@ -51,17 +49,13 @@ def start_from(
             trained, or the model lacks a scheme of ``train_only``.
     """
     if weights and config["init_from"]:
-        _load_weights(model, RunFolder(config["init_from"]), config, data)
+        _load_weights(model, RunFolder(config["init_from"]).require("init_from"), config, data)
     if config["train_only"]:
-        train_only(model, scheme_names(config["train_only"], "train_only"))
+        _train_only(model, scheme_names(config["train_only"], "train_only"))
 
 
-def train_only(model: nn.Module, names: list[str]) -> None:
-    """Freeze all parameters except those of the named schemes.
-
-    Raises:
-        UsageError: if the model lacks a scheme, or none has parameters.
-    """
+def _train_only(model: nn.Module, names: list[str]) -> None:
+    """Freeze all parameters except those of the named schemes."""
     chosen: set[nn.Parameter] = set()
     for name in names:
         modules = [m for m in model.modules() if type(m) is SCHEMES[name]]
@@ -77,53 +71,39 @@ def train_only(model: nn.Module, names: list[str]) -> None:
 def _load_weights(
     model: nn.Module, source: RunFolder, config: Options, data: dict[str, Any]
 ) -> None:
-    """Load the best weights of a run with fewer schemes; added schemes keep their initial ones.
-
-    Args:
-        model: a new model, changed in place.
-        source: folder of the run in ``init_from``.
-        config: configuration of the new run.
-        data: ``identity`` of the dataset.
-
-    Raises:
-        UsageError: if the run does not fit the model and the data.
-    """
-    earlier = source.require("init_from").read_config()
+    """Load the best weights of a run with fewer schemes; added schemes keep their initial ones."""
+    earlier = source.read_config()
     if not starts_from_runs(str(earlier.get("model"))):
         raise UsageError(
             f"init_from: {source.path} is of {earlier.get('model')}, not a plugin model"
         )
-    require_same_function(earlier, config, source.path)
-    state = checkpoint.load(source.checkpoint, ("data", "best_weights"))
+    _require_same_function(earlier, config, "init_from")
+    state, best = _read_best(source, "init_from")
     try:
         checkpoint.require_same_data(state, data, source.checkpoint)
     except CheckpointError as error:
         raise UsageError(f"init_from: {error}") from error
-    if state["best_weights"] is None:
-        raise UsageError(f"init_from: {source.path} has no trained epoch yet")
     present = scheme_names(earlier["position"])
-    weights = _rename_inputs(state["best_weights"]["state_dict"], present, model)
+    weights, own = _rename_input(best, present, model), model.state_dict()
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
-    modules_added = tuple(
-        f"{name}." for name, module in model.named_modules() if type(module) in added
-    )
-    own = model.state_dict()
-    shared = {name: own[name] for name in weights if name in own}
-    if wrong := find_difference({name: weights[name] for name in shared}, shared, "best_weights"):
-        raise UsageError(f"init_from: {source.path} does not fit: {wrong}")
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    unmatched = [*unexpected, *(key for key in missing if not key.startswith(modules_added))]
-    if unmatched:
-        raise UsageError(
-            f"init_from: {source.path} is of another architecture; the first of {len(unmatched)} "
-            f"weights without a counterpart is {unmatched[0]}"
-        )
+    places = tuple(f"{name}." for name, part in model.named_modules() if type(part) in added)
+    like = {name: own[name] for name in own if name in weights or not name.startswith(places)}
+    if wrong := find_difference(weights, like):
+        raise UsageError(f"init_from: {source.path} is of another architecture: {wrong}")
+    model.load_state_dict(weights, strict=False)
 
 
-def require_same_function(
-    earlier: dict[str, Any], ours: Options, path: Path, option: str = "init_from"
-) -> None:
-    """Refuse weights that mean something else in this run.
+def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the checkpoint of a run and its best weights by name."""
+    state = checkpoint.load(source.checkpoint, ("best_weights",))
+    weights = (state["best_weights"] or {}).get("state_dict")
+    if not isinstance(weights, dict):
+        raise UsageError(f"{option}: {source.path} has no trained epoch yet")
+    return state, weights
+
+
+def _require_same_function(earlier: dict[str, Any], ours: Options, option: str) -> None:
+    """Refuse weights that mean something else in this run; the shapes may be the same.
 
     Dataset, options of the model and options of the earlier run's schemes must be the same, and
     none of its schemes may be missing.
@@ -131,51 +111,37 @@ def require_same_function(
     Args:
         earlier: configuration of the run that has the weights.
         ours: configuration of this run.
-        path: folder of the earlier run, for messages.
-        option: option that names the folder, for messages.
+        option: option that names the earlier run, for messages.
 
     Raises:
         UsageError: naming the first difference.
     """
-    if earlier["dataset"] != ours["dataset"]:
-        raise UsageError(
-            f"{option}: {path} was trained on {earlier['dataset']}, this run is on "
-            f"{ours['dataset']}"
-        )
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     lost = set(present) - {*(scheme_names(ours["position"]) if present else ()), "nope"}
     if lost:
-        raise UsageError(f"{option}: {path} has the scheme {', '.join(lost)}, this run has not")
-    own = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
-    schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
-    own.update(*(scheme.options for scheme in schemes))
-    own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
+        raise UsageError(f"{option}: its run has the scheme {', '.join(lost)}, this run has not")
+    keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
+    keys.update(*(SCHEMES[name].options for name in present))
+    keys |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
     defaults = plugin_defaults(earlier["model"], present)
-    for key in sorted(own):
+    for key in ("dataset", *sorted(keys)):
         value = earlier.get(key, defaults.get(key))  # an old run may lack a new option
         if value != ours[key]:
             raise UsageError(
-                f"{option}: {path} was trained with {key}: {value}, this run has {ours[key]}"
+                f"{option}: its run was trained with {key}: {value}, this run has {ours[key]}"
             )
 
 
-def _rename_inputs(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
+def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
     """Return weights with the names that a model with several input encodings has.
 
-    A single input encoding is a part of the model itself; several are parts of a ComposeInput,
-    under their names.
-
-    Args:
-        weights: weights of a run, by name.
-        present: schemes of the run.
-        model: the model that gets the weights.
+    A single one is a part of the model itself; several are parts of a ComposeInput, by name.
     """
     inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
-    places = [name for name, part in model.named_modules() if isinstance(part, ComposeInput)]
+    places = [f"{name}." for name, part in model.named_modules() if isinstance(part, ComposeInput)]
     if len(inputs) != 1 or not places:
         return weights
-    place = f"{places[0]}."
-    inner = f"{place}schemes.{inputs[0]}."
+    (place,), inner = places, f"{places[0]}schemes.{inputs[0]}."
     return {
         inner + key.removeprefix(place) if key.startswith(place) else key: value
         for key, value in weights.items()
@@ -218,46 +184,39 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     """
     source = updated_run(config["update_from"])
     earlier = source.read_config()
-    if earlier.get("model") != config["model"]:
+    if earlier["model"] != config["model"]:
         raise UsageError(
-            f"update_from: {source.path} is of {earlier.get('model')}, "
-            f"this run of {config['model']}"
+            f"update_from: {source.path} is of {earlier['model']}, this run of {config['model']}"
         )
-    require_same_function(earlier, config, source.path, "update_from")
-    state = checkpoint.load(source.checkpoint, ("best_weights",))
-    fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-    require_known(state, source.read_vocabulary(*fields), source.checkpoint)
-    if state["best_weights"] is None:
-        raise UsageError(f"update_from: {source.path} has no trained epoch yet")
-    weights, own = state["best_weights"]["state_dict"], model.state_dict()
-    for name in sorted(set(weights) ^ set(own)):
-        raise UsageError(f"update_from: {source.path} is of another architecture: {name}")
-    for name, old in weights.items():
-        new = own[name]
-        fits = old.dim() == new.dim() and all(map(operator.le, old.shape, new.shape))
-        if not fits or old.dtype != new.dtype or not old.isfinite().all():
-            raise UsageError(
-                f"update_from: {source.path} does not fit: {name} is {list(old.shape)} there, "
-                f"{list(new.shape)} of finite numbers here"
-            )
-        new[tuple(slice(size) for size in old.shape)] = old
+    _require_same_function(earlier, config, "update_from")
     users, items = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+    state, weights = _read_best(source, "update_from")
     vocabulary = source.read_vocabulary(users, items)
     assert vocabulary is not None  # ``updated_run``
+    require_known(state, vocabulary, source.checkpoint)
+    own = model.state_dict()
+    parts = {  # the first part of each weight, as large as that of the run
+        name: own[name][tuple(map(slice, old.shape))]
+        for name, old in weights.items()
+        if name in own and isinstance(old, Tensor) and old.dim() == own[name].dim()
+    }
+    if wrong := find_difference(weights, {**own, **parts}):
+        raise UsageError(f"update_from: {source.path} does not fit: {wrong}")
+    for name, part in parts.items():
+        part.copy_(weights[name])
     known = len(vocabulary.tokens[items])
     model.notices.append(
         f"update_from: new items since {source.path} was trained: {dataset.item_num - known:,}"
     )
     if config["new_items"] is not None:
-        embedding = model.item_embedding
-        if not embedding.has_ids:
+        if not model.item_embedding.has_ids:
             raise UsageError(
                 "new_items: with item_vectors_use: replace, items have no vectors of their own; "
                 "leave it out"
             )
         tokens = item_attribute(dataset, config["new_items"])
         with torch.no_grad():
-            fill_new(embedding.weight, known, tokens)
+            fill_new(model.item_embedding.weight, known, tokens)
 
 
 def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,11 +69,11 @@ class OptunaSearcher(Searcher):
         self.ask(key)
 
     def tell(self, key: int, score: float | None) -> None:
-        """Tell Optuna the score of a trial; a trial without a finite score counts as failed."""
+        """Tell Optuna the score of a trial; one without a score, or with NaN, counts as failed."""
         trial = self.asked.pop(key, None)
         if trial is None:  # reported already
             return
-        if score is None or not math.isfinite(score):
+        if score is None:
             self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             self.study.tell(trial, score)

@@ -85,7 +85,7 @@ def _draw_curves(
         epochs, values = list(trial.curve), list(trial.curve.values())
         marker, color = ENDS[trial.state]
         style: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
-        label = trial.state
+        label: str = trial.state
         if trial is best:
             color, style = VERMILION, {"linewidth": 2.2}
             label = f"trial {trial.number}, the best: {trial.score:.4f} in epoch {trial.best_epoch}"

@@ -339,7 +339,7 @@ def _test(
 def _report(settings: Settings, folder: SearchFolder, found: Found, reporter: Reporter) -> None:
     """Write tune.json and the pictures, and print the result."""
     trials, best = found.trials, found.best
-    states = [trial.state for trial in trials]
+    states: list[str] = [trial.state for trial in trials]
     content: dict[str, Any] = {
         "search": asdict(settings),
         "trials": len(trials),

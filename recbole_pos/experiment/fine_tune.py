@@ -1,0 +1,180 @@
+"""Training a trained model further: with schemes added to it, or on data that have grown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.config.arguments import AttachArguments, RunArguments, fill_settings
+from recbole_pos.config.plugins import allow, import_plugins
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.presets import list_positions
+from recbole_pos.data.identity import describe_changes
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.result import read_result, unfinished
+from recbole_pos.experiment.run import load_config, run, warn_of_unfinished
+from recbole_pos.experiment.train import load_dataset
+from recbole_pos.experiment.warm_start import updated_run
+from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.reporter import Reporter
+from recbole_pos.values import shown
+
+
+def attach(
+    trained: str | Path,
+    schemes: str | Iterable[str],
+    config_dict: dict[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    *,
+    settings: AttachArguments | None = None,
+    **given: Any,
+) -> Any:
+    """Add position schemes to a trained model and fine-tune only their parameters.
+
+    Examples:
+        >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+        >>> first = recbole_pos.run("PosSASRec", "ml-100k", config_dict=short, run_dir="first")
+        >>> one = {"epochs": 1}
+        >>> tuned = recbole_pos.attach("first", "kernel", config_dict=one, run_dir="tuned")
+        >>> tuned.parameters < first.parameters  # only the kernel's are trained
+        True
+
+    A kernel starts as the identity and a bias at zero, so training starts from the trained model
+    itself; schemes that have no such start (``learned``, ``rope``) change it at once.
+
+    Args:
+        trained: run folder of a plugin model.
+        schemes: names to add, such as ``kernel``.
+        config_dict: options that differ from the trained run's (``learning_rate``, ...).
+        run_dir: folder of the new run.
+        settings: the other arguments together.
+        given: the other arguments by name, as of :func:`recbole_pos.run`: ``verbose``,
+            ``as_json``, ``log``: what is printed.
+
+    Returns:
+        The :class:`~recbole_pos.experiment.result.Result` of the new run.
+
+    Raises:
+        UsageError: if the folder holds no run, or the schemes cannot be added to its model.
+    """
+    source, options = RunFolder(trained).require(), dict(config_dict or {})
+    warn_of_unfinished(source)
+    config = source.read_config()
+    if decided := {"position", "init_from", "train_only"} & options.keys():
+        raise UsageError(f"{min(decided)}: attach decides it; use run with init_from instead")
+    if "position" not in config:
+        raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
+    used = list_positions(config["position"], None)
+    allow(options.get("plugins"))
+    import_plugins(options.get("plugins"), "configuration")
+    import_plugins(
+        config.get("plugins"), str(source.config), lambda: all(name in SCHEMES for name in used)
+    )
+    added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
+    kept = [name for name in scheme_names(config["position"]) if name != "nope"]
+    options |= {"position": [*kept, *added], "train_only": added}
+    options["init_from"] = str(source.path.resolve())
+    args = RunArguments(**vars(fill_settings(settings or AttachArguments(), given)))
+    return run(None, None, [str(source.config)], options, run_dir, settings=args)
+
+
+def update(
+    trained: str | Path,
+    config_dict: dict[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    *,
+    new_items: str | None = None,
+    settings: AttachArguments | None = None,
+    **given: Any,
+) -> Any:
+    """Train a model for further epochs on its data as they are now, as a new run.
+
+    The same call can be repeated with the same ``run_dir`` after an interruption: an unfinished run
+    is resumed, or begins again if the data have changed; a finished run is left as it is.
+
+    Examples:
+        >>> first = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="old")
+        >>> later = recbole_pos.update("old", {"epochs": 2}, run_dir="new")
+        >>> later.epochs
+        2
+
+    Args:
+        trained: run folder of a plugin model.
+        config_dict: options of training that differ from those of the run (default ``epochs: 5``);
+            the best epoch by validation is kept.
+        run_dir: folder of the new run.
+        new_items: a token or token_seq field of items: a new item starts with the mean vector of
+            the items that share a token with it; with a random vector if None.
+        settings: the other arguments together.
+        given: the other arguments by name, as of :func:`recbole_pos.run`: ``verbose``,
+            ``as_json``, ``log``: what is printed.
+
+    Returns:
+        The :class:`~recbole_pos.experiment.result.Result` of the new run.
+
+    Raises:
+        UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
+    """
+    source = updated_run(trained)
+    options = {"epochs": 5, **(config_dict or {}), "init_from": None, "train_only": None}
+    options |= {"update_from": str(source.path.resolve()), "new_items": new_items}
+    allow(options.get("plugins"))
+    args = RunArguments(**vars(fill_settings(settings or AttachArguments(), given)))
+    where = run_dir or args.run_dir
+    if where is None or not (begun := RunFolder(where)).holds_run:
+        return run(None, None, [str(source.config)], options, where, settings=args)
+    reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
+    has_changed = _has_other_data(begun, _require_same_update(begun, source, options))
+    if begun.result.is_file() and not unfinished(begun):
+        if has_changed:
+            raise UsageError(
+                f"{begun.path} is finished, and the data have changed since; choose another "
+                "--run_dir"
+            )
+        reporter.line(f"{begun.path} is finished, on the data as they are: nothing to do")
+        return read_result(begun)
+    if not has_changed:
+        reporter.line(f"{begun.path}: unfinished, is resumed")
+        moved = {key: options[key] for key in ("data_path", "plugins") if key in options}
+        resumed = RunArguments(**{**vars(args), "run_dir": None, "resume": begun.path})
+        return run(None, None, None, moved, settings=resumed)
+    reporter.line(f"{begun.path}: the data have changed since it began: from the beginning")
+    with begun.held():
+        begun.clear()
+    return run(None, None, [str(source.config)], options, where, settings=args)
+
+
+def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str, Any]) -> PosConfig:
+    """Return the configuration of an update in progress, if it is the requested one.
+
+    Args:
+        begun: folder of the update in progress.
+        source: folder of the run that is updated.
+        options: options of the requested update.
+
+    Raises:
+        UsageError: if the folder holds another run, or its options differ.
+    """
+    requested = PosConfig(None, None, [str(source.config)], options).plain
+    earlier = begun.read_config() if begun.config.is_file() else {}
+    if earlier.get("update_from") != requested["update_from"]:
+        begun.require_unused()
+    for key in options.keys() & requested.keys() - {"data_path", "plugins"}:
+        if requested[key] != earlier.get(key):
+            raise UsageError(
+                f"{key}: {begun.path} was begun with {shown(earlier.get(key))}, now it is "
+                f"{shown(requested[key])}; {begun.how_to_finish}, or choose another --run_dir"
+            )
+    return load_config(begun, {key: options[key] for key in ("data_path",) if key in options})
+
+
+def _has_other_data(begun: RunFolder, config: PosConfig) -> bool:
+    """Return whether a run has no checkpoint yet, or the data have changed since its last one."""
+    if not begun.checkpoint.is_file():
+        return True
+    dataset = load_dataset(begun, config)
+    dataset.build()
+    return bool(describe_changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))
