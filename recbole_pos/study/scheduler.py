@@ -286,7 +286,8 @@ class Scheduler:
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if search := self.searches.get(fit.row):
             trial = search.best() if fit.trial is None else fit.trial
-            return {**facts, "searched": search.asked.get(trial, {}), "space": search.space}
+            searched = {} if trial is None else search.asked.get(trial, {})
+            facts |= {"searched": searched, "space": search.space}
         return facts
 
 
