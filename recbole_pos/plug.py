@@ -67,8 +67,7 @@ def _add_defaults(configurator: ModuleType) -> None:
                 given["eval_args"] = {**added["eval_args"], **given["eval_args"]}
             free = defaults.free_options(model, list_positions(given.get("position"), model))
             for key in given.keys() & added.keys():
-                check = checks.check_own if key in free else checks.check_value
-                check("configuration", key, given[key], added[key])
+                checks.check_value("configuration", key, given[key], added[key], key in free)
             both = {**added, **given}
             checks.check_sizes({key: both[key] for key in both if key not in free}, model)
         own["load_col"] = defaults.add_time_field({**own, **given, "load_col": own.get("load_col")})

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -218,6 +219,14 @@ def test_scales(figures: dict, tmp_path: Path) -> None:
     assert figures["kernel.png"].axes[0].images[0].get_clim() == (0, 1)
     draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], (SHORT,), "weight", tmp_path / "a.png")
     assert figures["a.png"].axes[0].images[0].get_clim() == (-0.5, 0.5)
+
+
+def test_the_best_trial_of_a_search_is_marked(figures: dict, tmp_path: Path) -> None:
+    search(["learning_rate", "position"], 5, SHORT, "min")(tmp_path / "a.png")
+    points = figures["options.png"].axes[0].collections[0]
+    heights, colors = points.get_offsets()[:, 1], map(to_hex, points.get_facecolors())
+    best = [height for height, color in zip(heights, colors, strict=True) if color == "#d55e00"]
+    assert best == [min(heights)]
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:

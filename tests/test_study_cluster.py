@@ -64,6 +64,18 @@ def test_a_copy_has_whole_files_and_the_newest(tmp_path: Path, scheme: str) -> N
     assert sorted(os.listdir(other.path)) == ["checkpoint.pt", "config.yaml"]
 
 
+def test_the_checkpoint_is_copied_last(tmp_path: Path) -> None:
+    """With it a copy counts as whole."""
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    for file in (run.checkpoint, run.result, run.known):
+        file.touch()
+    (tmp_path / "far" / "result.json.part").mkdir(parents=True)  # cannot be written
+    with pytest.raises(OSError):
+        Mirror(run, str(tmp_path / "far")).keep()
+    assert not (tmp_path / "far" / "checkpoint.pt").exists()
+
+
 def test_a_storage_that_cannot_be_is_told(cluster, tiny: Path, tmp_path: Path, capsys) -> None:
     """Before anything is trained, in one line, by compare as by tune."""
     (tmp_path / "file").touch()

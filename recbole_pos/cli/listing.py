@@ -1,5 +1,4 @@
-"""What there is, as a table or, where that would be cramped, name by name: models, schemes,
-options of a model, public datasets.
+"""What there is, as tables: models, schemes, options of a model, public datasets.
 
 The sentence on an option is the comment beside its default, ``key: value  # (type) sentence``, in
 the plugin's yaml as in RecBole's; what it may be says the table of options.
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,15 +24,15 @@ from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
-NARROWEST, WIDEST = 40, 200  # columns of a page
-ROOMY, ENOUGH = 50, 32  # columns of text that a table should have, and must have
+_WIDTHS = 40, 200  # columns of a table at least, and at most
+_ENOUGH = 32  # columns that the text must have beside the others
 
 
 def list_models() -> None:
     """Print what ``run -m`` takes."""
-    ours = {**dict.fromkeys([*MODELS, *BASELINES]), **dict.fromkeys(OURS)}
-    sources = {n: next(table.source(n) for table in TABLES if n in table) for n in ours}
-    rows = [(name, source, _describe(OURS, name)) for name, source in sources.items()]
+    names = dict.fromkeys([*MODELS, *BASELINES, *OURS])
+    sources = {n: next(table.source(n) for table in TABLES if n in table) for n in names}
+    rows = [(name, source, summary(OURS, name)) for name, source in sources.items()]
     from_recbole = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
     show(("model", "from", "what it is"), rows)
@@ -44,13 +42,10 @@ def list_schemes() -> None:
     """Print what ``position`` may name."""
     rows = []
     for name in SCHEMES:
-        text = _describe(SCHEMES, name)
-        try:
-            facts = FACTS.get(name) or _inspect_scheme(name)
-            options = ", ".join(SCHEMES.defaults(name)) or "-"
-            rows.append((name, facts.place, facts.needs, f"{facts.parameters:,}", options, text))
-        except UsageError:  # another package's, which the text says
-            rows.append((name, "-", "-", "-", "-", text))
+        facts = FACTS.get(name) or _inspect_scheme(name)
+        options = ", ".join(SCHEMES.defaults(name)) or "-"
+        counted = facts.place, facts.needs, f"{facts.parameters:,}"
+        rows.append((name, *counted, options, summary(SCHEMES, name)))
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     show(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
 
@@ -66,21 +61,25 @@ def list_options(model: str, given: Mapping[str, Any]) -> None:
         UsageError: for an unknown model or scheme.
     """
     from recbole_pos.config.options import IGNORED, find_option
-    from recbole_pos.config.plugins import import_named, require_spelling, take_model
+    from recbole_pos.config.plugins import import_named, take_model
 
     take_model(model, import_named(given.get("plugins")))
     if model not in runnable():
-        require_spelling(given, "configuration")
         raise UsageError(f"unknown model {shown(model)}{suggest(model, runnable())}")
     seen: set[str] = set()
     for title, options, files in _option_sources(model, given.get("position")):
         texts = {key: text for file in files for key, text in _sentences(file).items()}
-        new = [key for key in options if key not in seen and find_option(key).role != IGNORED]
-        seen.update(new)
-        if new:
-            print(f"\n{title}")
-            rows = [(k, _plain(options[k]), allowed(k), texts.get(k, "")) for k in new]
-            show(("option", "default", "may be", "what it is for"), rows)
+        rows = [(find_option(key), value) for key, value in options.items() if key not in seen]
+        seen.update(options)
+        print(f"\n{title}")
+        show(
+            ("option", "default", "may be", "what it is for"),
+            [
+                (option.name, _plain(value), option.allowed, texts.get(option.name, ""))
+                for option, value in rows
+                if option.role != IGNORED
+            ],
+        )
 
 
 def list_logs(data_path: str) -> None:
@@ -118,16 +117,8 @@ def describe_log(name: str) -> None:
 # --- models and schemes ---
 
 
-def _describe(table: Mapping[str, type], name: str) -> str:
-    """Return what a class is; of one of another package's that cannot be had, why."""
-    try:
-        return summary(table, name)
-    except UsageError as error:
-        return str(error)
-
-
 def _inspect_scheme(name: str) -> Any:
-    """Import a scheme that another package brought, for its facts."""
+    """Build a custom scheme, for its facts."""
     from recbole_pos.position.build import describe
 
     return describe(name)
@@ -146,8 +137,8 @@ def summary(table: Mapping[str, type], name: str) -> str:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of this package
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return paragraph(next(ast.get_docstring(c) for c in classes if c.name == described))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return paragraph(ast.get_docstring(classes[described]))
 
 
 def paragraph(text: str | None) -> str:
@@ -192,30 +183,12 @@ def _sentences(file: Path) -> dict[str, str]:
 
 
 def _plain(default: Any) -> str:
+    """Return a default as yaml has it, and a mapping without its braces."""
     if default is None:
         return "-"
     if isinstance(default, dict):
         return ", ".join(f"{key}: {_plain(value)}" for key, value in default.items())
     return f"[{', '.join(map(str, default))}]" if isinstance(default, list) else str(default)
-
-
-def allowed(name: str) -> str:
-    """Return what an option may be, in a few characters."""
-    from recbole_pos.config.options import find_option
-
-    option = find_option(name)
-    if option.choices:
-        return ", ".join(option.choices)
-    if option.low is None or option.high is None:
-        return ""
-    low, high = (_number(value) for value in (option.low, option.high))
-    return f"{low} to {high} {option.unit}".strip()
-
-
-def _number(value: float) -> str:
-    if value in (0, 1) or 1e-3 < abs(value) < 1e6:
-        return f"{value:,}"
-    return "above 0" if 0 < value < 1e-300 else f"{value:g}"
 
 
 # --- tables in the width there is ---
@@ -230,27 +203,20 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") 
         note: of the whole.
     """
     console = Console(highlight=False)
-    console.width = width = min(max(console.width, NARROWEST), WIDEST)
-    cells = list(zip(*[columns, *rows], strict=True))
-    natural = [max(map(len, column)) for column in cells[:-1]]
+    console.width = min(max(console.width, _WIDTHS[0]), _WIDTHS[1])
     # names are kept whole; the columns between may break their lines between words
-    narrow = [max(len(w) for cell in column for w in cell.split()) for column in cells[1:-1]]
-    for widths, needed in ((natural, ROOMY), ([natural[0], *narrow], ENOUGH)):
-        rest = width - sum(widths) - 3 * len(columns) - 1  # frame and space around cells
-        if rest >= needed:
-            table = Table(caption=note or None)
-            for name, most in zip(columns, [*widths, rest], strict=True):
-                table.add_column(name, max_width=most, overflow="fold")
-            for row in rows:
-                table.add_row(*map(escape, row))
-            console.print(table)
-            return
-    wrapper = textwrap.TextWrapper(
-        width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
-    )
-    for name, *between, text in rows:
-        facts = [f"{c}: {cell}" for c, cell in zip(columns[1:-1], between, strict=True)]
-        for line in (name, *wrapper.wrap(text), *wrapper.wrap("; ".join(facts))):
-            console.print(line, markup=False, soft_wrap=True)
-    for line in textwrap.wrap(note, width):
-        console.print(line, markup=False, soft_wrap=True)
+    cells = list(zip(*[columns, *rows], strict=True))[:-1]
+    widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
+    if console.width - sum(widths) - 3 * len(columns) < _ENOUGH:  # facts under the text
+        first, *between, last = columns
+        rows = [
+            (name, "\n".join([text, *(f"{k}: {v}" for k, v in zip(between, facts, strict=True))]))
+            for name, *facts, text in rows
+        ]
+        columns = first, last
+    table = Table(caption=note or None, show_lines=len(columns) == 2)
+    for column in columns:
+        table.add_column(column, no_wrap=column == columns[0], overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)

@@ -14,16 +14,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from recbole_pos.cli.commands import make_parser
-from recbole_pos.cli.parser import parse_overrides, read_environment, split_options
+from recbole_pos.cli.parser import parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
 from recbole_pos.values import shown, suggest
 
+_USUAL_FORMAT = warnings.formatwarning
+
 
 def main(argv: list[str] | None = None) -> int:
-    """Return entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted
-    by Ctrl-C), 143 (by SIGTERM)."""
+    """Run a command.
+
+    Args:
+        argv: words of the command line; those of this process when None.
+
+    Returns:
+        The exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C) or 143 (SIGTERM).
+    """
     words = sys.argv[1:] if argv is None else list(argv)
-    with _heeding_sigterm() as terminated, _warning_in_lines():
+    warnings.formatwarning = _format_warning  # type: ignore[assignment]
+    with _heeding_sigterm() as terminated:
         try:
             _run_command(words)
             return 0
@@ -37,21 +46,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(words: list[str]) -> None:
-    """Parse a command line, and run its command.
-
-    Raises:
-        UsageError: if it cannot be parsed; whatever the command raises.
-    """
+    """Parse a command line, and run its command."""
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         words = ["run", *words]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
     parser, commands = make_parser()
     options: list[str] = []
-    command = commands.get(words[0]) if words else None
-    if command and command.get_default("configured"):
-        own, options = split_options(words[1:], command.options)
-        words = [words[0], *own]
-    if command and command.environment:
-        read_environment(command)
+    if command := commands.get(words[0]) if words else None:
+        if command.get_default("configured"):
+            own, options = split_options(words[1:], command.options)
+            words = [words[0], *own]
+        if command.get_default("environment"):
+            command.read_environment()
     args, rest = parser.parse_known_args(words)
     if rest:
         slip = rest[0].lstrip("-").partition("=")[0]
@@ -61,26 +66,19 @@ def _run_command(words: list[str]) -> None:
     try:  # libraries end the process where the working directory was removed
         os.getcwd()
     except OSError as error:
-        raise UsageError(
-            "the working directory is not there any more; change to one that is"
-        ) from error
+        message = "the working directory is not there any more; change to one that is"
+        raise UsageError(message) from error
     if getattr(args, "plugins", None) is not None:
         from recbole_pos.config.plugins import import_named
         from recbole_pos.yaml_files import parse_scalar
 
         import_named(parse_scalar(args.plugins, "--plugins"))
-    if args.configured:
-        args.command(args, parse_overrides(options))
-    else:
-        args.command(args)
+    args.command(args, *([parse_overrides(options)] if args.configured else []))
 
 
 def _report(error: Exception) -> int:
-    """Print what went wrong in a line; of a custom model's code, its traceback.
-
-    Returns:
-        The exit code.
-    """
+    """Print what went wrong in a line; of a custom model's code, its traceback. Return the exit
+    code."""
     if isinstance(error, PosError):
         text, code = str(error), error.exit_code
     elif isinstance(error, OSError):  # of a path that the user named, or of the machine
@@ -93,29 +91,20 @@ def _report(error: Exception) -> int:
         if is_from_custom_code(error):
             traceback.print_exception(error)
             return 1
-        text, code = f"{type(error).__name__}: {error}", 1
-        text += "\n(run again with --debug for the traceback)"
+        first = next(iter(str(error).splitlines()), "")  # a compiler's has hundreds
+        text = f"{type(error).__name__}: {first}\n(run again with --debug for the traceback)"
+        code = 1
     # a name or value must not fill the screen
     text = re.sub(r"\S{300,}", lambda m: f"{m[0][:100]} ... ({len(m[0]):,} characters)", text)
     print(f"error: {text}", file=sys.stderr)
     return code
 
 
-@contextmanager
-def _warning_in_lines() -> Iterator[None]:
-    """Within, warnings about runs are a line each, without a place in code."""
-    usual = warnings.formatwarning
-
-    def formatted(message: Warning | str, category: type[Warning], *place: Any) -> str:
-        if issubclass(category, RunWarning):
-            return f"warning: {message}\n"
-        return usual(message, category, *place)
-
-    warnings.formatwarning = formatted  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        warnings.formatwarning = usual
+def _format_warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
+    """Return warnings about runs as a line each, without a place in code."""
+    if issubclass(category, RunWarning):
+        return f"warning: {message}\n"
+    return _USUAL_FORMAT(message, category, *place)
 
 
 @contextmanager

@@ -10,74 +10,50 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from recbole_pos.config.arguments import Settings
+from recbole_pos.config.arguments import Settings, find_kind
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, shown, suggest
 
 _OPTION = re.compile(r"--|-[a-zA-Z]$")  # how options begin; -1 and -inf are numbers
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def whole_number(text: str) -> int:
-    """Read a whole number of the command line."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"found {shown(text)}, expected a whole number; give one such as 3"
-        ) from None
+def _number_type(kind: type, wanted: str) -> Callable[[str], Any]:
+    """Make what reads a finite number of the command line."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if not is_number(value):
+            raise argparse.ArgumentTypeError(f"found {shown(text)}, expected {wanted}")
+        return value
+
+    return read
 
 
-def number(text: str) -> float:
-    """Read a finite number of the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not is_number(value):
-        raise argparse.ArgumentTypeError(
-            f"found {shown(text)}, expected a number; give one such as 0.5"
-        )
-    return value
-
-
-# Argparse's messages, and ours: what was found, what was expected; what to do.
-_PROBLEMS = {
-    r"expected (one argument|at least one argument)": "found no value, expected one; give it after "
-    "the option",
-    r"ignored explicit argument (.*)": r"found \1, expected no value; leave it out",
-    r"not allowed with argument (.*)": r"found together with \1, expected one of them; "
-    "leave the other out",
-}
+_WHOLE = _number_type(int, "a whole number such as 3")
+_TYPES = {int: _WHOLE, float: _number_type(float, "a number such as 0.5"), str: str}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, ``--option: found, expected; what to do``."""
+    """A parser whose errors are one line: the option, what is wrong, and where to read more."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
         self._exclusive: dict[str, Any] = {}
-        self.environment = False  # whether options that are not given are read from there
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong.
-
-        Raises:
-            UsageError: always.
-        """
-        if missing := re.match(r"the following arguments are required: (.*)", message):
-            wanted = f"expected a value; see `{self.prog} --help`"
-            raise UsageError(f"{missing[1]}: found nothing, {wanted}")
-        name, _, problem = message.removeprefix("argument ").partition(": ")
-        for pattern, ours in _PROBLEMS.items():
-            problem = re.sub(f"^{pattern}$", ours, problem)
-        if choice := re.match(r"invalid choice: '(.*)' \(", problem):
-            subparsers = next(a for a in self._actions if isinstance(a.choices, dict))
-            known = list(subparsers.choices or ())
-            problem = (
-                f"found {shown(choice[1])}, expected one of {', '.join(known)}"
-                f"{suggest(choice[1], known)}; see `{self.prog} --help`"
-            )
-        raise UsageError(f"{name.rpartition('/')[2]}: {problem}")
+        """Raise what argparse found wrong, as a UsageError."""
+        message = message.removeprefix("argument ")
+        if choice := re.match(r"(.*): invalid choice: '(.*)' \(", message):
+            known = [
+                name for a in self._actions if isinstance(a.choices, dict) for name in a.choices
+            ]
+            hint = f"expected one of {', '.join(known)}{suggest(choice[2], known)}"
+            message = f"{choice[1]}: found {shown(choice[2])}, {hint}"
+        raise UsageError(f"{message}; see `{self.prog} --help`")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Argparse's hook; it takes ``--`` for the end of options, and would read ``[]``."""
@@ -85,39 +61,51 @@ class Parser(argparse.ArgumentParser):
             self.error(f"argument {action.option_strings[-1]}: expected one argument")
         return super()._get_values(action, arg_strings)
 
-    def add_option(self, *names: str, group: str | None = None, **settings: Any) -> None:
-        """Add an option; of those of one group a command line can have one.
-
-        Args:
-            names: as of ``add_argument``.
-            group: its name.
-            settings: as of ``add_argument``; numbers are read by the types above.
-        """
-        kinds = {int: whole_number, float: number}
-        settings["type"] = kinds.get(settings.get("type"), settings.get("type"))  # type: ignore
-        place: Any = self
-        if group is not None:
-            if group not in self._exclusive:
-                self._exclusive[group] = self.add_mutually_exclusive_group()
-            place = self._exclusive[group]
-        place.add_argument(
-            *names, **{key: value for key, value in settings.items() if value is not None}
-        )
+    def place(self, group: str | None) -> Any:
+        """Return where to add an argument; of those of one group a command line can have one."""
+        if group is None:
+            return self
+        if group not in self._exclusive:
+            self._exclusive[group] = self.add_mutually_exclusive_group()
+        return self._exclusive[group]
 
     def add_fields(self, kind: type) -> None:
         """Add an option for every field of a settings class."""
         for one in fields(kind):
-            about = one.metadata
-            option = {"dest": one.name, "help": about["text"], "default": one.default}
-            if about["kind"] is bool:
-                option["action"] = "store_false" if one.default else "store_true"
-            elif about["kind"] is list:
-                option |= {"nargs": "+", "action": "extend", "default": []}
-                option["metavar"] = about["metavar"]
+            settings = {"dest": one.name, "help": one.metadata["text"], "default": one.default}
+            of, metavar = find_kind(one), one.metadata["metavar"]
+            if of is bool:
+                settings["action"] = "store_false" if one.default else "store_true"
+            elif of is list:
+                settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
-                option |= {"type": about["kind"], "metavar": about["metavar"]}
-            name = about.get("flag", one.name)
-            self.add_option(f"--{name}", group=about.get("group"), **option)
+                settings |= {"type": _TYPES[of], "metavar": metavar}
+            place = self.place(one.metadata.get("group"))
+            place.add_argument(f"--{one.metadata.get('flag', one.name)}", **settings)
+
+    def read_environment(self) -> None:
+        """Take what the environment has, ``RECBOLE_POS_<NAME>``, for options that are not given.
+
+        Raises:
+            UsageError: for a value that the option does not take; names the variable.
+        """
+        for action in self._actions:
+            variable = f"RECBOLE_POS_{action.dest.upper()}"
+            text = os.environ.get(variable, "")
+            if not text:
+                continue
+            several = action.nargs in ("+", "*")
+            read: Any = _FLAGS.__getitem__ if action.nargs == 0 else action.type or str
+            try:
+                values = [read(word) for word in (shlex.split(text) if several else [text])]
+            except KeyError:
+                message = f"{variable}: found {shown(text)}, expected true or false"
+                raise UsageError(message) from None
+            except (argparse.ArgumentTypeError, ValueError) as error:
+                raise UsageError(f"{variable}: {error}") from None
+            action.default = values if several else values[0]
+            if not action.option_strings:
+                action.nargs, action.required = "*" if several else "?", False
 
     @property
     def options(self) -> set[str]:
@@ -128,45 +116,38 @@ class Parser(argparse.ArgumentParser):
 Argument = Callable[[Parser], None]
 
 
-def option(*names: str, **settings: Any) -> Argument:
-    """Return what adds an option or argument to a command, as ``Parser.add_option`` does."""
-    return lambda parser: parser.add_option(*names, **settings)
+def option(spec: str, text: str, group: str | None = None, **settings: Any) -> Argument:
+    """Return what adds an argument to a command.
 
-
-def read_environment(parser: Parser) -> None:
-    """Take what the environment has, ``RECBOLE_POS_<NAME>``, for options that are not given.
-
-    Raises:
-        UsageError: for a value that the option does not take; names the variable.
+    Args:
+        spec: the argument as usage shows it: ``RUN_DIR``, ``-m --model NAME``, ``--items ITEM...``
+            (one or more), ``-k N`` (a whole number), ``--json`` (a flag).
+        text: its help.
+        group: name of a group of which a command line can have one.
+        settings: others of ``add_argument``.
     """
-    for action in parser._actions:
-        variable = f"RECBOLE_POS_{action.dest.upper()}"
-        text = os.environ.get(variable, "")
-        if not text:
-            continue
-        several = action.nargs in ("+", "*")
-        read = action.type if callable(action.type) else str
-        try:
-            if action.nargs == 0:
-                read = _FLAGS.__getitem__
-            found = [read(word) for word in (shlex.split(text) if several else [text])]
-        except KeyError:
-            raise UsageError(f"{variable}: found {shown(text)}, expected true or false") from None
-        except (argparse.ArgumentTypeError, ValueError) as error:
-            raise UsageError(f"{variable}: {error}") from None
-        action.default = found if several else found[0]
-        if not action.option_strings:
-            action.nargs, action.required = "*" if several else "?", False
+    *names, last = spec.split()
+    if last.startswith("-"):
+        names.append(last)
+        settings.setdefault("action", "store_true")
+    else:
+        settings.setdefault("metavar", last.removesuffix("..."))
+        if last.endswith("..."):
+            settings.setdefault("nargs", "+")
+        if settings["metavar"] == "N":
+            settings["type"] = _WHOLE
+    names = names or [settings.pop("dest", last.removesuffix("...").lower())]
 
+    def add(parser: Parser) -> None:
+        parser.place(group).add_argument(*names, help=text, **settings)
 
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+    return add
 
 
 def read_settings(args: argparse.Namespace, kind: type[Settings]) -> Settings:
     """Return the settings that a command line gives."""
     values: dict[str, Any] = {one.name: getattr(args, one.name) for one in fields(kind)}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return kind(**values)
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]]:
@@ -178,6 +159,9 @@ def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]
     Args:
         words: words of the command line.
         own: names of the command's own options, without dashes.
+
+    Returns:
+        The command's own words, and the options.
     """
     mine, options = [], []
     waiting = list(reversed(words))
@@ -225,7 +209,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def config_files(given: list[str]) -> list[str]:
-    """Return files one by one, or several in one argument as RecBole has them; a name may have
-    spaces."""
+    """Return the files, of which one argument may have several, as RecBole has them; names may
+    have spaces."""
     parts = ([group] if os.path.exists(group) else group.split() for group in given)
     return [file for part in parts for file in part]

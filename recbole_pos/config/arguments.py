@@ -6,7 +6,7 @@ The command line is made of these fields (``cli/parser.py``), and :func:`recbole
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,36 +16,38 @@ from recbole_pos.values import is_number, is_whole, shown
 _SMALLEST = 1e-4  # share of a CPU or a GPU that Ray can count
 
 
-def _flag(
-    default: Any, text: str, kind: Any = str, metavar: str | None = None, **extra: Any
-) -> Any:
+def _flag(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
     """Return a dataclass field that also describes its command-line option.
 
     Args:
         default: value of the field where none is given.
         text: sentence of the option in ``--help``.
-        kind: type of the option's value; bool for a flag, list for several values.
         metavar: placeholder of the value in ``--help``.
         extra: ``flag``, the name of the option where it is not that of the field; ``group``, a set
-            of options of which one can be given.
+            of options of which one can be given; ``kind``, see :func:`find_kind`.
     """
-    metadata = {"text": text, "kind": kind, "metavar": metavar, **extra}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"text": text, "metavar": metavar, **extra})
+
+
+def find_kind(one: Field) -> type:
+    """Return the type of an option's value by the annotation of its field; list for several."""
+    kinds = {"bool": bool, "int": int, "float": float, "tuple": list}
+    given = (kind for name, kind in kinds.items() if str(one.type).startswith(name))
+    return one.metadata.get("kind") or next(given, str)
 
 
 @dataclass(frozen=True)
 class Reporting:
     """What is reported while a model trains."""
 
-    verbose: bool = _flag(True, "print nothing", bool, flag="quiet", group="reporting")
+    verbose: bool = _flag(True, "print nothing", flag="quiet", group="reporting")
     as_json: bool = _flag(
         False,
         "print json objects, one a line: start, epoch (each), result",
-        bool,
         flag="json",
         group="reporting",
     )
-    log: str | Path | None = _flag(None, "add what is printed to this file too", metavar="FILE")
+    log: str | Path | None = _flag(None, "add what is printed to this file too", "FILE")
 
 
 @dataclass(frozen=True)
@@ -62,30 +64,26 @@ class RunArguments(AttachArguments):
     Several processes train together where ``world_size`` is above 1, as RecBole has them.
     """
 
-    resume: str | Path | None = _flag(None, "continue an interrupted run", metavar="RUN_DIR")
-    nproc: int = _flag(1, "processes here (1)", int, "N")
-    world_size: int = _flag(-1, "processes on all machines together", int, "N")
+    resume: str | Path | None = _flag(None, "continue an interrupted run", "RUN_DIR")
+    nproc: int = _flag(1, "processes here (1)", "N")
+    world_size: int = _flag(-1, "processes on all machines together", "N")
     ip: str = _flag("localhost", "address of the machine that runs process 0")
-    port: int | str | None = _flag(None, "where they meet (a free one; 5678 between machines)", int)
-    group_offset: int = _flag(0, "number of the first process here", int, "N")
-    max_restarts: int = _flag(
-        3, "restarts from the last epoch when a process is lost (3)", int, "N"
-    )
-    join_timeout: float = _flag(
-        60, "seconds to wait for processes that are missing (60)", float, "S"
-    )
+    port: int | str | None = _flag(None, "where they meet (a free one; 5678 between machines)")
+    group_offset: int = _flag(0, "number of the first process here", "N")
+    max_restarts: int = _flag(3, "restarts from the last epoch when a process is lost (3)", "N")
+    join_timeout: float = _flag(60, "seconds to wait for processes that are missing (60)", "S")
 
 
 @dataclass(frozen=True)
 class ClusterArguments:
     """Where the trainings of a search or of a study run."""
 
-    max_concurrent: int | None = _flag(None, "trainings side by side (as many as fit)", int, "N")
+    max_concurrent: int | None = _flag(None, "trainings side by side (as many as fit)", "N")
     address: str | None = _flag(None, "Ray cluster: auto or HOST:PORT (one of its own)")
-    storage: str | None = _flag(None, "path or URI that all machines reach", metavar="PATH")
-    cpus_per_trial: float = _flag(1, "cores of a training (1)", float, "N")
-    gpus_per_trial: float = _flag(0, "GPUs of a training; 0.5 shares one (0)", float, "N")
-    verbose: bool = _flag(True, "print nothing", bool, flag="quiet")
+    storage: str | None = _flag(None, "path or URI that all machines reach", "PATH")
+    cpus_per_trial: float = _flag(1, "cores of a training (1)", "N")
+    gpus_per_trial: float = _flag(0, "GPUs of a training; 0.5 shares one (0)", "N")
+    verbose: bool = _flag(True, "print nothing", flag="quiet")
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
@@ -98,18 +96,15 @@ def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None
     Raises:
         UsageError: naming the argument.
     """
-    if max_concurrent is not None and not (is_whole(max_concurrent) and max_concurrent >= 1):
-        raise UsageError(
-            "--max_concurrent: expected a whole number of at least 1, found "
-            f"{shown(max_concurrent)}"
-        )
-    if not (is_number(cpus) and cpus >= _SMALLEST):
-        raise UsageError(f"--cpus_per_trial: expected more than 0, found {shown(cpus)}")
     fits = is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)
-    if not fits:
-        raise UsageError(
-            f"--gpus_per_trial: expected a fraction or a whole number, found {shown(gpus)}"
-        )
+    many = max_concurrent
+    for option, is_allowed, wanted, value in (
+        ("max_concurrent", many is None or is_whole(many) and many >= 1, "1 or more", many),
+        ("cpus_per_trial", is_number(cpus) and cpus >= _SMALLEST, "more than 0", cpus),
+        ("gpus_per_trial", fits, "a fraction or a whole number", gpus),
+    ):
+        if not is_allowed:
+            raise UsageError(f"--{option}: expected {wanted}, found {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -117,42 +112,36 @@ class CompareArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.compare`."""
 
     vary: tuple[str, ...] = _flag(
-        (), "a configuration per value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
+        (), "a configuration per value, such as 'position=[nope],[rope,kernel]'", "OPTION=A,B"
     )
-    seeds: int | None = _flag(None, "seeds per configuration (1, or as the study says)", int, "N")
+    seeds: int | None = _flag(None, "seeds per configuration (1, or as the study says)", "N")
     reference: str | None = _flag(None, "configuration to compare with (the first)")
-    rows: tuple[str, ...] = _flag(
-        (), "train only these configurations; all are shown", list, "NAME"
-    )
+    rows: tuple[str, ...] = _flag((), "train only these configurations; all are shown", "NAME")
     run_dir: str | Path | None = _flag(None, "the study's folder (saved/<dataset>/studies/<title>)")
-    dry_run: bool = _flag(False, "list what would be trained, and train nothing", bool)
-    report: bool = _flag(False, "tables and report of what is finished, and train nothing", bool)
-    known: tuple[str | Path, ...] = _flag(
-        (), "runs of --pack that are not trained again", list, "FILE"
-    )
-    pack: str | Path | None = _flag(None, "write what is finished into one file", metavar="FILE")
+    dry_run: bool = _flag(False, "list what would be trained, and train nothing")
+    report: bool = _flag(False, "tables and report of what is finished, and train nothing")
+    known: tuple[str | Path, ...] = _flag((), "runs of --pack that are not trained again", "FILE")
+    pack: str | Path | None = _flag(None, "write what is finished into one file", "FILE")
 
 
 @dataclass(frozen=True)
 class SearchArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.search`."""
 
-    num_samples: int | None = _flag(None, "trials (60; all of a grid)", int, "N")
+    num_samples: int | None = _flag(None, "trials (60; all of a grid)", "N")
     metric: str | None = _flag(None, "validation metric to go by (valid_metric), such as ndcg@10")
     scheduler: Any = _flag("asha", "asha (stops weak trials early) or none")
-    grace_epochs: int = _flag(5, "epochs of each trial before asha may stop it (5)", int, "N")
+    grace_epochs: int = _flag(5, "epochs of each trial before asha may stop it (5)", "N")
     searcher: str = _flag("optuna", "optuna (TPE), random or grid")
-    seed: int = _flag(
-        0, "of the search (0); that of training is `seed` in a configuration file", int
-    )
+    seed: int = _flag(0, "of the search (0); that of training is `seed` in a configuration file")
     run_dir: str | Path | None = _flag(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
     resume: str | Path | None = _flag(
-        None, "continue a search; with --num_samples, extend it", metavar="DIR"
+        None, "continue a search; with --num_samples, extend it", "DIR"
     )
     # None: the value in brackets, or of a search that is resumed the one it has
-    cpus_per_trial: Any = _flag(None, "cores of a training (1)", float, "N")
-    gpus_per_trial: Any = _flag(None, "GPUs of a training; 0.5 shares one (0)", float, "N")
-    nproc: int | None = _flag(None, "processes that train one trial (1)", int, "N")
+    cpus_per_trial: Any = _flag(None, "cores of a training (1)", "N", kind=float)
+    gpus_per_trial: Any = _flag(None, "GPUs of a training; 0.5 shares one (0)", "N", kind=float)
+    nproc: int | None = _flag(None, "processes that train one trial (1)", "N")
 
 
 @dataclass(frozen=True)
@@ -161,49 +150,53 @@ class ConvertArguments:
 
     name: str | None = _flag(None, "of the dataset (that of the file)")
     # these four: files or, in Python, frames
-    items: Any = _flag(None, "file with attributes of items", metavar="FILE")
-    users: Any = _flag(None, "file with attributes of users", metavar="FILE")
-    valid: Any = _flag(None, "interactions to validate with; needs --test", metavar="FILE")
-    test: Any = _flag(None, "interactions to test with, which no split chooses", metavar="FILE")
-    user: str | None = _flag(None, "column of who (by name)", metavar="COLUMN")
-    item: str | None = _flag(None, "column of what (by name)", metavar="COLUMN")
+    items: Any = _flag(None, "file with attributes of items", "FILE")
+    users: Any = _flag(None, "file with attributes of users", "FILE")
+    valid: Any = _flag(None, "interactions to validate with; needs --test", "FILE")
+    test: Any = _flag(None, "interactions to test with, which no split chooses", "FILE")
+    user: str | None = _flag(None, "column of who (by name)", "COLUMN")
+    item: str | None = _flag(None, "column of what (by name)", "COLUMN")
     time: str | None = _flag(
         None,
         "column of when (by name and what it holds), or row_order: no such column, and the rows of "
         "a user are in order",
-        metavar="COLUMN",
+        "COLUMN",
     )
     date_format: str | None = _flag(
-        None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", metavar="FORM"
+        None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM"
     )
     columns: Any = _flag(
-        (), "names of the columns of a text file without a header, in order", metavar="NAME,NAME"
+        (), "names of the columns of a text file without a header, in order", "NAME,NAME"
     )
-    item_columns: Any = _flag((), "the same of --items", metavar="NAME,NAME")
-    user_columns: Any = _flag((), "the same of --users", metavar="NAME,NAME")
+    item_columns: Any = _flag((), "the same of --items", "NAME,NAME")
+    user_columns: Any = _flag((), "the same of --users", "NAME,NAME")
     types: Any = _flag(
-        (), "token, token_seq, float or float_seq (guessed)", list, "COLUMN=TYPE", flag="type"
+        (), "token, token_seq, float or float_seq (guessed)", "COLUMN=TYPE", kind=list, flag="type"
     )
     tables: Any = _flag(
-        (), "item, user or inter, where a column goes (seen)", list, "COLUMN=TABLE", flag="table"
+        (),
+        "item, user or inter, where a column goes (seen)",
+        "COLUMN=TABLE",
+        kind=list,
+        flag="table",
     )
-    decimal: Any = _flag((), "decimal separator of numbers (seen)", list, "COLUMN=MARK")
-    thousands: Any = _flag((), "thousands separator of numbers (seen)", list, "COLUMN=MARK")
-    rename: Any = _flag((), "names of fields", list, "COLUMN=FIELD")
-    drop: tuple[str, ...] = _flag((), "columns to leave out", list, "COLUMN")
+    decimal: Any = _flag((), "decimal separator of numbers (seen)", "COLUMN=MARK", kind=list)
+    thousands: Any = _flag((), "thousands separator of numbers (seen)", "COLUMN=MARK", kind=list)
+    rename: Any = _flag((), "names of fields", "COLUMN=FIELD", kind=list)
+    drop: tuple[str, ...] = _flag((), "columns to leave out", "COLUMN")
     rm_copies: bool = _flag(
-        False, "leave out exact copies: the same user, item and time as an earlier line", bool
+        False, "leave out exact copies: the same user, item and time as an earlier line"
     )
-    min_user: int = _flag(1, "leave out users with fewer events (1)", int, "N")
-    min_item: int = _flag(1, "leave out items with fewer events (1)", int, "N")
-    core: int = _flag(1, "both, until all have so many (1)", int, "N")
+    min_user: int = _flag(1, "leave out users with fewer events (1)", "N")
+    min_item: int = _flag(1, "leave out items with fewer events (1)", "N")
+    core: int = _flag(1, "both, until all have so many (1)", "N")
     separator: str | None = _flag(None, "between cells of a text file (seen)")
-    no_quotes: bool = _flag(False, "quotation marks mean nothing in a text file", bool)
+    no_quotes: bool = _flag(False, "quotation marks mean nothing in a text file")
     encoding: str = _flag("utf-8", "of text files (utf-8)")
     data_path: str | Path = _flag("dataset/", "folder that gets the dataset (dataset/)")
-    overwrite: bool = _flag(False, "replace a dataset of this name", bool)
-    dry_run: bool = _flag(False, "show what would be written, and write nothing", bool)
-    verbose: bool = _flag(True, "print nothing", bool, flag="quiet")
+    overwrite: bool = _flag(False, "replace a dataset of this name")
+    dry_run: bool = _flag(False, "show what would be written, and write nothing")
+    verbose: bool = _flag(True, "print nothing", flag="quiet")
 
 
 @dataclass(frozen=True)
@@ -211,44 +204,27 @@ class ServeArguments:
     """Arguments of :func:`recbole_pos.serve.http.serve`; the limits are those of a request."""
 
     host: str = _flag("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")
-    port: int = _flag(8080, "port to listen on (8080); 0 takes a free one", int)
-    threads: int = _flag(1, "threads that compute (1)", int, "N")
-    max_body: int = _flag(2**20, "bytes (1048576)", int, "N")
-    max_histories: int = _flag(256, "histories, users, or items with neighbours (256)", int, "N")
-    max_items: int = _flag(10_000, "items of a history (10000)", int, "N")
-    max_k: int = _flag(1_000, "recommendations of a history (1000)", int, "N")
-    max_left_out: int = _flag(2_000, "interactions left out to explain (2000)", int, "N")
-    max_waiting: int = _flag(256, "requests that wait; further ones get 503 (256)", int, "N")
-    allow_reload: bool = _flag(False, "let other machines POST /reload, too", bool)
+    port: int = _flag(8080, "port to listen on (8080); 0 takes a free one")
+    threads: int = _flag(1, "threads that compute (1)", "N")
+    max_body: int = _flag(2**20, "bytes (1048576)", "N")
+    max_histories: int = _flag(256, "histories, users, or items with neighbours (256)", "N")
+    max_items: int = _flag(10000, "items of a history (10000)", "N")
+    max_k: int = _flag(1000, "recommendations of a history (1000)", "N")
+    max_left_out: int = _flag(2000, "interactions left out to explain (2000)", "N")
+    max_waiting: int = _flag(256, "requests that wait; further ones get 503 (256)", "N")
+    allow_reload: bool = _flag(False, "let other machines POST /reload, too")
     shares: tuple[str, ...] = _flag(
-        (), "of several models, the parts of all ids that each answers", list, "NAME=PART"
+        (), "of several models, the parts of all ids that each answers", "NAME=PART"
     )
-    data_path: str | None = _flag(
-        None, "folder of datasets (where the run found its own)", metavar="DIR"
-    )
+    data_path: str | None = _flag(None, "folder of datasets (where the run found its own)", "DIR")
     item_vectors: str | None = _flag(
-        None, "content vectors of further items, read again by /reload", metavar="FILE"
+        None, "content vectors of further items, read again by /reload", "FILE"
     )
 
 
 Settings = TypeVar(
     "Settings", bound=Reporting | ClusterArguments | ConvertArguments | ServeArguments
 )
-
-
-def fill_settings(default: Settings, keywords: dict[str, Any]) -> Settings:
-    """Return a settings object with the fields replaced that the keywords of a call give.
-
-    Raises:
-        TypeError: for a keyword that is no field, as Python raises it for a call.
-    """
-    names = {field.name for field in fields(default)}
-    for name in keywords:
-        if name not in names:
-            raise TypeError(
-                f"unexpected argument {shown(name)}; arguments are {', '.join(sorted(names))}"
-            )
-    return replace(default, **keywords)
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
@@ -258,13 +234,13 @@ def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Setting
         The settings object with the fields that were given, and the keywords that are no field.
     """
     names = {field.name for field in fields(default)}
-    options = {name: value for name, value in keywords.items() if name not in names}
     own = {name: value for name, value in keywords.items() if name in names}
-    return fill_settings(default, own), options
+    return replace(default, **own), {k: v for k, v in keywords.items() if k not in names}
 
 
 def changed_settings(settings: Any) -> dict[str, Any]:
     """Return the fields of a settings object that differ from their defaults."""
-    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    defaults = {field.name: field.default for field in fields(settings)}
-    return {name: value for name, value in values.items() if value != defaults[name]}
+    values = {
+        field.name: (getattr(settings, field.name), field.default) for field in fields(settings)
+    }
+    return {name: value for name, (value, default) in values.items() if value != default}

@@ -1,5 +1,5 @@
 """Options against the table of options.py, and against each other: a wrong one is a message, no
-failure deep inside."""
+failure deep inside. Every check raises a ``UsageError`` that names the option."""
 
 from __future__ import annotations
 
@@ -12,14 +12,26 @@ from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.option import Option, check_kind, check_plain
-from recbole_pos.config.options import AT_MOST, DIVIDES, HEADS_OF_FULL_SIZE, LEAST, find_option
+from recbole_pos.config.options import find_option
 from recbole_pos.data.targets import check_given, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import LOSSES
 from recbole_pos.values import is_whole, nearest, shown
 
+# Pairs of options of which the first must divide the second ...
+_DIVIDES = (("n_heads", "hidden_size"), ("n_heads", "embedding_size"), ("n_heads", "difsr_size"))
+_HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
+# ... or must not be larger than the second.
+_AT_MOST = (
+    ("order_len", "MAX_ITEM_LIST_LENGTH"),
+    ("short_item_length", "MAX_ITEM_LIST_LENGTH"),
+    ("interest_size", "prototype_size"),
+)
+# What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
+_LEAST = {"FEARec": ("n_layers", 2), "Caser": ("embedding_size", 2)}
 
-def check_value(where: str, key: str, value: Any, default: Any) -> None:
+
+def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = False) -> None:
     """Check the type, range, choices and inner keys of an option's value.
 
     Args:
@@ -27,12 +39,13 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         key: name of the option.
         value: value to check.
         default: default of the option, an example of its type.
-
-    Raises:
-        UsageError: naming file, key, what was expected and what was found.
+        is_free: whether it is an option of a custom model or scheme, which must have the type of
+            its default only.
     """
-    option, name = find_option(key), f"{where}: {key}"
+    option, name = Option("") if is_free else find_option(key), f"{where}: {key}"
     check_plain(name, value)
+    if is_free and (default is None or value == default):
+        return
     if value is None and (default is None or option.empty) and not option.filled:
         return
     if option.check is not None:
@@ -44,24 +57,13 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
     check_kind(name, Option(""), value, {})
     for inner in value:
         if inner not in option.inner:
-            hint = nearest(inner, option.inner)
+            hint = nearest(str(inner), option.inner)
             raise UsageError(f"{where}: unknown key {shown(inner)} in {key}{hint}")
         if option.inner[inner] is not None:
             inner_option = find_option(f"{key}.{inner}")
             check_kind(f"{name}.{inner}", inner_option, value[inner], option.inner[inner])
     if key == "clip_grad_norm" and "max_norm" not in value:
         raise UsageError(f"{name} needs max_norm, as in {{max_norm: 1.0}}")
-
-
-def check_own(where: str, key: str, value: Any, default: Any) -> None:
-    """Check that an option of a custom model or scheme has the type of its default.
-
-    Raises:
-        UsageError: naming file, key, what was expected and what was found.
-    """
-    check_plain(f"{where}: {key}", value)
-    if default is not None and value != default:
-        check_kind(f"{where}: {key}", Option(""), value, default)
 
 
 def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
@@ -73,9 +75,6 @@ def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[s
         value: value of the option.
         default: default of the option, which may be given even where nothing reads it.
         config: all options of the run.
-
-    Raises:
-        UnknownKey: naming the option, and the condition that is not met.
     """
     inner_defaults = find_option(key).inner
     if inner_defaults is not None and isinstance(value, Mapping):
@@ -103,9 +102,6 @@ def check_together(
         model: name of the model.
         plugin_model: whether the model can start with the weights of another run.
         losses: values of ``loss_type`` that the model takes.
-
-    Raises:
-        UsageError: naming the options that contradict each other.
     """
     _check_metrics(config)
     check_sizes(config, model)
@@ -149,22 +145,16 @@ def check_together(
 
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
-    """Check sizes that must divide another size, stay below it, or have a minimum.
-
-    Raises:
-        UsageError: naming the options and their values.
-    """
-    for part, whole in () if model in HEADS_OF_FULL_SIZE else DIVIDES:
+    """Check sizes that must divide another size, stay below it, or have a minimum."""
+    for part, whole in () if model in _HEADS_OF_FULL_SIZE else _DIVIDES:
         if config.get(part) and config.get(whole) and config[whole] % config[part]:
             raise UsageError(f"{whole} {config[whole]} is not a multiple of {part} {config[part]}")
-    for (name, key), least in LEAST.items():
-        if name == model and config[key] < least:
-            raise UsageError(f"{key}: {model} needs at least {least}, found {config[key]}")
-    for part, whole in AT_MOST:
+    key, least = _LEAST.get(model, ("", 0))
+    if key and config[key] < least:
+        raise UsageError(f"{key}: {model} needs at least {least}, found {config[key]}")
+    for part, whole in _AT_MOST:
         if config.get(part) and config.get(whole) and config[part] > config[whole]:
-            raise UsageError(
-                f"{part}: {config[part]} is more than {whole}, which is {config[whole]}"
-            )
+            raise UsageError(f"{part}: {config[part]} is more than {whole}, {config[whole]}")
     # RecBole rounds these counts down: at least one event or delay must be left
     length = config.get("MAX_ITEM_LIST_LENGTH", 1)
     if model == "BERT4Rec" and config["mask_ratio"] * length < 1:
@@ -187,9 +177,6 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
     Args:
         config: options of the run, after RecBole has derived ``MODEL_INPUT_TYPE``.
         model: name of the model, for the message.
-
-    Raises:
-        UsageError: naming ``train_neg_sample_args``.
     """
     has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
@@ -205,22 +192,17 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
-    """Check that metrics rank items, cutoffs are numbers, and ``valid_metric`` is computed.
-
-    Raises:
-        UsageError: naming ``metrics``, ``topk`` or ``valid_metric``.
-    """
+    """Check that metrics rank items, cutoffs are numbers, and ``valid_metric`` is computed."""
     metrics, topk = _as_list(config["metrics"]), _as_list(config["topk"])
     if not metrics:
         raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
     for metric in metrics:
-        if str(metric).lower() in ranking:
-            continue
-        hint = nearest(str(metric), ranking) or f"; known are {', '.join(ranking)}"
-        if str(metric).lower() in metric_types:
-            raise UsageError(f"metrics: {metric} needs labels, and here items are ranked{hint}")
-        raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
+        if (name := str(metric).lower()) not in ranking:
+            hint = nearest(name, ranking) or f"; known are {', '.join(ranking)}"
+            needs = f"{metric} needs labels, and here items are ranked"
+            problem = needs if name in metric_types else f"unknown {shown(metric)}"
+            raise UsageError(f"metrics: {problem}{hint}")
     if not topk or not all(is_whole(k) and k >= 1 for k in topk):
         raise UsageError(
             f"topk: expected whole numbers of at least 1, found {shown(config['topk'])}"

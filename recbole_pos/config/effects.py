@@ -8,13 +8,11 @@ conditions that name readers do not count for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
 from recbole_pos.data.kinds import SIDE_FEATURES
-from recbole_pos.data.location import atomic_file
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, OURS, on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
@@ -24,43 +22,69 @@ if TYPE_CHECKING:
 
 _UNTRAINED = ("SPop", "SessionKNN")  # models that count, as RecBole's traditional ones do
 _LAST_ITEM = ("FPMC", "SessionFPMC", "SessionKNN")  # models that read nothing else of a history
+_ABSENT = object()
 
 
-def if_option(key: str, *values: Any, without: bool = False) -> Condition:
-    """Make the condition of an option that is read where another option has certain values.
+# --- how conditions are made ---
+
+
+def when(is_read: Callable[[Options, Any], Any], problem: str) -> Condition:
+    """Make a condition of a test of configuration and value.
 
     Args:
-        key: name of the other option; within a mapping written with a dot. Where the model does
-            not have it, the condition holds.
-        values: values of the other option; if none are given, any but empty, 0 and False.
-        without: whether the option is read where the other one is empty instead.
+        is_read: returns whether the option is read.
+        problem: message where it is not; ``{model}`` and ``{value}`` are filled in.
     """
 
     def condition(config: Options, value: Any) -> str | None:
-        other = read_option(config, key)
-        if other is _ABSENT or (other in values if values else bool(other) != without):
+        if is_read(config, value):
             return None
-        wanted = " or ".join(_yaml(value) for value in values)
-        need = f"under {key}: {wanted}" if values else f"{'without' if without else 'with'} {key}"
+        return problem.format(model=config["model"], value=value)
+
+    return condition
+
+
+def if_option(text: str) -> Condition:
+    """Make the condition of an option that is read where another option has certain values.
+
+    Args:
+        text: the other option and its values, ``fusion: early effective``; without values any but
+            empty, 0 and False, ``time_base``, or just these, ``not time_base``. An option within a
+            mapping is written with a dot. Where the model does not have it, the condition holds.
+    """
+    key, _, words = text.removeprefix("not ").partition(": ")
+    without, values = text.startswith("not "), words.split()
+
+    def condition(config: Options, value: Any) -> str | None:
+        other = _read_option(config, key)
+        several = other if isinstance(other, list) else [other]
+        is_met = any(one in values for one in several) if values else bool(other) != without
+        if other is _ABSENT or is_met:
+            return None
+        need = f"under {key}: {' or '.join(values)}" if values else f"with{'out' * without} {key}"
         return f"is only read {need}, not {_yaml(other)}"
 
     return condition
 
 
-def if_any(*conditions: Condition) -> Condition:
+def if_any(*conditions: Condition | str) -> Condition:
     """Make a condition that holds where one of several does; its message is that of the last."""
+    several = read_where(conditions)
 
     def condition(config: Options, value: Any) -> str | None:
-        problems = [check(config, value) for check in conditions]
+        problems = [check(config, value) for check in several]
         return None if None in problems else problems[-1]
 
     return condition
 
 
-_ABSENT = object()
+def read_where(only: Condition | str | tuple[Condition | str, ...]) -> tuple[Condition, ...]:
+    """Return one or several conditions as a tuple of functions; text is that of ``if_option``."""
+    several = only if isinstance(only, tuple) else (only,)
+    return tuple(if_option(one) if isinstance(one, str) else one for one in several)
 
 
-def read_option(config: Options, key: str) -> Any:
+def _read_option(config: Options, key: str) -> Any:
     """Return the value of an option, or of ``mapping.key``; ``_ABSENT`` where none exists."""
     name, _, part = key.partition(".")
     if name not in config:
@@ -70,40 +94,11 @@ def read_option(config: Options, key: str) -> Any:
 
 def _yaml(value: Any) -> str:
     """Return a value as yaml writes it, and None as "empty"."""
-    words = {None: "empty", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    text = "empty" if value is None else str(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
-def if_model_is_sequential(config: Options, value: Any) -> str | None:
-    """Read by models that take a history of items."""
-    if config["MODEL_TYPE"].name == "SEQUENTIAL" or config["model"] in ADDED:
-        return None
-    return f"is only read by models of histories, and {config['model']} knows users by their ids"
-
-
-def if_model_reads_histories(config: Options, value: Any) -> str | None:
-    """Read by models that take more of a history than its last item."""
-    if config["model"] in _LAST_ITEM:
-        return f"is not read by {config['model']}, which knows the last item of a history only"
-    return if_model_is_sequential(config, value)
-
-
-def if_model_is_trained(config: Options, value: Any) -> str | None:
-    """Read by models that learn by gradients."""
-    if config["MODEL_TYPE"].name == "TRADITIONAL" or config["model"] in _UNTRAINED:
-        return f"is only read in training by gradients, and {config['model']} counts"
-    return None
-
-
-def if_epochs_repeat(config: Options, value: Any) -> str | None:
-    """Read by trained models; others count in one epoch, for which any number up to 1 is fine."""
-    return None if value <= 1 else if_model_is_trained(config, value)
-
-
-def if_model_is_not(model: str) -> Condition:
-    """Make the condition of an option that one of RecBole's models takes but never uses."""
-    problem = f"is an option of RecBole's {model} that its computation does not use"
-    return lambda config, value: problem if config["model"] == model else None
+# --- which model reads it ---
 
 
 def if_model_is_custom(instead: str = "") -> Condition:
@@ -112,83 +107,14 @@ def if_model_is_custom(instead: str = "") -> Condition:
     Args:
         instead: advice that the message ends with: what has the intended effect here.
     """
-
-    def condition(config: Options, value: Any) -> str | None:
-        text = f"is not read by {config['model']}, nor by any model of RecBole's that runs here"
-        text += f"; {instead}" if instead else ""
-        return None if config["model"] in ADDED else text
-
-    return condition
+    text = "is not read by {model}, nor by any model of RecBole's that runs here"
+    return when(_is_custom, f"{text}; {instead}" if instead else text)
 
 
-def if_model_takes_vectors(config: Options, value: Any) -> str | None:
-    """Read by the plugin's models, whose items may have content vectors."""
-    from recbole_pos.model.models import on_our_base  # late: --help imports nothing heavy
-
-    instead = "give numbers as float fields of the item table, or take a model of the plugin"
-    if not on_our_base(config["model"]):
-        return if_model_is_custom(instead)(config, value)
-    return None
-
-
-def if_wandb_is_used(config: Options, value: Any) -> str | None:
-    """Read where a run is reported to Weights & Biases."""
-    logger = config["logger"] if "logger" in config else None
-    loggers = [logger] if isinstance(logger, str) else logger or ()
-    if "wandb" in loggers or config["log_wandb"]:
-        return None
-    return "is only read with logger: wandb"
-
-
-def if_labels_are_read(config: Options, value: Any) -> str | None:
-    """Read by custom models only, as here no label is made of a field; advise ``val_interval``."""
-    kept = {field: f"[{least},inf)" for field, least in value.items()}
-    what = "items are ranked, and no label is read; val_interval: "
-    return if_model_is_custom(f"{what}{kept} keeps only what is rated so")(config, value)
-
-
-def never(why: str) -> Condition:
-    """Make the condition of an option that nothing reads, for the reason ``why``."""
-    return lambda config, value: why
-
-
-def if_rate_decays(config: Options, value: Any) -> str | None:
-    """Read where ``lr_scheduler`` has what it needs to lower the learning rate."""
-    if value == "step" and not config["lr_decay_step"]:
-        return "step is only read with lr_decay_step, the epochs between two steps"
-    return None
-
-
-def if_model_takes_target_window(config: Options, value: Any) -> str | None:
-    """Read by the plugin's models but AttrFormer, whose ``future_weights`` replace the option."""
-    if config["model"] == "AttrFormer":
-        return f"is not read by AttrFormer: future_weights has the next items, {[1.0] * value}"
-    if on_our_base(config["model"]):
-        return None
-    return f"is read by the plugin's models only; {config['model']} predicts the next item"
-
-
-def if_logits_are_corrected(config: Options, value: Any) -> str | None:
-    """Return why a correction of logits has no effect; None if it has one.
-
-    Uniform sampling lowers all logits by the same amount, which the softmax ignores.
-    """
-    if value != "standard" or read_option(config, "negative_sampler") != "uniform":
-        return None
-    return (
-        "standard has no effect under negative_sampler: uniform, which lowers all logits by the "
-        "same amount; use none"
-    )
-
-
-def if_model_takes_side_fields(config: Options, value: Any) -> str | None:
-    """Read by models of the plugin that embed side fields beside the vectors of items."""
-    if not value or on_our_base(config["model"]):
-        return None
-    return (
-        f"is not read by {config['model']}; the plugin's models with a table of items read it, and "
-        "RecBole's SASRecF, GRU4RecF and FDSA selected_features"
-    )
+def if_model_is_not(model: str) -> Condition:
+    """Make the condition of an option that one of RecBole's models takes but never uses."""
+    problem = f"is an option of RecBole's {model} that its computation does not use"
+    return when(lambda config, value: config["model"] != model, problem)
 
 
 def if_not_refused(option: str) -> Condition:
@@ -204,38 +130,77 @@ def if_not_refused(option: str) -> Condition:
     return condition
 
 
-def if_users_have_several_targets(config: Options, value: Any) -> str | None:
-    """Read where a user has more than one held-out event."""
+def _is_custom(config: Options, value: Any) -> bool:
+    return config["model"] in ADDED
+
+
+def _is_sequential(config: Options, value: Any) -> bool:
+    return config["MODEL_TYPE"].name == "SEQUENTIAL" or _is_custom(config, value)
+
+
+def _is_trained(config: Options, value: Any) -> bool:
+    return config["MODEL_TYPE"].name != "TRADITIONAL" and config["model"] not in _UNTRAINED
+
+
+def _is_ours(config: Options, value: Any) -> bool:
+    return on_our_base(config["model"])
+
+
+if_model_is_sequential = when(
+    _is_sequential, "is only read by models of histories, and {model} knows users by their ids"
+)
+if_model_reads_histories = when(
+    lambda config, value: config["model"] not in _LAST_ITEM,
+    "is not read by {model}, which knows the last item of a history only",
+)
+if_model_is_trained = when(_is_trained, "is only read in training by gradients, and {model} counts")
+if_epochs_repeat = if_any(when(lambda config, value: value <= 1, ""), if_model_is_trained)
+if_model_takes_vectors = if_any(
+    when(_is_ours, ""),
+    if_model_is_custom(
+        "give numbers as float fields of the item table, or take a model of the plugin"
+    ),
+)
+if_model_takes_target_window = when(
+    lambda config, value: _is_ours(config, value) and config["model"] != "AttrFormer",
+    "is not read by {model}: RecBole's models predict the next item, and AttrFormer's "
+    "future_weights are of the next items",
+)
+if_model_takes_side_fields = when(
+    lambda config, value: not value or _is_ours(config, value),
+    "is not read by {model}; the plugin's models with a table of items read it, and RecBole's "
+    "SASRecF, GRU4RecF and FDSA selected_features",
+)
+
+# --- what else it takes ---
+
+
+def _has_several_targets(config: Options, value: Any) -> bool:
     from recbole_pos.data.splits import read_split  # late: --help imports nothing heavy
 
-    kind, _ = read_split(config["eval_args"])
-    return "chooses among one event a phase under split: LS" if kind == "LS" else None
+    return read_split(config["eval_args"])[0] != "LS"
 
 
-def if_data_files_are(kind: str) -> Condition:
-    """Make the condition of an option that is read of one kind of atomic files only.
-
-    Args:
-        kind: ``parquet`` or ``text``. Where no file of the dataset exists, the condition holds.
-    """
-
-    def condition(config: Options, value: Any) -> str | None:
-        folder, name = Path(str(config["data_path"])) / config["dataset"], config["dataset"]
-        files = [atomic_file(folder, name, table) for table in ("inter", "user", "item")]
-        kinds = {"parquet" if f.suffix == ".parquet" else "text" for f in files if f.is_file()}
-        if not kinds or kind in kinds:
-            return None
-        return f"is only read of {kind} files, and those of {name} are {kinds.pop()}"
-
-    return condition
-
-
-def if_tables_are_loaded(config: Options, value: Any) -> str | None:
-    """Read where attributes of users or items are loaded."""
-    load_col = config["load_col"]
-    if load_col is None or load_col.keys() & {"user", "item"}:
-        return None
-    return "is about the tables of users and items, of which load_col names none"
+if_rate_decays = when(
+    lambda config, value: value != "step" or config["lr_decay_step"],
+    "step is only read with lr_decay_step, the epochs between two steps",
+)
+if_logits_are_corrected = when(
+    lambda config, value: (
+        value != "standard" or _read_option(config, "negative_sampler") != "uniform"
+    ),
+    "standard has no effect under negative_sampler: uniform, which lowers all logits by the same "
+    "amount; use none",
+)
+if_users_have_several_targets = when(
+    _has_several_targets, "chooses among one event a phase under split: LS"
+)
+if_tables_are_loaded = when(
+    lambda config, value: (
+        config["load_col"] is None or config["load_col"].keys() & {"user", "item"}
+    ),
+    "is about the tables of users and items, of which load_col names none",
+)
 
 
 def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
@@ -251,15 +216,17 @@ def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
     return None
 
 
-def list_fields_read(config: Options) -> set[str]:
+# --- which fields a model reads ---
+
+
+def _list_fields_read(config: Options) -> set[str]:
     """Return the fields that a model of the plugin or of RecBole reads, beside ids and times."""
     names: set[str] = set()
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         value = config[key] if key in config else None
         for entry in [value] if isinstance(value, str) else value or ():
-            fields = [entry]
-            if isinstance(entry, dict):  # a relation
-                fields = [entry.get("field"), entry.get("within")]
+            is_relation = isinstance(entry, dict)
+            fields = [entry.get("field"), entry.get("within")] if is_relation else [entry]
             names.update(name for name in fields if isinstance(name, str))
     for pair in (config["preload_weight"] or {}).items():
         names.update(map(str, pair))
@@ -268,7 +235,7 @@ def list_fields_read(config: Options) -> set[str]:
 
 def if_fields_are_read(config: Options, value: Any) -> str | None:
     """Read where the model reads all the fields that the option names."""
-    read = list_fields_read(config)
+    read = _list_fields_read(config)
     fields = value if isinstance(value, (list, tuple, Mapping)) else [value]
     unread = [name for name in fields if name not in read]
     if config["model"] in ADDED or not unread:
@@ -277,24 +244,19 @@ def if_fields_are_read(config: Options, value: Any) -> str | None:
     return f"names {shown(unread[0])}, which {config['model']} does not read: it {what}"
 
 
-def if_numbers_are_read(config: Options, value: Any) -> str | None:
-    """Read where the model reads any field; which are numbers, files say (``check_types``)."""
-    if not value or config["model"] in ADDED or list_fields_read(config):
-        return None
-    return f"changes numbers of attributes, and {config['model']} reads ids and times alone"
+if_numbers_are_read = when(  # which fields are numbers, files say: see check_types
+    lambda config, value: not value or _is_custom(config, value) or _list_fields_read(config),
+    "changes numbers of attributes, and {model} reads ids and times alone",
+)
 
 
 def if_fields_are_embedded(config: Options, value: Any) -> str | None:
     """Read where the option names only fields that a model of RecBole embeds."""
-    if config["model"] in ADDED:
-        return None
     chosen = config["selected_features"] if "selected_features" in config else None
+    if config["model"] in ADDED or not value:
+        return None
     if chosen is None:
-        return (
-            f"is only read with selected_features, which {config['model']} does not have"
-            if value
-            else None
-        )
+        return f"is only read with selected_features, which {config['model']} does not have"
     unread = [name for name in value if name not in chosen]
     return f"names {shown(unread[0])}, which selected_features does not" if unread else None
 
@@ -314,7 +276,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
         return
     from recbole_pos.data.attributes import find_table
 
-    names = [name for name in list_fields_read(config) if name in dataset.field2type]
+    names = [name for name in _list_fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
     users = any(find_table(name, dataset) == "user" for name in names)
     needs = {

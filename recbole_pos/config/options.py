@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 from recbole_pos.config import effects, option
-from recbole_pos.config.effects import (
-    if_model_is_custom,
-    if_model_is_not,
-    if_model_is_trained,
-    if_option,
-    never,
+from recbole_pos.config.effects import if_any, if_model_is_custom, if_model_is_trained
+from recbole_pos.config.option import (
+    ABOVE_0,
+    ABOVE_1,
+    BELOW_1,
+    DATA,
+    IGNORED,
+    MODEL,
+    SCHEDULE,
+    TRAINING,
+    Option,
 )
-from recbole_pos.config.option import DATA, IGNORED, SCHEDULE, TRAINING, Option
 from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
@@ -33,302 +38,225 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _rows(names: str, *bounds: Any, **attributes: Any) -> list[Option]:
-    """Return a row for each of the names, split at spaces, with the same bounds and attributes."""
-    return [Option(name, *bounds, **attributes) for name in names.split()]
+def _rows(names: str, *allowed: Any, only: Any = (), **attributes: Any) -> list[Option]:
+    """Return equal rows.
+
+    Args:
+        names: names of the options, split at spaces.
+        allowed: the smallest and the largest number, or choices, split at spaces.
+        only: condition under which they are read, or several; text is that of ``if_option``.
+        attributes: see :class:`Option`.
+    """
+    if len(allowed) == 1:
+        attributes["choices"], allowed = tuple(allowed[0].split()), ()
+    attributes["only"] = effects.read_where(only)
+    return [Option(name, *allowed, **attributes) for name in names.split()]
 
 
-def _choice(name: str, choices: str, **attributes: Any) -> Option:
-    """Return the row of an option whose values are names; ``choices`` are split at spaces."""
-    return Option(name, choices=tuple(choices.split()), **attributes)
+def _group(*some: list[Option], role: str = MODEL, only: Any = ()) -> list[Option]:
+    """Return rows with a role, and with a condition before their own."""
+    before = effects.read_where(only)
+    return [replace(row, role=role, only=(*before, *row.only)) for rows in some for row in rows]
 
 
-_ABOVE_0, _BELOW_1, _ABOVE_1 = (math.nextafter(a, b) for a, b in ((0, 1), (1, 0), (1, 2)))
 _SIZE = 65_536  # of vectors: beyond any published model, and its square fits in memory
-_LENGTH = 16_384  # of histories, of which attention holds pairs
+_LENGTH = 16_384  # events of a history, of which attention holds pairs
 _WEIGHT = 1e6  # of a part of a loss or a sum
-_RUN = "saved/ml-100k/PosSASRec/20260101-120000"
 _EVALUATION = {
     **dict.fromkeys(("split", "order", "group_by", "mode")),
-    "target": "all",
-    "cold_items": "keep",
-    "ties": "file",
+    **{"target": "all", "cold_items": "keep", "ties": "file"},
 }
-_NEGATIVES = {
-    **{"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False},
-    "candidate_num": 0,
-}
+_NEGATIVES = {"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False}
 _CLIPPING = {"max_norm": 1.0, "norm_type": 2.0, "error_if_nonfinite": False}
-# Conditions that several options share.
-_WINDOWS = (if_option("augmentation", "all_positions"),)
-_TRAINED = (if_model_is_trained,)
-_NEGATIVE = (
-    if_model_is_trained,
-    if_option("train_neg_sample_args.distribution", "uniform", "popularity"),
-)
-_NOT_FEAREC = (if_model_is_not("FEARec"),)
-_NO_GRAPH = (if_model_is_custom("knowledge graphs are not read"),)
-_OF_GRAPHS: dict[str, Any] = {"role": DATA, "only": _NO_GRAPH}
-_OF_FIELDS: dict[str, Any] = {"role": DATA, "only": (effects.if_fields_are_read,)}
-_TRANSFORMER = (if_option("block", "transformer"),)
-_WITH_FEATURES = effects.if_any(*map(if_option, SIDE_FEATURES))
-_VECTORS = (effects.if_any(if_option("preload_weight"), if_option("item_vectors")),)
+_NOT_FEAREC = effects.if_model_is_not("FEARec")
+_NO_LABEL = "items are ranked, and no label is read"
+_KEEP = "val_interval: {{rating: '[4,inf)'}} keeps only what is rated so"
+_WITH_NEGATIVES = "train_neg_sample_args.distribution: uniform popularity"
 
 _TABLE: list[Option] = [
-    # what is run, and how files are written
-    *_rows("model data_path USER_ID_FIELD ITEM_ID_FIELD TIME_FIELD", role=DATA),
-    Option("dataset", role=DATA, check=option.check_nothing),
-    Option("plugins", example=["my_models"], alone=True, role=DATA),
-    *_rows(
-        "encoding field_separator seq_separator",
+    # the data: how files are written and fields are called, what is read, and what of it is left
+    *_group(
+        _rows("model data_path encoding field_separator seq_separator"),
+        _rows("USER_ID_FIELD ITEM_ID_FIELD TIME_FIELD"),
+        _rows("dataset", check=option.check_nothing),
+        _rows("plugins", example=["my_models"], alone=True),
+        _rows("column_types", example={"user_id": "token"}),
+        _rows("RATING_FIELD POSITION_FIELD", only=if_model_is_custom()),
+        _rows("LABEL_FIELD", only=if_model_is_custom(_NO_LABEL)),
+        _rows("ITEM_LIST_LENGTH_FIELD LIST_SUFFIX", only=effects.if_model_is_sequential),
+        _rows(
+            "load_col unload_col unused_col",
+            empty=True,
+            only=effects.if_named_tables_are_loaded,
+            check=option.check_columns,
+        ),
+        _rows("threshold", example={"rating": 4}, only=if_model_is_custom(f"{_NO_LABEL}; {_KEEP}")),
+        _rows("timestamp_unit", " ".join(SECONDS)),
+        _rows("normalize_all", example=True, only=effects.if_numbers_are_read),
+        _rows(
+            "discretization", only=effects.if_fields_are_embedded, check=option.check_discretization
+        ),
+        _rows("numerical_features", example=["price"], only=effects.if_fields_are_embedded),
+        _rows("benchmark_filename", example=["train", "valid", "test"]),
+        _rows("rm_copies"),
+        _rows("session_filter", check=option.check_by("data.splits:read_session_filter")),
+        _rows("train_fraction", check=option.check_by("data.splits:read_fraction")),
+        _rows("rm_dup_inter", "first last", example="first"),
+        _rows("val_interval", check=option.check_interval_of_fields),
+        _rows(
+            "user_inter_num_interval item_inter_num_interval",
+            empty=True,
+            check=option.check_interval,
+        ),
+        _rows(
+            "target_events",
+            only=effects.if_not_refused("target_events"),
+            check=option.check_target_events,
+        ),
+        _rows("filter_inter_by_user_or_item", only=effects.if_tables_are_loaded),
+        _rows("init_from update_from", example="saved/ml-100k/PosSASRec/20260101-120000"),
+        _rows("request_time", "none target"),
         role=DATA,
-        only=(effects.if_data_files_are("text"),),
     ),
-    Option(
-        "column_types",
-        example={"user_id": "token"},
+    *_group(
+        _rows("seq_len", 1, 10**6, example={"tags": 10}),
+        _rows("alias_of_user_id alias_of_item_id", example=["name"]),
+        _rows("normalize_field", example=["price"]),
         role=DATA,
-        only=(effects.if_data_files_are("parquet"),),
+        only=effects.if_fields_are_read,
     ),
-    *_rows("RATING_FIELD POSITION_FIELD", role=DATA, only=(if_model_is_custom(),)),
-    Option(
-        "LABEL_FIELD",
+    *_group(
+        _rows("additional_feat_suffix", example=["ent"], alone=True, only="preload_weight"),
+        _rows("preload_weight", example={"ent_id": "ent_emb"}),
         role=DATA,
-        only=(if_model_is_custom("here items are ranked, and no label is read"),),
+        only=effects.if_model_takes_vectors,
     ),
-    Option("NEG_PREFIX", role=DATA, only=_NEGATIVE),
-    *_rows("ITEM_LIST_LENGTH_FIELD LIST_SUFFIX", role=DATA, only=(effects.if_model_is_sequential,)),
-    *_rows(
-        "HEAD_ENTITY_ID_FIELD TAIL_ENTITY_ID_FIELD RELATION_ID_FIELD ENTITY_ID_FIELD", **_OF_GRAPHS
-    ),
-    Option("kg_reverse_r", example=True, **_OF_GRAPHS),
-    *_rows("alias_of_entity_id alias_of_relation_id", example=["a"], **_OF_GRAPHS),
-    # what of it is read
-    *_rows(
-        "load_col unload_col unused_col",
-        empty=True,
-        role=DATA,
-        only=(effects.if_named_tables_are_loaded,),
-        check=option.check_columns,
-    ),
-    Option(
-        "additional_feat_suffix",
-        example=["ent"],
-        alone=True,
-        role=DATA,
-        only=(effects.if_model_takes_vectors, if_option("preload_weight")),
-    ),
-    Option("seq_len", 1, 10**6, example={"tags": 10}, unit="tokens", **_OF_FIELDS),
-    Option("threshold", example={"rating": 4}, role=DATA, only=(effects.if_labels_are_read,)),
-    Option("timestamp_unit", choices=tuple(SECONDS), role=DATA),
-    Option(
-        "preload_weight",
-        example={"ent_id": "ent_emb"},
-        role=DATA,
-        only=(effects.if_model_takes_vectors,),
-    ),
-    *_rows("alias_of_user_id alias_of_item_id", example=["name"], **_OF_FIELDS),
-    Option("normalize_field", example=["price"], **_OF_FIELDS),
-    Option("normalize_all", example=True, role=DATA, only=(effects.if_numbers_are_read,)),
-    Option(
-        "discretization",
-        role=DATA,
-        only=(effects.if_fields_are_embedded,),
-        check=option.check_discretization,
-    ),
-    Option(
-        "numerical_features", example=["price"], role=DATA, only=(effects.if_fields_are_embedded,)
-    ),
-    Option("benchmark_filename", example=["train", "valid", "test"], role=DATA),
-    # what of it is left
-    Option("rm_copies", role=DATA),
-    Option("session_filter", role=DATA, check=option.check_session_filter),
-    Option("train_fraction", role=DATA, check=option.check_fraction),
-    _choice("rm_dup_inter", "first last", example="first", role=DATA),
-    Option("val_interval", example={"rating": "[3,inf)"}, role=DATA, each=option.check_interval),
-    Option(
-        "target_events",
-        role=DATA,
-        only=(effects.if_not_refused("target_events"),),
-        check=option.check_target_events,
-    ),
-    Option("filter_inter_by_user_or_item", role=DATA, only=(effects.if_tables_are_loaded,)),
-    *_rows(
-        "user_inter_num_interval item_inter_num_interval",
-        example="[0,inf)",
-        empty=True,
-        role=DATA,
-        each=option.check_interval,
-    ),
-    *_rows(
-        "entity_kg_num_interval relation_kg_num_interval",
-        example="[0,inf)",
-        only=_NO_GRAPH,
-        each=option.check_interval,
-    ),
+    *_group(_rows("NEG_PREFIX repeatable"), role=DATA, only=(if_model_is_trained, _WITH_NEGATIVES)),
     # evaluation
-    Option("eval_args", inner=_EVALUATION, empty=True, role=DATA),
-    _choice(
-        "eval_args.target", "all last first random", only=(effects.if_users_have_several_targets,)
+    *_group(
+        _rows("eval_args", inner=_EVALUATION, empty=True),
+        _rows("metrics", alone=True),
+        _rows("topk", 1, 10**6, alone=True),
+        _rows("valid_metric"),
+        _rows("metric_decimal_place", 1, 15),
+        _rows("mask_history", example=True),
+        role=DATA,
     ),
-    _choice("eval_args.cold_items", "keep drop"),
-    Option("eval_args.ties"),
-    Option("metrics", alone=True, role=DATA),
-    Option("topk", 1, 10**6, alone=True, role=DATA),
-    Option("valid_metric", role=DATA),
-    Option("valid_metric_bigger", role=DATA, only=(never("follows from valid_metric"),)),
-    Option("metric_decimal_place", 1, 15, role=DATA),
-    Option("mask_history", example=True, role=DATA),
-    Option("repeatable", role=DATA, only=_NEGATIVE),
-    Option("eval_batch_size", 1, 10**7, role=TRAINING),
+    *_rows("eval_args.target", "all last first random", only=effects.if_users_have_several_targets),
+    *_rows("eval_args.cold_items", "keep drop"),
+    *_rows("eval_args.ties"),
+    *_rows("eval_batch_size", 1, 10**7, role=TRAINING),
     # how long and where a run trains
-    Option("seed", 0, 2**32 - 1),
-    Option("shuffle", only=_TRAINED),
-    Option("require_pow", example=True, only=(if_model_is_custom(),)),
-    Option("wandb_project", only=(effects.if_wandb_is_used,)),
-    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs", only=(effects.if_epochs_repeat,)),
-    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs", only=(effects.if_epochs_repeat,)),
-    Option(
-        "stopping_step",
-        0,
-        10**9,
+    *_group(
+        _rows("epochs", 1, 10**6, only=effects.if_epochs_repeat),
+        _rows("eval_step", 0, 10**9, only=effects.if_epochs_repeat),
+        _rows("stopping_step", 0, 10**9, only=(if_model_is_trained, "eval_step")),
+        _rows("gpu_id", check=option.check_gpus),
+        _rows("compile show_progress tensorboard cache"),
+        _rows("logger", "tensorboard mlflow wandb csv", example=["csv"], alone=True),
+        _rows("data_on_device", "auto always never"),
+        _rows("memory_limit", check=option.check_by("data.scratch:read_limit")),
         role=SCHEDULE,
-        unit="validations",
-        only=(if_model_is_trained, if_option("eval_step")),
     ),
-    Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
-    *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
-    _choice("logger", "tensorboard mlflow wandb csv", example=["csv"], alone=True, role=SCHEDULE),
-    _choice("data_on_device", "auto always never", role=SCHEDULE),
-    _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
-    Option("memory_limit", role=SCHEDULE, check=option.check_memory_limit),
-    Option("worker", 0, 2 * cores(), unit="processes", why="here, twice the cores"),
+    *_rows("seed", 0, 2**32 - 1),
+    *_rows("require_pow", example=True, only=if_model_is_custom()),
+    *_rows("wandb_project", only=if_any("log_wandb", "logger: wandb")),
+    *_rows("worker", 0, 2 * cores(), why="here, twice the cores"),
     # what an example is
-    Option(
-        "MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events", only=(effects.if_model_reads_histories,)
-    ),
-    _choice(
-        "augmentation",
-        "prefix none all_positions",
-        role=TRAINING,
-        only=(effects.if_model_is_sequential, if_model_is_trained),
-    ),
-    _choice("train_windows", "last chunk sliding prefix", role=TRAINING, only=_WINDOWS),
-    Option(
-        "window_stride",
+    *_rows(
+        "MAX_ITEM_LIST_LENGTH",
         1,
         _LENGTH,
-        example=25,
+        only=(effects.if_model_reads_histories, effects.if_model_is_sequential),
+    ),
+    *_group(
+        _rows("train_windows", "last chunk sliding prefix"),
+        _rows("window_stride", 1, _LENGTH, example=25, only="train_windows: sliding"),
+        _rows("target_window", 1, 1000, only=effects.if_model_takes_target_window),
+        _rows("length_pool", 1, 10**6),
+        _rows("train_batch_events", 1, 10**9, example=16384),
         role=TRAINING,
-        unit="events",
-        only=(*_WINDOWS, if_option("train_windows", "sliding")),
+        only="augmentation: all_positions",
     ),
-    Option(
-        "target_window",
-        1,
-        1000,
+    # training by gradients
+    *_group(
+        _rows("augmentation", "prefix none all_positions", only=effects.if_model_is_sequential),
+        _rows("precision", "auto fp32 tf32 bf16 fp16"),
+        _rows("train_batch_size", 1, 10**7),
+        _rows("train_neg_sample_args", inner={**_NEGATIVES, "candidate_num": 0}, empty=True),
         role=TRAINING,
-        unit="events",
-        only=(*_WINDOWS, effects.if_model_takes_target_window),
+        only=if_model_is_trained,
     ),
-    Option("length_pool", 1, 10**6, role=TRAINING, unit="batches", only=_WINDOWS),
-    Option("train_batch_size", 1, 10**7, role=TRAINING, only=_TRAINED),
-    Option(
-        "train_batch_events", 1, 10**9, example=16384, role=TRAINING, unit="events", only=_WINDOWS
-    ),
-    Option("train_neg_sample_args", inner=_NEGATIVES, empty=True, role=TRAINING, only=_TRAINED),
-    _choice("train_neg_sample_args.distribution", "none uniform popularity"),
-    Option("train_neg_sample_args.sample_num", 1, 10**4),
-    Option(
-        "train_neg_sample_args.candidate_num",
-        0,
-        10**4,
-        only=(if_option("train_neg_sample_args.dynamic"),),
-    ),
-    Option(
+    *_rows("train_neg_sample_args.distribution", "none uniform popularity"),
+    *_rows("train_neg_sample_args.sample_num", 1, 10**4),
+    *_rows("train_neg_sample_args.candidate_num", 0, 10**4, only="train_neg_sample_args.dynamic"),
+    *_rows(
         "train_neg_sample_args.alpha",
         -100,
         100,
-        only=(if_option("train_neg_sample_args.distribution", "popularity"),),
+        only="train_neg_sample_args.distribution: popularity",
     ),
-    Option(
-        "train_neg_sample_args.dynamic", only=(if_option("train_neg_sample_args.candidate_num"),)
+    *_rows("train_neg_sample_args.dynamic", only="train_neg_sample_args.candidate_num"),
+    *_group(
+        _rows("shuffle"),
+        _rows("learner", "adam adamw sgd adagrad rmsprop"),
+        _rows("learning_rate", ABOVE_0, 1e12),
+        _rows("adam_betas", 0, BELOW_1, pair=True, only="learner: adam adamw"),
+        _rows("weight_decay", 0, _WEIGHT),
+        _rows("lr_scheduler", "none step cosine linear", only=effects.if_rate_decays),
+        _rows("warmup_steps", 0, 10**9),
+        _rows("ema_decay", 0, BELOW_1),
+        _rows("lr_decay_step", 0, 10**9, only="lr_scheduler: none step"),
+        _rows("lr_decay_rate", ABOVE_0, 1, only="lr_decay_step"),
+        _rows("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING),
+        only=if_model_is_trained,
     ),
-    # the optimiser
-    _choice("learner", "adam adamw sgd adagrad rmsprop", only=_TRAINED),
-    Option("learning_rate", _ABOVE_0, 1e12, only=_TRAINED),
-    Option(
-        "adam_betas",
-        0,
-        _BELOW_1,
-        pair=True,
-        only=(if_model_is_trained, if_option("learner", "adam", "adamw")),
-    ),
-    Option("weight_decay", 0, _WEIGHT, only=_TRAINED),
-    _choice(
-        "lr_scheduler",
-        "none step cosine linear",
-        only=(if_model_is_trained, effects.if_rate_decays),
-    ),
-    Option("warmup_steps", 0, 10**9, unit="steps", only=_TRAINED),
-    Option("ema_decay", 0, _BELOW_1, only=_TRAINED),
-    Option(
-        "lr_decay_step",
-        0,
-        10**9,
-        unit="epochs",
-        only=(if_model_is_trained, if_option("lr_scheduler", "none", "step")),
-    ),
-    Option("lr_decay_rate", _ABOVE_0, 1, only=(if_model_is_trained, if_option("lr_decay_step"))),
-    Option("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING, only=_TRAINED),
-    Option("clip_grad_norm.max_norm", _ABOVE_0, 1e12),
-    Option("clip_grad_norm.norm_type", 0, math.inf),
+    *_rows("clip_grad_norm.max_norm", ABOVE_0, 1e12),
+    *_rows("clip_grad_norm.norm_type", 0, math.inf),
     # starting from another run
-    *_rows("init_from update_from", example=_RUN, role=DATA),
-    Option("train_only", example=["kernel"]),
-    Option("new_items", example="category"),
+    *_rows("train_only", example=["kernel"]),
+    *_rows("new_items", example="category"),
     # content vectors of items
-    Option(
+    *_rows(
         "item_vectors",
         example="vectors.parquet",
-        only=(effects.if_model_takes_vectors,),
+        only=effects.if_model_takes_vectors,
         check=option.check_vectors,
     ),
-    _choice("item_vectors_use", "init add replace late", only=_VECTORS),
-    Option("item_vectors_train", example=True, only=_VECTORS),
-    Option("item_vectors_whiten", only=_VECTORS),
-    Option(
-        "item_vectors_weight",
-        0,
-        _WEIGHT,
-        example=1.0,
-        only=(*_VECTORS, if_option("item_vectors_use", "late")),
+    *_group(
+        _rows("item_vectors_use", "init add replace late"),
+        _rows("item_vectors_train", example=True),
+        _rows("item_vectors_whiten"),
+        _rows("item_vectors_weight", 0, _WEIGHT, example=1.0, only="item_vectors_use: late"),
+        only=if_any("preload_weight", "item_vectors"),
     ),
     # sizes
     *_rows("hidden_size embedding_size positional_rank siren_width relation_size", 1, _SIZE),
-    Option("inner_size", 1, _SIZE, only=(if_option("block", "transformer", "ligr"),)),
+    *_rows("inner_size", 1, _SIZE, only="block: transformer ligr"),
     *_rows("n_layers num_layers graph_layers block_num step readout_steps kernel_size", 1, 1000),
-    Option("dilations", 1, 1000, filled=True),
-    Option("n_heads", 1, 1024, only=_NOT_FEAREC),
-    Option("relation_heads", 1, 1024),
+    *_rows("dilations", 1, 1000, filled=True),
+    *_rows("n_heads", 1, 1024, only=_NOT_FEAREC),
+    *_rows("relation_heads", 1, 1024),
     *_rows("nh nv interest_size k_interests prototype_size", 1, 10**4),
-    *_rows("order_len short_item_length", 1, _LENGTH, unit="events"),
-    Option("top_k", 1, _LENGTH),
-    Option("k", 1, 10**6),
+    *_rows("order_len short_item_length top_k", 1, _LENGTH),
+    *_rows("k", 1, 10**6),
     # layers
-    _choice("block", "transformer hstu ligr"),
-    _choice("norm", "pre post", only=_TRANSFORMER),
-    _choice("hidden_act", "gelu relu swish tanh sigmoid", only=_TRANSFORMER),
-    Option("layer_norm_eps", _ABOVE_0, 1),
-    Option("hidden_dropout_prob", 0, _BELOW_1, role=TRAINING),
-    Option("attn_dropout_prob", 0, _BELOW_1, role=TRAINING, only=_NOT_FEAREC),
-    *_rows("dropout_prob item_dropout sess_dropout", 0, _BELOW_1),
-    Option("dropout_probs", 0, _BELOW_1, pair=True),
+    *_rows("block", "transformer hstu ligr"),
+    *_group(
+        _rows("norm", "pre post"),
+        _rows("hidden_act", "gelu relu swish tanh sigmoid"),
+        only="block: transformer",
+    ),
+    *_rows("layer_norm_eps", ABOVE_0, 1),
+    *_rows("hidden_dropout_prob", 0, BELOW_1, role=TRAINING),
+    *_rows("attn_dropout_prob", 0, BELOW_1, role=TRAINING, only=_NOT_FEAREC),
+    *_rows("dropout_prob item_dropout sess_dropout", 0, BELOW_1),
+    *_rows("dropout_probs", 0, BELOW_1, pair=True),
     *_rows("attention_bias attention_output embedding_scale learn_scales chunking relations"),
-    Option("initializer_range", 0, 1000, role=TRAINING, only=(if_model_is_not("CORE"),)),
-    _choice("pooling_mode", "mean max sum"),
-    _choice("pooling_type", "average max"),
-    _choice("dnn_type", "trm ave"),
+    *_rows("initializer_range", 0, 1000, role=TRAINING, only=effects.if_model_is_not("CORE")),
+    *_rows("pooling_mode", "mean max sum"),
+    *_rows("pooling_type", "average max"),
+    *_rows("dnn_type", "trm ave"),
     # fields beside the vectors of items
     *(
         Option(
@@ -339,147 +267,123 @@ _TABLE: list[Option] = [
         )
         for name in SIDE_FEATURES
     ),
-    _choice("feature_fusion", "sum concat_mlp", only=(_WITH_FEATURES,)),
-    _choice("numeric_embedding", "periodic binned", only=(_WITH_FEATURES,)),
-    Option(
-        "numeric_bins", 2, 10**5, only=(_WITH_FEATURES, if_option("numeric_embedding", "binned"))
+    *_group(
+        _rows("feature_fusion", "sum concat_mlp"),
+        _rows("numeric_embedding", "periodic binned"),
+        _rows("numeric_bins", 2, 10**5, only="numeric_embedding: binned"),
+        only=if_any(*SIDE_FEATURES),
     ),
     # losses
-    Option("loss_type", empty=True, role=TRAINING),
-    Option("n_buckets", 1, 10**4, example=100),
-    Option("bucket_size_x", 1, 10**6, example=100),
-    Option("bucket_size_y", 1, 10**6),
-    Option("mix_x"),
-    Option("negatives", 1, _SIZE, role=TRAINING),
-    _choice("negative_sampler", "uniform popularity in_batch", role=TRAINING),
-    _choice(
-        "logq_correction",
-        "refined standard none",
+    *_group(
+        _rows("loss_type", empty=True),
+        _rows("negatives", 1, _SIZE),
+        _rows("negative_sampler", "uniform popularity in_batch"),
+        _rows("logq_correction", "refined standard none", only=effects.if_logits_are_corrected),
+        _rows("gbce_t", 0, 1),
+        _rows("prior_weight future_weights", 0, _WEIGHT),  # 0 is what SCE asks for
         role=TRAINING,
-        only=(effects.if_logits_are_corrected,),
     ),
-    Option("gbce_t", 0, 1, role=TRAINING),
-    Option("reg_weight", 0, _WEIGHT, pair=True),
-    Option("reg_loss_ratio", 0, _WEIGHT),
-    *_rows("prior_weight future_weights", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for
+    *_rows("n_buckets", 1, 10**4, example=100),
+    *_rows("bucket_size_x", 1, 10**6, example=100),
+    *_rows("bucket_size_y", 1, 10**6),
+    *_rows("mix_x"),
+    *_rows("reg_weight", 0, _WEIGHT, pair=True),
+    *_rows("reg_loss_ratio", 0, _WEIGHT),
     *_rows("lmd lmd_sem", 0, _WEIGHT, only=_NOT_FEAREC),
     *_rows("lambda_0 lambda_1 lambda_2", -_WEIGHT, _WEIGHT),
-    *_rows("temperature tau_ratio", _ABOVE_0, _WEIGHT),
-    Option("mask_ratio", _ABOVE_0, 1),
+    *_rows("temperature tau_ratio", ABOVE_0, _WEIGHT),
+    *_rows("mask_ratio", ABOVE_0, 1),
     *_rows("ft_ratio weight", 0, 1),
     *_rows("fredom fredom_type std", only=_NOT_FEAREC),
-    Option("alpha", 0, 100),
-    Option("shrink", 0, 1e9),
-    Option("global_ratio", _ABOVE_0, 1, example=0.5),
-    Option("spatial_ratio", 0, 1, example=0.5, only=(if_option("dual_domain"),)),
-    Option("topk_factor", _ABOVE_0, _WEIGHT, example=0.5),
+    *_rows("alpha", 0, 100),
+    *_rows("shrink", 0, 1e9),
+    *_rows("global_ratio", ABOVE_0, 1, example=0.5),
+    *_rows("spatial_ratio", 0, 1, example=0.5, only="dual_domain"),
+    *_rows("topk_factor", ABOVE_0, _WEIGHT, example=0.5),
     # position schemes
-    Option("position", alone=True, filled=True, role=TRAINING, check=option.check_schemes),
-    _choice("position_from", "newest oldest"),
-    _choice("positional_mask", "before_softmax after_softmax"),
-    _choice("kernel_u", "toeplitz full identity"),
-    _choice("kernel_l", "toeplitz full identity"),
-    Option("kernel_u_shared", only=(if_option("kernel_u", "toeplitz", "full"),)),
-    Option("kernel_l_shared", only=(if_option("kernel_l", "toeplitz", "full"),)),
-    Option(
+    *_rows("position", alone=True, filled=True, role=TRAINING, check=option.check_schemes),
+    *_rows("position_from", "newest oldest"),
+    *_rows("positional_mask", "before_softmax after_softmax"),
+    *_rows("kernel_u kernel_l", "toeplitz full identity"),
+    *_rows("kernel_u_shared", only="kernel_u: toeplitz full"),
+    *_rows("kernel_l_shared", only="kernel_l: toeplitz full"),
+    *_rows(
         "kernel_band",
         1,
         _LENGTH,
         example=20,
-        unit="lags",
-        only=(
-            effects.if_any(if_option("kernel_u", "toeplitz"), if_option("kernel_l", "toeplitz")),
-        ),
+        only=if_any("kernel_u: toeplitz", "kernel_l: toeplitz"),
     ),
-    Option("t5_buckets", 2, 10**5),
-    Option("t5_max_distance", 1, 10**6, unit="events"),
-    _choice("kerple_kind", "log power"),
-    *_rows("semi_local_window semi_local_prefix", 0, _LENGTH, unit="events"),
-    Option("cape_positions", 1, _LENGTH, example=50, unit="events"),
-    Option("difsr_fields", example=["brand"], alone=True),
-    Option("difsr_size", 1, _SIZE, only=(if_option("difsr_fields"),)),
+    *_rows("t5_buckets", 2, 10**5),
+    *_rows("t5_max_distance", 1, 10**6),
+    *_rows("kerple_kind", "log power"),
+    *_rows("semi_local_window semi_local_prefix", 0, _LENGTH),
+    *_rows("cape_positions", 1, _LENGTH, example=50),
+    *_rows("difsr_fields", example=["brand"], alone=True),
+    *_rows("difsr_size", 1, _SIZE, only="difsr_fields"),
     # time
-    _choice("request_time", "none target", role=DATA),
-    Option("time_unit", choices=tuple(SECONDS)),
-    _choice("time_from", "first previous"),
+    *_rows("time_unit", " ".join(SECONDS)),
+    *_rows("time_from", "first previous"),
     *_rows("time_buckets hstu_time_buckets tisas_intervals", 1, 10**5),
-    _choice("decay_kind", "exponential_power power"),
+    *_rows("decay_kind", "exponential_power power"),
     *_rows("decay_shortest decay_longest", 1e-09, 1e12),
-    _choice("calendar_parts", "hour day week month year decade", filled=True),
-    Option("rote_bases", _ABOVE_1, 1e12),
-    Option("rote_weights", 0, _WEIGHT),
-    Option("siren_omega", 1e-06, 1e6),
-    Option("channel_share", 0, 0.5),
-    Option("fuxi_position_size", 2, _SIZE),
-    Option("rope_base", _ABOVE_1, 1e12),
-    Option("rope_scale", 1e-12, 1e12),
-    Option("time_base", _ABOVE_1, 1e12, example=10000.0),
-    Option("time_scale", 1e-12, 1e12, only=(if_option("time_base"),)),
-    *_rows(
-        "time_min_period time_max_period", 1e-09, 1e12, only=(if_option("time_base", without=True),)
-    ),
-    _choice("learn_frequencies", "fixed ladder free"),
-    _choice("fusion", "early split_dim split_head split_layer effective"),
-    Option(
-        "time_ratio", 0, 1, only=(if_option("fusion", "split_dim", "split_head", "split_layer"),)
-    ),
-    _choice("gate", "fixed sigmoid hard", only=(if_option("fusion", "early"),)),
-    _choice(
-        "gate_scope",
-        "global plane head",
-        only=(if_option("fusion", "early"), if_option("gate", "sigmoid", "hard")),
-    ),
-    Option("gate_value", 0, 1, only=(if_option("fusion", "early", "effective"),)),
+    *_rows("calendar_parts", "hour day week month year decade", filled=True),
+    *_rows("rote_bases rope_base", ABOVE_1, 1e12),
+    *_rows("rote_weights", 0, _WEIGHT),
+    *_rows("siren_omega", 1e-06, 1e6),
+    *_rows("channel_share", 0, 0.5),
+    *_rows("fuxi_position_size", 2, _SIZE),
+    *_rows("rope_scale", 1e-12, 1e12),
+    *_rows("time_base", ABOVE_1, 1e12, example=10000.0),
+    *_rows("time_scale", 1e-12, 1e12, only="time_base"),
+    *_rows("time_min_period time_max_period", 1e-09, 1e12, only="not time_base"),
+    *_rows("learn_frequencies", "fixed ladder free"),
+    *_rows("fusion", "early split_dim split_head split_layer effective"),
+    *_rows("time_ratio", 0, 1, only="fusion: split_dim split_head split_layer"),
+    *_rows("gate", "fixed sigmoid hard", only="fusion: early"),
+    *_rows("gate_scope", "global plane head", only=("fusion: early", "gate: sigmoid hard")),
+    *_rows("gate_value", 0, 1, only="fusion: early effective"),
     # session graphs
-    Option("anchors"),
-    _choice("anchor_overlap", "distance edge sum", only=(if_option("anchors"),)),
-    Option("anchor_self_weight", 0, _WEIGHT, only=(if_option("anchors"),)),
-    _choice("messages", "sum mean"),
-    # relations
-    _choice("cross_sequence", "random_order time_respecting none"),
-    _choice("inference_relations", "batch training_bank own none", role=TRAINING),
-    Option(
-        "bank_size",
-        1,
-        10**6,
-        role=TRAINING,
-        unit="users",
-        only=(if_option("inference_relations", "training_bank"),),
+    *_rows("anchors"),
+    *_group(
+        _rows("anchor_overlap", "distance edge sum"),
+        _rows("anchor_self_weight", 0, _WEIGHT),
+        only="anchors",
     ),
-    _choice("user_layers", "odd even all none"),
-    _choice("user_update", "gated replace", only=(if_option("user_layers", "odd", "even", "all"),)),
+    *_rows("messages", "sum mean"),
+    # relations
+    *_rows("cross_sequence", "random_order time_respecting none"),
+    *_rows("inference_relations", "batch training_bank own none", role=TRAINING),
+    *_rows("bank_size", 1, 10**6, role=TRAINING, only="inference_relations: training_bank"),
+    *_rows("user_layers", "odd even all none"),
+    *_rows("user_update", "gated replace", only="user_layers: odd even all"),
     # without effect here
     *_rows(
         "save_dataset dataset_save_path save_dataloaders dataloaders_save_path",
         role=IGNORED,
         why="data are not cached as pickle files here, which would be loaded unchecked; remove it",
     ),
-    Option(
+    *_rows(
+        "HEAD_ENTITY_ID_FIELD TAIL_ENTITY_ID_FIELD RELATION_ID_FIELD ENTITY_ID_FIELD kg_reverse_r "
+        "alias_of_entity_id alias_of_relation_id entity_kg_num_interval relation_kg_num_interval",
+        role=IGNORED,
+        why="knowledge graphs are not read; leave it out",
+    ),
+    *_rows(
         "checkpoint_dir",
         role=IGNORED,
         why="a run writes into its own folder; choose it with --run_dir",
     ),
-    Option(
+    *_rows(
         "transform",
         role=IGNORED,
         why="histories are changed by models that do so themselves alone, such as BERT4Rec",
     ),
-    Option("state", role=IGNORED, why="levels of logging are set in Python (logging.basicConfig)"),
-    Option("loss_decimal_place", role=IGNORED, why="losses are written in full"),
+    *_rows("state", role=IGNORED, why="levels of logging are set in Python (logging.basicConfig)"),
+    *_rows("loss_decimal_place", role=IGNORED, why="losses are written in full"),
+    *_rows("valid_metric_bigger", role=IGNORED, why="it follows from valid_metric"),
 ]
 OPTIONS = {option.name: option for option in _TABLE}
-
-# Pairs of options of which the first must divide the second ...
-DIVIDES = (("n_heads", "hidden_size"), ("n_heads", "embedding_size"), ("n_heads", "difsr_size"))
-HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
-# ... or must not be larger than the second.
-AT_MOST = (
-    ("order_len", "MAX_ITEM_LIST_LENGTH"),
-    ("short_item_length", "MAX_ITEM_LIST_LENGTH"),
-    ("interest_size", "prototype_size"),
-)
-# What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
-LEAST = {("FEARec", "n_layers"): 2, ("Caser", "embedding_size"): 2}
 
 
 def find_option(name: str) -> Option:

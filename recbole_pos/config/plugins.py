@@ -17,15 +17,15 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, registered_name
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.registry import import_path, without_working_directory
-from recbole_pos.values import find_similar, short, shown
+from recbole_pos.registry import without_working_directory
+from recbole_pos.values import short, shown
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _allowed: set[str] = set()
@@ -43,18 +43,12 @@ def allow(plugins: Any) -> None:
 
 
 def import_named(plugins: Any) -> list[str]:
-    """Import the modules of ``--plugins``, also from the working directory; return their names.
-
-    Raises:
-        UsageError: if a module is missing, or its import fails.
-    """
+    """Import the modules of ``--plugins``, also from the working directory; return their names."""
     allow(plugins)
     return import_plugins(plugins, "--plugins")
 
 
-def import_plugins(
-    plugins: Any, where: str, may_miss: Callable[[], bool] = lambda: False
-) -> list[str]:
+def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str]:
     """Import the modules that the option ``plugins`` names.
 
     Args:
@@ -69,12 +63,9 @@ def import_plugins(
         UsageError: if a module is missing, or its import fails.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
-    if not isinstance(names, (list, tuple)) or not all(
-        isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
-        for name in names
-    ):
-        is_file = isinstance(plugins, str) and plugins.endswith(".py")
-        module = plugins.removesuffix(".py") if is_file else ""
+    is_list = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    if not is_list or any(not _NAME.fullmatch(n) or n.endswith(".py") for n in names):
+        module = plugins.removesuffix(".py") if isinstance(plugins, str) else ""
         hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
             f"{where}: plugins: found {shown(plugins)}, expected modules such as [my_models], as "
@@ -84,13 +75,13 @@ def import_plugins(
         try:
             _import(name)
         except Exception as error:  # whatever code of others does
-            is_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
             # the module itself or a package of it, and not one that the module imports
-            if not (is_missing and f"{name}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
+            if missing is None or not f"{name}.".startswith(f"{missing}."):
                 message = f"cannot be imported: {type(error).__name__}: {error}"
                 message = str(error) if isinstance(error, UsageError) else message
                 raise UsageError(f"{where}: plugins: {short(name)}: {message}") from error
-            if not may_miss():
+            if not may_miss:
                 raise UsageError(f"{where}: plugins: {_explain_missing(name)}") from error
     return list(names)
 
@@ -123,21 +114,6 @@ def _explain_missing(name: str) -> str:
     )
 
 
-def require_spelling(keys: Iterable[Any], where: str) -> None:
-    """Refuse a misspelt ``plugins``, which would otherwise be reported as an unknown model.
-
-    Args:
-        keys: keys of a config file or call.
-        where: the file, for the message.
-
-    Raises:
-        UsageError: naming the key.
-    """
-    for key in keys:
-        if key != "plugins" and find_similar(str(key), ["plugins"]):
-            raise UsageError(f"{where}: unknown key {shown(key)} (did you mean plugins?)")
-
-
 def take_model(name: str, modules: Iterable[str]) -> None:
     """Register the class named like the model, if one of the modules has it unregistered."""
     for module in modules:
@@ -148,7 +124,7 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 
 def find_modules(model: str, schemes: Iterable[str]) -> list[str]:
     """Return the modules that another process must import to know a model and its schemes."""
-    modules = [ADDED.find_module(model), *(SCHEMES.find_module(name) for name in schemes)]
+    modules = [ADDED.find_module(model), *map(SCHEMES.find_module, schemes)]
     return list(dict.fromkeys(module for module in modules if module))
 
 
@@ -165,28 +141,25 @@ def pack(model: str) -> bytes:
         UsageError: if a class cannot be pickled.
     """
     models = {name: entry for name, entry in ADDED.made_here().items() if name == model}
-    registrations = {"model": models, "scheme": SCHEMES.made_here()}
-    if not any(registrations.values()):
-        return pickle.dumps((_allowed, {})) if _allowed else b""
+    schemes = SCHEMES.made_here()
+    if not (models or schemes):
+        return pickle.dumps((_allowed, {}, {})) if _allowed else b""
     import cloudpickle
 
-    for kind, entries in registrations.items():
-        for name, entry in entries.items():
-            try:
-                cloudpickle.dumps(entry)
-            except Exception as error:  # whatever its module holds
-                raise UsageError(
-                    f"{kind} {shown(name)} ({import_path(entry.cls)}) cannot be sent to other "
-                    f"processes: {error}; put it into a module of its own and import it from there"
-                ) from error
-    return cloudpickle.dumps((_allowed, registrations))
+    try:
+        return cloudpickle.dumps((_allowed, models, schemes))
+    except Exception as error:  # whatever their modules hold
+        raise UsageError(
+            f"{', '.join([*models, *schemes])} cannot be sent to other processes: {error}; put it "
+            "into a module of its own and import it from there"
+        ) from error
 
 
 def unpack(packed: bytes) -> None:
     """Register the classes, and allow the modules, that another process has packed."""
     if packed:
-        names, registrations = pickle.loads(packed)
+        names, models, schemes = pickle.loads(packed)
         _allowed.update(names)
-        for kind, entries in registrations.items():
+        for table, entries in ((ADDED, models), (SCHEMES, schemes)):
             for name, entry in entries.items():
-                (ADDED if kind == "model" else SCHEMES).add(name, entry)
+                table.add(name, entry)

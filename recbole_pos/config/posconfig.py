@@ -11,13 +11,7 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
-from recbole_pos.config.checks import (
-    check_negatives,
-    check_own,
-    check_read,
-    check_together,
-    check_value,
-)
+from recbole_pos.config.checks import check_negatives, check_read, check_together, check_value
 from recbole_pos.config.defaults import (
     add_time_field,
     free_options,
@@ -27,7 +21,7 @@ from recbole_pos.config.defaults import (
 )
 from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import find_option, list_by_role
-from recbole_pos.config.plugins import find_modules, import_plugins, require_spelling, take_model
+from recbole_pos.config.plugins import find_modules, import_plugins, take_model
 from recbole_pos.config.presets import list_positions, parts_for, preset_or_file
 from recbole_pos.data.counts import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
@@ -51,22 +45,18 @@ from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
+DERIVED_KEYS = {"MODEL_TYPE"}  # that RecBole computes, and keeps beside the options
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
-WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
-ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
-# Keys that RecBole computes itself and keeps in the same dict.
-DERIVED_KEYS = {"MODEL_TYPE"}
-_DEFAULTS = "the attribute `defaults`, or recbole_pos.register_model(..., defaults=...)"
-
-
+_WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
+_ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
 # Options of version 0.2.0, and what replaces their effect.
 _REMOVED = {"batch_shapes": "batches have the sizes of their windows"}
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Merge the options of two sources: ``high`` wins, and ``eval_args`` is merged key by key."""
-    eval_args = [source["eval_args"] for source in (low, high) if source.get("eval_args")]
     merged = {**low, **high}
+    eval_args = [source["eval_args"] for source in (low, high) if source.get("eval_args")]
     if len(eval_args) == 2 and all(isinstance(value, dict) for value in eval_args):
         merged["eval_args"] = {**eval_args[0], **eval_args[1]}
     return merged
@@ -96,6 +86,9 @@ class PosConfig(Config):
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing
             it to a yaml file and running that file repeats the run.
+        files: (file, options) of each config file, the dataset's first.
+        public: facts in the yaml of a public dataset.
+        asked_for: options that a model read although no source has them.
     """
 
     def __init__(
@@ -107,21 +100,63 @@ class PosConfig(Config):
         strict: bool = True,
     ) -> None:
         self.strict = strict
-        self.asked = registered_name(model) if isinstance(model, type) else model
-        self.public: dict[str, Any] = {}  # facts in the yaml of a public dataset
-        self.asked_for: set[str] = set()  # options that a model read although no source has them
+        self.public: dict[str, Any] = {}
+        self.asked_for: set[str] = set()
         try:
-            super().__init__(self.asked, dataset, config_file_list, config_dict)
+            self._build(model, dataset, config_file_list or [], dict(config_dict or {}))
         except UsageError:
             raise
-        except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
-            message = error.args[0] if error.args else error
-            raise UsageError(f"configuration: {message}") from error
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:  # RecBole's
+            raise UsageError(f"configuration: {error.args[0] if error.args else error}") from error
         except OSError as error:  # data_path is a name that no file can have
-            if error.filename is None:  # but the working directory is gone
-                raise
-            name = shown(error.filename)
-            raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
+            place = "the working directory" if error.filename is None else shown(error.filename)
+            raise UsageError(f"configuration: data_path: {error.strerror}: {place}") from error
+
+    def _build(
+        self,
+        model: str | type | None,
+        dataset: str | None,
+        files: list[str],
+        options: dict[str, Any],
+    ) -> None:
+        """Do what RecBole's ``__init__`` does, with the plugin's sources of options and checks.
+
+        RecBole would read ``sys.argv``, and evaluate text as Python.
+        """
+        self.compatibility_settings()
+        self._init_parameters_category()
+        self.yaml_loader = PackagedLoader  # of RecBole's own files
+        self.files: list[tuple[str | Path, dict[str, Any]]] = [
+            (file, self._drop_removed(read_yaml(preset_or_file(file)), f"{file}: "))
+            for file in files
+        ]
+        self._given = self._drop_removed(options)
+        if "item_vectors" in options:  # vectors in memory become a file
+            options["item_vectors"] = to_files(options["item_vectors"])
+        asked = registered_name(model) if isinstance(model, type) else model
+        plugins = self._import_plugins(asked)
+        self.model, self.dataset = self._find_names(asked, dataset)
+        self._read_dataset_file()
+        schemes = list_positions(self._options_for(self.model).get("position"), self.model)
+        self.external_config_dict = self._options_for(self.model, *schemes)
+        self.model_class = self._find_class()
+        if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes)])):
+            # so that a process that reads the configuration of this run knows them
+            self.external_config_dict[PLUGINS] = modules
+        self._load_internal_config_dict(self.model, self.model_class, self.dataset)
+        if not served(self.model):
+            position = self.external_config_dict.get("position")
+            self.internal_config_dict.update(plugin_defaults(self.model, position))
+        self.free = free_options(self.model, schemes)
+        self._check_given()
+        self.final_config_dict = self._merge_defaults()
+        self._check_final()
+        self._set_default_parameters()
+        self._init_device()
+        self._set_train_neg_sample_args()
+        check_negatives(self.final_config_dict, self.model)
+        self._set_eval_neg_sample_args("valid")
+        self._set_eval_neg_sample_args("test")
 
     def __getitem__(self, key: str) -> Any:
         """Return an option's value; None, as in RecBole, for one without, which is recorded."""
@@ -130,26 +165,7 @@ class PosConfig(Config):
             self.asked_for.add(key)
         return final.get(key)
 
-    def _build_yaml_loader(self) -> type:
-        return PackagedLoader  # of RecBole's own files
-
-    def _load_cmd_line(self) -> dict[str, Any]:
-        return {}  # cli.py parses arguments; a library must not read sys.argv
-
-    def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
-        """Read config files into ``files``; their options depend on the model, see _options_for."""
-        self.files: list[tuple[str | Path, dict[str, Any]]] = [
-            (file, self._drop_removed(read_yaml(preset_or_file(file)), f"{file}: "))
-            for file in file_list or []
-        ]
-        return {}
-
-    def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
-        """Copy ``config_dict``, whose values are typed already: RecBole would eval strings."""
-        options = self._drop_removed(dict(config_dict or {}))
-        if "item_vectors" in options:  # vectors in memory become a file
-            options["item_vectors"] = to_files(options["item_vectors"])
-        return options
+    # --- where options come from ---
 
     def _drop_removed(self, options: dict[str, Any], where: str = "") -> dict[str, Any]:
         """Remove options of earlier versions from a mapping; warn of them in a new run."""
@@ -160,32 +176,22 @@ class PosConfig(Config):
             del options[key]
         return options
 
-    def _merge_external_config_dict(self) -> None:
-        self.plugins: list[str] = []
-        self._import_plugins()
-        self.external_config_dict = self._options_for()
-
-    def _import_plugins(self) -> None:
+    def _import_plugins(self, asked: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
-        sources = [*self.files, ("configuration", self.variable_config_dict)]
-        models = [self.asked, *(content.get("model") for _, content in sources)]
-        positions = [content.get("position") for _, content in sources]
-        schemes = [name for value in positions for name in list_positions(value, None)]
-
-        def are_registered() -> bool:
-            """Return whether all custom names are registered already, without the modules."""
-            known = [name in ADDED for name in models if name and name not in built_in()]
-            known += [name in SCHEMES for name in schemes if name not in SCHEMES.places]
-            return bool(known) and all(known)
-
-        for file, content in sources:
-            self.plugins += import_plugins(content.get(PLUGINS), str(file), are_registered)
-        for name in filter(None, models):
-            take_model(str(name), self.plugins)
-        has_schemes = all(name in SCHEMES for name in schemes)
-        if not (has_schemes and all(name in runnable() for name in models if name)):
-            for file, content in sources:
-                require_spelling(content, str(file))
+        sources = [*self.files, ("configuration", self._given)]
+        models = [asked, *(content.get("model") for _, content in sources)]
+        models = [str(name) for name in models if name]
+        schemes = [n for _, some in sources for n in list_positions(some.get("position"), None)]
+        custom = {*models, *schemes} - {*built_in(), *SCHEMES.places}
+        are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
+        modules = [
+            name
+            for file, content in sources
+            for name in import_plugins(content.get(PLUGINS), str(file), are_registered)
+        ]
+        for name in models:
+            take_model(name, modules)
+        return modules
 
     def _options_for(self, *names: str) -> dict[str, Any]:
         """Merge the options that config files and ``config_dict`` give a model and its schemes.
@@ -198,90 +204,50 @@ class PosConfig(Config):
             for where, options in parts_for(content, names, file):
                 merged = merge_options(merged, options)
                 self.sources.update(dict.fromkeys(options, where))
-        for key in self.variable_config_dict:
+        for key in self._given:
             self.sources.pop(key, None)
-        return merge_options(merged, self.variable_config_dict)
+        return merge_options(merged, self._given)
 
-    def _get_model_and_dataset(
-        self, model: str | None, dataset: str | None
-    ) -> tuple[str, type, str]:
-        """Find the model's class and the dataset's folder.
-
-        Raises:
-            UsageError: if either is not given, or the model is unknown.
-        """
-        model = model or self.external_config_dict.get("model")
-        dataset = dataset or self.external_config_dict.get("dataset")
+    def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
+        """Return the names of the model and of the dataset, which may be given as a folder."""
+        given = self._options_for()
+        model, dataset = model or given.get("model"), dataset or given.get("dataset")
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
         data_path = self._options_for(str(model)).get("data_path") or "dataset/"
-        dataset, folder = name_and_folder(str(dataset), str(data_path))
+        name, folder = name_and_folder(str(dataset), str(data_path))
         if folder is not None:
-            self.variable_config_dict["data_path"] = folder
-        self._read_files_for(str(model), dataset)
-        if model in OURS:
-            return model, OURS[model], dataset
-        if model not in runnable():
-            raise UsageError(
-                f"{self._where('model')}unknown model {shown(model)}"
-                f"{suggest(str(model), runnable())}; `recbole-pos models` lists what can be run. "
-                "One of your own: name the module that has it, as in --plugins='[my_models]', or "
-                "in Python call recbole_pos.register_model first"
-            )
-        return model, get_model(model), dataset
+            self._given["data_path"] = folder
+        return str(model), name
 
-    def _where(self, key: str) -> str:
-        """Return the start of a message about an option: ``file: `` if a file gave it."""
-        return f"{self.sources[key]}: " if key in self.sources else ""
-
-    def _read_files_for(self, model: str, dataset: str) -> None:
-        """Merge the options once the model is known: the dataset's yaml, then the config files."""
-        folder = Path(str(self._options_for(model).get("data_path", "dataset/"))) / dataset
-        file = folder / f"{dataset}.yaml"
+    def _read_dataset_file(self) -> None:
+        """Put the dataset's yaml before the config files."""
+        folder = Path(str(self._options_for(self.model).get("data_path", "dataset/")))
+        file = folder / self.dataset / f"{self.dataset}.yaml"
         if file.is_file():
             content = read_yaml(file)
             self.public = {**(content.pop("public", None) or {}), **content}
             self.files.insert(0, (file, content))
-            if PLUGINS in self.files[0][1]:
+            if PLUGINS in content:
                 raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
-        schemes = list_positions(self._options_for(model).get("position"), model)
-        self.external_config_dict = self._options_for(model, *schemes)
-        registered = [name for name in schemes if name in SCHEMES]
-        modules = list(dict.fromkeys([*self.plugins, *find_modules(model, registered)]))
-        if modules:  # so that a process that reads the configuration of this run knows them
-            self.external_config_dict[PLUGINS] = modules
 
-    def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
-        super()._load_internal_config_dict(model, model_class, dataset)
-        if not served(model):
-            position = self.external_config_dict.get("position")
-            self.internal_config_dict.update(plugin_defaults(model, position))
+    def _find_class(self) -> type:
+        """Return the class of the model; refuse an unknown name."""
+        if self.model in OURS:
+            return OURS[self.model]
+        if self.model in runnable():
+            return get_model(self.model)
+        where = f"{self.sources['model']}: " if "model" in self.sources else ""
+        raise UsageError(
+            f"{where}unknown model {shown(self.model)}{suggest(self.model, runnable())}; "
+            "`recbole-pos models` lists what can be run. One of your own: name the module that has "
+            "it, as in --plugins='[my_models]', or in Python call recbole_pos.register_model first"
+        )
 
-    def _get_final_config_dict(self) -> dict[str, Any]:
-        """Check all options, and merge defaults with what is given.
-
-        Raises:
-            UsageError: for an unknown option, a wrong value, or options that contradict each other.
-        """
-        external = self.external_config_dict
-        self.free = free_options(self.model, list_positions(external.get("position"), self.model))
-        if self.model in ADDED:
-            for key, value in own_defaults(self.model).items():
-                self._check_value(f"defaults of {self.model}", key, value)
-        self._check(external)
-        final = self._merge_defaults(external)
-        losses = LOSSES if on_our_base(self.model) else ("CE", "BPR")
-        shared = {key: value for key, value in final.items() if key not in self.free}
-        starts = starts_from_runs(self.model)
-        check_together(shared, self.model, plugin_model=starts, losses=losses)
-        self._keep_plain(final)
-        if self.strict:
-            self.require_read()
-        return final
-
-    def _merge_defaults(self, external: dict[str, Any]) -> dict[str, Any]:
+    def _merge_defaults(self) -> dict[str, Any]:
         """Return defaults with the given options above them; some defaults depend on options."""
+        external = self.external_config_dict
         final = {**self.internal_config_dict, **external}
         defaults = self.internal_config_dict["eval_args"]
         final["eval_args"] = {**defaults, **(external.get("eval_args") or {})}
@@ -292,48 +258,9 @@ class PosConfig(Config):
                 final["train_neg_sample_args"] = None
         windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
         if windows and "train_batch_size" not in external:
-            final["train_batch_size"] = WINDOWS  # RecBole's 2,048 are rows of one target
+            final["train_batch_size"] = _WINDOWS  # RecBole's 2,048 are rows of one target
         final["load_col"] = add_time_field(final)
         return final
-
-    def _keep_plain(self, final: dict[str, Any]) -> None:
-        """Keep in ``plain`` the configuration that repeats the run, also from another folder."""
-        self.plain = to_plain({key: v for key, v in final.items() if key not in _list_derived()})
-        self.plain.update(model=self.model, dataset=self.dataset)
-        base = Path(str(final["data_path"]))
-        self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
-        if (base / self.dataset).is_dir():
-            self.plain["data_path"] = str(base.resolve())
-
-    def require_read(self, searched: Iterable[str] = ()) -> None:
-        """Refuse options that were given although nothing reads them.
-
-        Args:
-            searched: options that a search varies, whose values are not known yet.
-
-        Raises:
-            UsageError: naming the option, and under which condition it is read.
-        """
-        plain = {**self.plain, "MODEL_TYPE": self.internal_config_dict["MODEL_TYPE"]}
-        config = {
-            key: {**inner, **value} if (inner := find_option(key).inner) and value else value
-            for key, value in plain.items()
-            if key not in searched
-        }
-        defaults = self.internal_config_dict
-        # a file that has most options is written by a run: the user did not choose them
-        exempt = [
-            str(file)
-            for file, content in self.files
-            if len(defaults.keys() & content) > len(defaults) / 2
-        ]
-        self.strict = self.strict and not exempt
-        # presets serve the baselines of their paper, too
-        exempt += [str(f) for f, _ in self.files if preset_or_file(f).is_relative_to(ROOT)]
-        for key, value in self.external_config_dict.items():
-            where = self.sources.get(key, "configuration")
-            if key not in self.free and where not in exempt:
-                check_read(where, key, value, defaults.get(key), config)
 
     def _set_default_parameters(self) -> None:
         """Let ``data_path`` be the dataset's folder: RecBole's wheel has ml-100k if it is not here.
@@ -351,26 +278,24 @@ class PosConfig(Config):
         if not self.final_config_dict["use_gpu"]:  # RecBole chooses the device by gpu_id only
             self.final_config_dict["gpu_id"] = ""
 
-    def _set_train_neg_sample_args(self) -> None:
-        super()._set_train_neg_sample_args()
-        check_negatives(self.final_config_dict, self.model)
+    # --- checks ---
 
-    def _check(self, options: dict[str, Any]) -> None:
-        """Refuse unknown keys and wrong values; turn whole numbers of float options into floats.
-
-        Raises:
-            UsageError: naming the key, and the file that gave it.
-        """
+    def _check_given(self) -> None:
+        """Refuse unknown keys and wrong values; turn whole numbers of float options into floats."""
+        if self.model in ADDED:
+            for key, value in own_defaults(self.model).items():
+                self._check_value(f"defaults of {self.model}", key, value)
+        options = self.external_config_dict
         known = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         for key, value in options.items():
             where = self.sources.get(key, "configuration")
-            if key in ARGUMENTS:
+            if key in _ARGUMENTS:
                 raise UsageError(
                     f"{where}: {key} is not an option: give it on the command line (--{key}) or as "
                     f"an argument, as in recbole_pos.run(..., {key}=...)"
                 )
             if key not in known:
-                declare = f"; what it reads of its own stands in its defaults ({_DEFAULTS})"
+                declare = "; declare it by recbole_pos.register_model(..., defaults={...})"
                 raise UnknownKey(
                     f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. "
                     f"{self.model} on {self.dataset} does not read it"
@@ -384,6 +309,54 @@ class PosConfig(Config):
             if isinstance(default, float) and isinstance(value, int):
                 options[key] = float(value)  # RecBole's models raise tensors of integers to powers
 
+    def _check_value(self, where: str, key: str, value: Any) -> None:
+        check_value(where, key, value, self.internal_config_dict.get(key), key in self.free)
+
+    def _check_final(self) -> None:
+        """Check options against each other, and keep them in ``plain`` before RecBole derives."""
+        final = self.final_config_dict
+        losses = LOSSES if on_our_base(self.model) else ("CE", "BPR")
+        shared = {key: value for key, value in final.items() if key not in self.free}
+        check_together(shared, self.model, starts_from_runs(self.model), losses)
+        self.plain = to_plain({key: v for key, v in final.items() if key not in _list_derived()})
+        self.plain.update(model=self.model, dataset=self.dataset)
+        self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
+        base = Path(str(final["data_path"]))
+        if (base / self.dataset).is_dir():  # the run can be repeated from another folder
+            self.plain["data_path"] = str(base.resolve())
+        if self.strict:
+            self.require_read()
+
+    def require_read(self, searched: Iterable[str] = ()) -> None:
+        """Refuse options that were given although nothing reads them.
+
+        Args:
+            searched: options that a search varies, whose values are not known yet.
+
+        Raises:
+            UsageError: naming the option, and under which condition it is read.
+        """
+        defaults = self.internal_config_dict
+        plain = {**self.plain, "MODEL_TYPE": defaults["MODEL_TYPE"]}
+        config = {
+            key: {**inner, **value} if (inner := find_option(key).inner) and value else value
+            for key, value in plain.items()
+            if key not in searched
+        }
+        # a file that has most options is written by a run: the user did not choose them
+        exempt = [
+            str(file)
+            for file, content in self.files
+            if len(defaults.keys() & content) > len(defaults) / 2
+        ]
+        self.strict = self.strict and not exempt
+        # presets serve the baselines of their paper, too
+        exempt += [str(f) for f, _ in self.files if preset_or_file(f).is_relative_to(ROOT)]
+        for key, value in self.external_config_dict.items():
+            where = self.sources.get(key, "configuration")
+            if key not in self.free and where not in exempt:
+                check_read(where, key, value, defaults.get(key), config)
+
     @property
     def expected_counts(self) -> dict[str, int]:
         """Return the numbers of users, items and events that a public dataset must have.
@@ -393,10 +366,6 @@ class PosConfig(Config):
         default = self.internal_config_dict
         is_usual = all(self[key] == self.public.get(key, default.get(key)) for key in FILTERS)
         return self.public.get("counts", {}) if is_usual else {}
-
-    def _check_value(self, where: str, key: str, value: Any) -> None:
-        check = check_own if key in self.free else check_value
-        check(where, key, value, self.internal_config_dict.get(key))
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
@@ -412,7 +381,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
     schemes = list_positions(options.get("position"), config["model"])
-    if modules := find_modules(config["model"], [name for name in schemes if name in SCHEMES]):
+    if modules := find_modules(config["model"], schemes):
         plain[PLUGINS] = modules
     return to_plain(plain)
 

@@ -35,13 +35,12 @@ def preset_or_file(name: str | Path) -> Path:
         UsageError: if there is neither, but a preset of a similar name.
     """
     presets = ROOT / "presets"
-    if Path(name).exists():
-        return Path(name)
-    if (presets / name).is_file():
-        return presets / name
-    known = [str(file.relative_to(presets)) for file in sorted(presets.glob("*/*.yaml"))]
-    if hint := suggest(str(name), known):
-        raise UsageError(f"there is no config file and no preset {name}{hint}")
+    if not Path(name).exists():
+        if (presets / name).is_file():
+            return presets / name
+        known = [str(file.relative_to(presets)) for file in sorted(presets.glob("*/*.yaml"))]
+        if hint := suggest(str(name), known):
+            raise UsageError(f"there is no config file and no preset {name}{hint}")
     return Path(name)
 
 
@@ -63,41 +62,27 @@ def parts_for(
             options under it, or an option that two parts of the run give.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
-    by_title = content.get(FOR)
-    if not isinstance(by_title, (dict, type(None))):
-        raise UsageError(
-            f"{file}: {FOR}: expected options under names of models or schemes, found "
-            f"{shown(by_title)}"
-        )
-    title_of_key: dict[str, str] = {}
-    for title, options in (by_title or {}).items():
+    given: dict[str, str] = {}  # option -> title that it stands under
+    for title, title_names, options in _split_by_title(content, file):
         where = f"{file}, for {title}"
-        title_names = _split_title(title, where)
-        if not isinstance(options, (dict, type(None))):
+        if not isinstance(options, dict):
             raise UsageError(f"{where}: expected options, found {shown(options)}")
-        options = options or {}
         only_models = set(title_names) <= set(runnable())
-        forbidden = OUTSIDE if only_models else {*OUTSIDE, "position"}
-        if misplaced := forbidden & set(options):
+        if misplaced := (OUTSIDE if only_models else {*OUTSIDE, "position"}) & set(options):
             raise UsageError(f"{where}: {', '.join(sorted(misplaced))} cannot stand here")
-        if not set(title_names) & set(names):
-            continue
-        for key in options:
-            if key in title_of_key:
-                raise UsageError(f"{where}: {key} is also given for {title_of_key[key]}")
-            title_of_key[key] = title
-        parts.append((where, options))
+        if set(title_names) & set(names):
+            for key in options.keys() & given.keys():
+                raise UsageError(f"{where}: {key} is also given for {given[key]}")
+            given |= dict.fromkeys(options, title)
+            parts.append((where, options))
     return parts
 
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
     """Return the places in a config file whose options a model takes only with certain schemes."""
-    titles = {
-        title: _split_title(title, f"{file}, for {title}") for title in content.get(FOR) or {}
-    }
     return [
         f"{file}, for {title}"
-        for title, names in titles.items()
+        for title, names, _ in _split_by_title(content, file)
         if model not in names and set(names) & set(SCHEMES)
     ]
 
@@ -110,18 +95,23 @@ def list_positions(position: Any, model: str | None) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def _split_title(title: Any, where: str) -> list[str]:
-    """Return the names of models and schemes in a title such as ``A, B``.
-
-    Raises:
-        UsageError: for an unknown name.
-    """
-    names = [name.strip() for name in str(title).split(",")]
+def _split_by_title(content: dict[str, Any], file: str | Path) -> list[tuple[str, list[str], Any]]:
+    """Return what stands under ``for``: title, models and schemes in it, options."""
+    by_title = content.get(FOR) or {}
+    if not isinstance(by_title, dict):
+        raise UsageError(
+            f"{file}: {FOR}: expected options under names of models or schemes, found "
+            f"{shown(by_title)}"
+        )
     known = [*SCHEMES, *runnable()]
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"{where}: {shown(name)} is neither a model nor a scheme{suggest(name, known)}; "
-                "see `recbole-pos models` and `recbole-pos schemes`"
-            )
-    return names
+    found = []
+    for title, options in by_title.items():
+        names = [name.strip() for name in str(title).split(",")]
+        for name in names:
+            if name not in known:
+                raise UsageError(
+                    f"{file}, for {title}: {shown(name)} is neither a model nor a scheme"
+                    f"{suggest(name, known)}; see `recbole-pos models` and `recbole-pos schemes`"
+                )
+        found.append((title, names, {} if options is None else options))
+    return found

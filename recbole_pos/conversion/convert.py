@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recbole_pos.config.arguments import ConvertArguments, fill_settings
+from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, field_name
 from recbole_pos.conversion.events import find_copies, read_events
 from recbole_pos.conversion.lists import explode
@@ -86,7 +86,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
         [('brand', 'token', 'item')]
     """
-    asked = fill_settings(settings or ConvertArguments(), given)
+    asked = replace(settings or ConvertArguments(), **given)
     is_file = isinstance(events, (str, os.PathLike))
     what = Path(events if is_file else _FRAMES["events"])
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import AttachArguments, RunArguments, fill_settings
+from recbole_pos.config.arguments import AttachArguments, RunArguments
 from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.config.presets import list_positions
@@ -70,14 +71,13 @@ def attach(
     used = list_positions(config["position"], None)
     allow(options.get("plugins"))
     import_plugins(options.get("plugins"), "configuration")
-    import_plugins(
-        config.get("plugins"), str(source.config), lambda: all(name in SCHEMES for name in used)
-    )
+    are_registered = all(name in SCHEMES for name in used)
+    import_plugins(config.get("plugins"), str(source.config), are_registered)
     added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
     kept = [name for name in scheme_names(config["position"]) if name != "nope"]
     options |= {"position": [*kept, *added], "train_only": added}
     options["init_from"] = str(source.path.resolve())
-    args = RunArguments(**vars(fill_settings(settings or AttachArguments(), given)))
+    args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
     return run(None, None, [str(source.config)], options, run_dir, settings=args)
 
 
@@ -122,7 +122,7 @@ def update(
     options = {"epochs": 5, **(config_dict or {}), "init_from": None, "train_only": None}
     options |= {"update_from": str(source.path.resolve()), "new_items": new_items}
     allow(options.get("plugins"))
-    args = RunArguments(**vars(fill_settings(settings or AttachArguments(), given)))
+    args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
     where = run_dir or args.run_dir
     if where is None or not (begun := RunFolder(where)).holds_run:
         return run(None, None, [str(source.config)], options, where, settings=args)
