@@ -105,6 +105,11 @@ def test_what_the_table_rules_out_is_refused() -> None:
         ("FPARek", {}, "did you mean FPARec"),
         ("FPARec", {"loss_type": "BPR"}, "CE"),
         ("BPR", {"train_neg_sample_args": None}, "needs them"),
+        (
+            "PosSASRec",
+            {"loss_type": "SCE", "train_neg_sample_args": {"sample_num": 2}},
+            "SCE chooses items itself",
+        ),
         ("FPARec", {"train_only": ["learned"]}, "init_from"),
         ("FPARec", {"checkpoint_dir": "x"}, "--run_dir"),
         ("SASRec", {"layer_norm_eps": 1e-320}, "above 0"),

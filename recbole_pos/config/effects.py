@@ -225,8 +225,9 @@ def _list_fields_read(config: Options) -> set[str]:
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         value = config[key] if key in config else None
         for entry in [value] if isinstance(value, str) else value or ():
-            is_relation = isinstance(entry, dict)
-            fields = [entry.get("field"), entry.get("within")] if is_relation else [entry]
+            fields = [entry]
+            if isinstance(entry, dict):  # a relation
+                fields = [entry.get("field"), entry.get("within")]
             names.update(name for name in fields if isinstance(name, str))
     for pair in (config["preload_weight"] or {}).items():
         names.update(map(str, pair))

@@ -179,8 +179,8 @@ class PosConfig(Config):
     def _import_plugins(self, asked: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
         sources = [*self.files, ("configuration", self._given)]
-        models = [asked, *(content.get("model") for _, content in sources)]
-        models = [str(name) for name in models if name]
+        named = [asked, *(content.get("model") for _, content in sources)]
+        models = [str(name) for name in named if name]
         schemes = [n for _, some in sources for n in list_positions(some.get("position"), None)]
         custom = {*models, *schemes} - {*built_in(), *SCHEMES.places}
         are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)

@@ -138,7 +138,9 @@ def update(
         return read_result(begun)
     if not has_changed:
         reporter.line(f"{begun.path}: unfinished, is resumed")
-        moved = {key: options[key] for key in ("data_path", "plugins") if key in options}
+        moved: dict[str, Any] = {
+            key: options[key] for key in ("data_path", "plugins") if key in options
+        }
         resumed = RunArguments(**{**vars(args), "run_dir": None, "resume": begun.path})
         return run(None, None, None, moved, settings=resumed)
     reporter.line(f"{begun.path}: the data have changed since it began: from the beginning")
