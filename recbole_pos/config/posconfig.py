@@ -23,7 +23,7 @@ from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import find_option, list_by_role
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
 from recbole_pos.config.presets import list_positions, parts_for, preset_or_file
-from recbole_pos.data.counts import FILTERS
+from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import atomic_file, name_and_folder
 from recbole_pos.errors import RunWarning, UnknownKey, UsageError

@@ -20,7 +20,7 @@ from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_fr
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
 from recbole_pos.data.attributes import item_attribute
-from recbole_pos.data.kinds import SIDE_FEATURES
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint

@@ -20,7 +20,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.catalogue import NeedsDataset
 from recbole_pos.experiment.run import load, load_without_data
-from recbole_pos.files import whole_folder, writing
+from recbole_pos.files import replacing, writing
 from recbole_pos.model.models import registered_name
 from recbole_pos.serve.programs import (
     Encoder,
@@ -79,7 +79,7 @@ def export(
     with writing(folder):
         if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"--to {folder} is in use; name a folder that is new or empty")
-    with whole_folder(folder) as unfinished:
+    with replacing(folder) as unfinished:
         try:
             experiment = load_without_data(run_dir)
         except NeedsDataset:

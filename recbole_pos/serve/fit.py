@@ -8,7 +8,7 @@ from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.conversion.frames import Dataset
-from recbole_pos.data.grown import Growth
+from recbole_pos.data.identity import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.folder import RunFolder

@@ -15,10 +15,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from recbole_pos.data.grown import Growth
-from recbole_pos.data.history import masks_history
+from recbole_pos.data.identity import Growth, extend_log
 from recbole_pos.data.item_vectors import read_new_vectors, to_files
-from recbole_pos.data.windows import gather_index
+from recbole_pos.data.windows import gather_index, masks_history
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
@@ -139,11 +138,10 @@ class Recommender(FittedModel):
             later = dataset.held_out
             if later is None:
                 return dataset
-            growth, strangers = later.growth, [*later.lonely]
-            if reads_users(dataset.config["model"], dataset.config.model_class):
-                strangers = [*later.users, *later.lonely]
-                return dataset.with_later(new_users=False)
-            return dataset.with_later(new_users=True)
+            growth = later.growth
+            has_new_users = not reads_users(dataset.config["model"], dataset.config.model_class)
+            strangers = [*([] if has_new_users else later.users), *later.lonely]
+            return extend_log(dataset, later, has_new_users)
 
         experiment = load(run_dir, with_later, grown=True, data_path=data_path)
         return cls(experiment, growth, strangers, folder_of(run_dir))

@@ -13,7 +13,7 @@ from typing import Any
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.kinds import SIDE_FEATURES
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
