@@ -92,12 +92,4 @@ def trainer_of(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
     data = generated(size)
     model = config.model_class(config, data).to(config["device"])
     trainer = PosTrainer(config, model)
-    loader = WindowLoader(
-        data,
-        batch_size=size.batch,
-        pool=config["length_pool"],
-        seed=config["seed"],
-        shuffle=True,
-        requirements=trainer.adapter.requirements(),
-    )
-    return trainer, loader
+    return trainer, WindowLoader(config, data, trainer.adapter.requirements())

@@ -17,10 +17,12 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
-Patch = Callable[[ModuleType], None]
-PATCHES: dict[str, list[Patch]] = defaultdict(list)  # by name of the module they change
+Patch = TypeVar("Patch", bound=Callable[..., None])
+PATCHES: dict[str, list[Callable[..., None]]] = defaultdict(
+    list
+)  # by name of the module they change
 
 # Names that numpy 1.24 or 2.0 lacks and RecBole 1.2 uses, and what they stand for.
 _NUMPY_ALIASES = {

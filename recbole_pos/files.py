@@ -180,7 +180,7 @@ def only_writer(folder: Path, doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
+def replacing(folder: str | Path, keep: Callable[[Path], bool] = lambda _: True) -> Iterator[Path]:
     """Make an empty folder to fill, which takes the place of another once it is complete.
 
     If anything fails, ``folder`` stays as it was. What a killed process has left is removed by the
@@ -188,7 +188,7 @@ def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
 
     Args:
         folder: the folder to replace, which need not be there; of a link, what it leads to.
-        keep: whether something in the former folder is in the new one, too.
+        keep: whether something in the former folder is in the new one, too; all of it by default.
 
     Yields:
         The folder to fill.
@@ -196,6 +196,7 @@ def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
     Raises:
         UsageError, StorageError: if it cannot be written, or another process writes it.
     """
+    folder = Path(folder)
     target = folder.resolve()
     begun, former = (target.with_name(f".{target.name}.{end}") for end in ("new", "old"))
     made = [parent for parent in target.parents if not parent.exists()]
@@ -231,20 +232,6 @@ def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
             raise
         (target / LOCK).unlink(missing_ok=True)
         shutil.rmtree(former, ignore_errors=True)
-
-
-@contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
-    """Make a folder that is complete or not there; what others have put there meanwhile stays.
-
-    Args:
-        path: the folder, which is new or empty.
-
-    Yields:
-        The folder to fill, see :func:`replacing`.
-    """
-    with replacing(Path(path), keep=lambda _: True) as folder:
-        yield folder
 
 
 def _link(file: Path, to: Path) -> None:

@@ -271,11 +271,3 @@ class _Console(Console):
 def _name(file: IO[str]) -> str:
     """Return the name of a file for messages."""
     return "standard output" if file is sys.stdout else str(getattr(file, "name", "the output"))
-
-
-def wide_console() -> Console:
-    """Return a console with room for a table where there is no terminal whose width it must fit."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    return console

@@ -10,8 +10,7 @@ import pandas as pd
 from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource
 
-from recbole_pos.data.loading import AtomicTables
-from recbole_pos.data.naming import spell_out
+from recbole_pos.data.loading import AtomicTables, spell_out
 
 DEFAULTS = dict.fromkeys(("load_col", "unload_col", "seq_len", "encoding"))
 DEFAULTS |= {"field_separator": "\t", "seq_separator": " "}

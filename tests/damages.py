@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from recbole_pos.data.kinds import KINDS
+from recbole_pos.data.location import KINDS
 
 FILES = {
     "inter": ["user_id:token\titem_id:token\ttimestamp:float\trating:float\tdevice:token"]

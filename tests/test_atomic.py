@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import random
 from pathlib import Path
 
@@ -116,84 +115,71 @@ def damaged(line: str, place: int = PLACE) -> tuple[str, int]:
     return text, text[: text.index(line)].count("\n") + 1
 
 
+WRONG_LINES = [
+    ("u1\ti1\t5\tred\t1\t", "6, expected 5"),
+    ("u1\ti1\t5\tred", "4, expected 5"),
+    ("u1,i1,5,red,1", "1, expected 5"),
+    ('"u1\ti1\t5\tred\t1', "quotation mark"),
+    ('u1\t"i"1\t5\tred\t1', "quotation mark"),
+    ("u1\ti1\t5 o'clock\tred\t1", 'timestamp .float. is "5 o\'clock"'),
+    ("u1\ti1\t \tred\t1", "timestamp .float. is ' '"),
+    ("u1\ti1\t5\tred\t1 2 x", "size .float_seq. is '1 2 x'"),
+    ("u1\ti1\tnan(5)\tred\t1", "'nan.5.'"),
+    ("u1\ti1\t5\tred\t1 inf", "size .float_seq. is '1 inf'"),
+    ("u1\ti1\t5\tred\t1e39", "size .float_seq. is '1e39'"),
+    ("u1\ti\0\t5\tred\t1", "a NUL byte"),
+]
+FORMS = [(1 << 22, "\n", "inter"), (64, "\r\n", "item"), (64, "\r", "extra")]
+
+
 @pytest.mark.parametrize(
-    ("block", "end", "suffix"),
-    [(1 << 22, "\n", "inter"), (64, "\r\n", "item"), (64, "\r", "extra")],
-)
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("u1\ti1\t5\tred\t1\t", "has 6 cells, but the first line names 5 .*Remove the '.t' at"),
-        ("u1\ti1\t5\tred\t1\tmore", "has 6 cells, but the first line names 5 columns"),
-        ("\tu1\ti1\t5\tred\t1", "has 6 cells, but"),
-        ("u1\ti1\t5\tred", "has 4 cells, but the first line names 5 .*Fill in or cut"),
-        ("u1,i1,5,red,1", "has 1 cell, but"),
-        ('"u1\ti1\t5\tred\t1', "starts with a quotation mark that its end does not close"),
-        ('u1\t"i"1\t5\tred\t1', "starts with a quotation mark"),
-        ("u1\ti1\t5 o'clock\tred\t1", 'timestamp .float. is "5 o\'clock", which is not a number'),
-        ("u1\ti1\t \tred\t1", "timestamp .float. is ' ', which is not a number"),
-        ("u1\ti1\t5\tred\t1 2 x", "size .float_seq. is '1 2 x', which is not a number"),
-        ("u1\ti1\tnan(5)\tred\t1", "'nan.5.', which is not a number"),
-        ("u1\ti1\t5\tred\t1 inf", "size .float_seq. is '1 inf', which is not a number"),
-        ("u1\ti1\t5\tred\t1e39", "size .float_seq. is '1e39', which is not a number"),
-        ("u1\ti\0\t5\tred\t1", "a NUL byte"),
-    ],
+    ("line", "message", "form"),
+    [(*wrong, FORMS[n % 3]) for n, wrong in enumerate(WRONG_LINES)],
     ids=lambda x: None,
 )
 def test_the_line_that_is_wrong(
-    tmp_path: Path, monkeypatch, line: str, message: str, block: int, end: str, suffix: str
+    tmp_path: Path, monkeypatch, line: str, message: str, form: tuple
 ) -> None:
+    """The first of several."""
+    block, end, suffix = form
     monkeypatch.setattr(tables, "_BLOCK", block)
     text, number = damaged(line)
     file = tmp_path / f"x.{suffix}"
-    file.write_bytes(text.replace("\n", end).encode())
+    file.write_bytes(f"{text}short\n".replace("\n", end).encode())
     sources = {source.value: source for source in FeatureSource}
     with pytest.raises(UsageError, match=f"{file}, line {number}: .*{message}"):
         Reader()._load_feat(str(file), sources.get(suffix, suffix))
 
 
-def test_the_first_wrong_line_of_several_is_told(tmp_path: Path) -> None:
-    lines = list(LINES)
-    lines[10] = lines[10].replace("\t", "\tx\t", 1)
-    lines[5] = lines[5].replace("15", "fifteen")
-    lines[30] = "short"
-    (tmp_path / "x.inter").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match="line 6: timestamp"):
-        Reader()._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
+NO_FILES: list[tuple[str | bytes, str]] = [
+    ("", "is empty"),
+    ("\n \n\r\n", "is empty"),
+    (LINES[1], "line 1: cell 1 .*'u0'"),
+    (LINES[0], "no line of data"),
+    (LINES[0] + "\n\n  \n", "no line of data"),
+    ("\ufeff" + LINES[0] + "\tuser_id:float\n" + LINES[1] + "\t1", "two columns .*'user_id'"),
+    (LINES[0].replace("item_id:token", "item_id"), "cell 2 .*'item_id'"),
+    (LINES[0].replace("item_id:token", "item_id:text"), "cell 2 .*'item_id:text'"),
+    (LINES[0].replace("item_id:token", "item:id:token"), "cell 2 .*'item:id:token'"),
+    ("\n \n" + LINES[0] + "\t\n", "line 3: cell 6 .*''"),
+    (LINES[0].replace("\t", ","), "cell 1 .*'user_id:token,item_id"),
+    ("\n".join(LINES[:2]).replace("item_id", "what"), "'item_id' .*not loaded.*what:token"),
+    ("\n".join(LINES[:2]).replace("item_id:token", "item_id:float"), "has type float"),
+    (b"\x89PNG\r\n\x1a\n" + bytes(100), "is no utf-8 text"),
+    ("\n".join(LINES).encode("utf-16"), "line 1: .*is no utf-8 text"),
+    ("\n".join([*LINES, LINES[1].replace("red", "größer")]).encode("cp1252"), "line 62: .*utf-8"),
+]
 
 
-@pytest.mark.parametrize("source", [FeatureSource.INTERACTION, FeatureSource.ITEM])
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "message", "source"),
     [
-        ("", "is empty"),
-        ("\n \n\r\n", "is empty"),
-        (LINES[1], "line 1: cell 1 of the first line is 'u0'.*without such a line needs one"),
-        ("\n".join(LINES[1:]), "line 1: cell 1 of the first line is 'u0'"),
-        (LINES[0], "no line of data"),
-        (LINES[0] + "\n\n  \n", "no line of data"),
-        ("\ufeff" + LINES[0] + "\tuser_id:token\n" + LINES[1] + "\tu", "two columns are called"),
-        (LINES[0] + "\tuser_id:float\n" + LINES[1] + "\t1", "two columns are called 'user_id'"),
-        (LINES[0] + "\tuser_id:token", "two columns are called 'user_id'"),
-        (LINES[0].replace("item_id:token", "item_id"), "cell 2 of the first line is 'item_id'"),
-        (LINES[0].replace("item_id:token", "item_id:text"), "cell 2 .*'item_id:text'"),
-        (LINES[0].replace("item_id:token", "item:id:token"), "cell 2 .*'item:id:token'"),
-        ("\n \n" + LINES[0] + "\t\n", "line 3: cell 6 of the first line is ''"),
-        (LINES[0].replace("\t", ","), "cell 1 of the first line is 'user_id:token,item_id"),
-        ("\n".join(LINES[:2]).replace("item_id", "what"), "'item_id' .*not loaded.*what:token"),
-        ("\n".join(LINES[:2]).replace("item_id:token", "item_id:float"), "has type float"),
-        ("\n".join(LINES[:2]).replace("item_id:token", "item_id:token_seq"), "type token_seq"),
-        (bytes(range(256)) * 50, "is no utf-8 text"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "is no utf-8 text"),
-        ("\n".join(LINES).encode("utf-16"), "line 1: .*is no utf-8 text"),
-        (
-            "\n".join([*LINES, LINES[1].replace("red", "größer")]).encode("cp1252"),
-            "line 62: .*no utf",
-        ),
+        (*case, (FeatureSource.INTERACTION, FeatureSource.ITEM)[n % 2])
+        for n, case in enumerate(NO_FILES)
     ],
     ids=lambda x: None,
 )
-def test_a_file_that_is_none(tmp_path: Path, source, content: str | bytes, message: str) -> None:
+def test_a_file_that_is_none(tmp_path: Path, content: str | bytes, message: str, source) -> None:
     file = tmp_path / f"x.{source.value}"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=message) as refusal:
@@ -204,23 +190,25 @@ def test_a_file_that_is_none(tmp_path: Path, source, content: str | bytes, messa
 def test_a_time_must_be_a_number_and_attributes_need_their_key(tmp_path: Path) -> None:
     inter, item = tmp_path / "x.inter", tmp_path / "x.item"
     inter.write_text("\n".join(LINES[:2]).replace("timestamp:float", "timestamp:token"))
-    with pytest.raises(UsageError, match="'timestamp' .TIME_FIELD. in .* has type token"):
+    with pytest.raises(UsageError, match="TIME_FIELD.* has type token"):
         Reader()._load_feat(str(inter), FeatureSource.INTERACTION)
     item.write_text("brand:token\tname:token\nx\ty\n")
-    with pytest.raises(UsageError, match="'item_id' .ITEM_ID_FIELD. was not loaded .*brand:token"):
+    with pytest.raises(UsageError, match="ITEM_ID_FIELD.* was not loaded .*brand:token"):
         Reader()._load_feat(str(item), FeatureSource.ITEM)
 
 
 @pytest.mark.parametrize(
     ("encoding", "mark"),
     [
-        *itertools.product(("utf-8", "utf-8-sig", "utf-16", "utf-16-le"), ("", "\ufeff")),
-        *(("cp1252", ""), ("latin-1", "")),
+        ("utf-8", "\ufeff"),
+        ("utf-8-sig", ""),
+        ("utf-16", ""),
+        ("utf-16-le", "\ufeff"),
+        ("cp1252", ""),
     ],
 )
-@pytest.mark.parametrize("block", [1 << 22, 7])
-def test_encodings(tmp_path: Path, monkeypatch, encoding: str, mark: str, block: int) -> None:
-    monkeypatch.setattr(tables, "_BLOCK", block)
+def test_encodings(tmp_path: Path, monkeypatch, encoding: str, mark: str) -> None:
+    monkeypatch.setattr(tables, "_BLOCK", 7)
     text = "\n".join([LINES[0], *(line.replace("i", "é", 1) for line in LINES[1:])])
     file = tmp_path / "x.inter"
     file.write_bytes((mark + text).replace("\n", "\r\n").encode(encoding))
@@ -230,23 +218,17 @@ def test_encodings(tmp_path: Path, monkeypatch, encoding: str, mark: str, block:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value"),
     [
-        ({"field_separator": "::"}, "field_separator: '::' must be one character"),
-        ({"field_separator": ""}, "field_separator"),
-        ({"field_separator": "\n"}, "field_separator"),
-        ({"field_separator": '"'}, "field_separator"),
-        ({"seq_separator": ""}, "seq_separator"),
-        ({"encoding": "utf-9"}, "encoding: 'utf-9'"),
-        ({"encoding": "base64"}, "encoding: 'base64'"),
-        ({"encoding": "undefined"}, "encoding: 'undefined'"),
-        ({"encoding": "ascii\0"}, "encoding"),
+        *(("field_separator", wrong) for wrong in ("::", "", "\n", '"')),
+        ("seq_separator", ""),
+        *(("encoding", wrong) for wrong in ("utf-9", "base64", "undefined", "ascii\0")),
     ],
 )
-def test_options_of_the_format(tmp_path: Path, options: dict, message: str) -> None:
+def test_options_of_the_format(tmp_path: Path, option: str, value: str) -> None:
     (tmp_path / "x.inter").write_text("\n".join(LINES))
-    with pytest.raises(UsageError, match=message):
-        Reader(**options)._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
+    with pytest.raises(UsageError, match=option):
+        Reader(**{option: value})._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
 
 
 def test_blank_lines_of_a_single_column(tmp_path: Path) -> None:
@@ -261,13 +243,17 @@ def test_a_separator_that_arrow_does_not_know(tmp_path: Path) -> None:
     compare(tmp_path / "x.inter", field_separator="§")
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(tables, "open", refuse, raising=False)
-    with pytest.raises(UsageError, match="x.inter cannot be read: Permission denied"):
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "x.inter").mkdir()
+    with pytest.raises(UsageError, match="x.inter cannot be read"):
         Reader()._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
+
+
+def test_text_that_no_file_can_hold(tmp_path: Path) -> None:
+    """Half of a pair of surrogates, which utf-7 can spell."""
+    (tmp_path / "x.inter").write_text("\n".join(LINES).replace("u3", "+2AA-"))
+    with pytest.raises(UsageError, match="line 5: .*no utf-7 text"):
+        Reader(encoding="utf-7")._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
 
 
 @pytest.mark.parametrize("quote", ["", '"'])

@@ -9,7 +9,6 @@ import torch
 from recbole_pos.layers import catalogue
 from recbole_pos.layers.catalogue import Choice
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.serve.histories import Histories
 from recbole_pos.serve.recommender import top_items
 
 
@@ -54,13 +53,3 @@ def test_the_newest_states_alone(experiment, double, model: str, options: dict) 
     ctx = SequenceContext.from_lengths(lengths, 12, items=items)
     want = made.encode(items, ctx)[ctx.last]
     torch.testing.assert_close(made.states(items, ctx, ctx.last), want, rtol=1e-12, atol=1e-12)
-
-
-def test_pairs_in_histories() -> None:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(0, 9, 30)
-    items = rng.integers(1, 12, lengths.sum())
-    asked = Histories(list(range(30)), items, lengths, None, np.zeros(30, np.int64))
-    row, item = (x.reshape(-1) for x in np.meshgrid(rng.permutation(30)[:20], np.arange(1, 20)))
-    events = set(zip(np.repeat(np.arange(30), lengths).tolist(), items.tolist(), strict=True))
-    assert asked.having(row, item) == sum(pair in events for pair in zip(row, item, strict=True))

@@ -132,7 +132,8 @@ def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
     taken: list[Any] = []
     monkeypatch.setattr("recbole_pos.serve.http.serve", lambda *given: taken.append(given))
     monkeypatch.setattr(
-        "recbole_pos.serve.recommend.write_recommendations", lambda *given: taken.append(given)
+        "recbole_pos.serve.recommend.write_recommendations",
+        lambda run_dir, **given: taken.append((run_dir, given)),
     )
     for name, text in {
         "RUN_DIR": "live",
@@ -150,8 +151,8 @@ def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
     folders, settings = taken.pop()
     assert folders == {"A": "a", "B": "b"} and settings.port == 91
     assert main(["recommend"]) == 0
-    request, _ = taken.pop()
-    assert (request.run_dir, request.k, request.exclude_seen) == ("live", 7, False)
+    run_dir, given = taken.pop()
+    assert (run_dir, given["k"], given["exclude_seen"]) == ("live", 7, False)
     monkeypatch.setenv("RECBOLE_POS_PORT", "http")
     assert main(["serve"]) == 2
     assert "RECBOLE_POS_PORT: found 'http', expected a whole number" in capsys.readouterr().err

@@ -83,13 +83,12 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
         *map(to_files, (numbers, (NAMES, values), pd.DataFrame({"x": NAMES, "v": list(values)}))),
     ]
     for source in sources:
-        found = read_vectors(source, np.array(given, dtype=object), "item_id")
-        assert found.values.dtype == np.float32
-        np.testing.assert_array_equal(found.values, want.astype("f4"))
-        (notice,) = found.notices
+        values, (notice,) = read_vectors(source, np.array(given, dtype=object), "item_id")
+        assert values.dtype == np.float32
+        np.testing.assert_array_equal(values, want.astype("f4"))
         assert "2 of 3 items; 1 have none" in notice and "41 names" in notice
-    both = read_vectors({"a": sources[0], "b": sources[3]}, np.array(given), "item_id")
-    np.testing.assert_array_equal(both.values, np.concatenate((want, want), 1).astype("f4"))
+    both, _ = read_vectors({"a": sources[0], "b": sources[3]}, np.array(given), "item_id")
+    np.testing.assert_array_equal(both, np.concatenate((want, want), 1).astype("f4"))
     names, new = read_new_vectors(sources[1], dict.fromkeys(NAMES[:-2]), "item_id")
     assert list(names) == NAMES[-2:] and not new[1].any()
     np.testing.assert_allclose(new[0], values[-2])
@@ -136,8 +135,8 @@ def test_a_large_file_is_mapped(tmp_path: Path) -> None:
     del values
     file.with_suffix(".txt").write_text("".join(f"{i}\n" for i in range(rows)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = read_vectors(str(file), np.array(["[PAD]", str(rows - 1)]), "item_id")
-    assert found.values.shape == (2, 4096) and (found.values[1] == 2).all()
+    found, _ = read_vectors(str(file), np.array(["[PAD]", str(rows - 1)]), "item_id")
+    assert found.shape == (2, 4096) and (found[1] == 2).all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
 
 

@@ -108,6 +108,7 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
     tables = {s: TextTable(tmp_path / "shop" / f"shop.{s}", CONFIG) for s in ("item", "user")}
     assert tables["item"].columns == {"item_id": "token", "brand": "token", "tags": "token_seq"}
     assert tables["user"].columns == {"user_id": "token", "country": "token"}
+    assert set(tables["user"].read(["user_id"])["user_id"]) == set(USERS)
     brands = tables["item"].read(["item_id", "brand"])
     assert {f"Brand {int(i.split()[1]) % 7}" for i in brands["item_id"]} >= set(brands["brand"])
     (brand,) = (column for column in report.columns if column.field == "brand")
@@ -127,7 +128,7 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
         "user,item,time,price\n1,a,1700000000,3\n1,b,1700000001,4\n2,a,1700000002,2\n"
     )
     (tmp_path / "items.csv").write_text(
-        'item,name,genres,price\na,Owl,"[""x y"", ""z""]",9\nz,No,[],1\na,Kite,,\n,Lost,,\n'
+        'item,name,genres,price\na,"Ow\nl","[""x y"", ""z""]",9\nz,No,[],1\na,Kite,,\n,Lost,,\n'
     )
     (tmp_path / "users.tsv").write_text("id\tage\n1\t33\n2\t\n")
     report = recbole_pos.convert(
@@ -143,7 +144,7 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     files = written(tmp_path)
     assert files["item"].decode().splitlines() == [
         "item_id:token\ttitle:token\tgenres:token_seq\tprice:float",
-        "a\tOwl\tx y|z\t9",
+        "a\tOw l\tx y|z\t9",
         "b\t\t\t",
     ]
     assert files["user"].decode().splitlines() == ["user_id:token\tage:float", "1\t33", "2\t"]

@@ -65,6 +65,7 @@ LISTS = [
     ("u", [7, 8, 9], [NOW, NOW + 1, NOW + 2]),
     ("v", [8], [NOW]),
     ("w", [7, 8], [NOW]),
+    ("x", [], []),
 ]
 
 
@@ -79,7 +80,7 @@ def as_text(form: str) -> str:
 WRITTEN = {
     "HSTU.csv": "user_id,sequence_item_ids,sequence_ratings,sequence_timestamps,sex\n"
     f'u,"7,8,9","1,2,3","{NOW},{NOW + 1},{NOW + 2}",F\nv,"8","1","{NOW}",M\n'
-    f'w,"7,8","1,2","{NOW}",F\n',
+    f'w,"7,8","1,2","{NOW}",F\nx,"","","",F\n',
     "quoted.csv": as_text("{}"),
     "json.csv": as_text("{}").replace("'", ""),
     "lines.jsonl": "".join(
@@ -99,9 +100,10 @@ def test_a_row_for_each_user_with_lists(tmp_path: Path, run: Run, name: str) -> 
         assert run(WRITTEN[name], name=name) == 0
     expected = [["u", str(7 + n), str(NOW + n)] for n in range(3)] + [["v", "8", str(NOW)]]
     assert [row[:3] for row in interactions(tmp_path)] == expected
-    (reason,) = report(tmp_path)["lines"]["events"]["dropped"].values()
+    ((reason, lines),) = report(tmp_path)["lines"]["events"]["dropped"].items()
     line = 3 if name.startswith("l") else 4
-    assert reason == {"lines": 1, "first": [f"{name}:{line}"]}
+    assert reason.startswith("lists")
+    assert lines == {"lines": 2, "first": [f"{name}:{line}", f"{name}:{line + 1}"]}
 
 
 def test_lists_of_names_with_commas_and_lists_that_stay(tmp_path: Path, run: Run) -> None:
@@ -141,6 +143,11 @@ def test_ids_that_became_floats_are_the_same_ids(tmp_path: Path, run: Run) -> No
     rows = "".join(f"1,{version},{NOW}\n" for version in versions)
     assert run(f"user,item,time\n{rows}", "--overwrite") == 0
     assert [row[1] for row in interactions(tmp_path)] == versions
+
+
+def test_a_time_is_found_by_what_it_holds(tmp_path: Path, run: Run) -> None:
+    assert run("user,item,note,moment\nu,i,red,2024-03-02\nu,j,blue,2024-03-03\n") == 0
+    assert {row[2] for row in interactions(tmp_path)} == {"1709337600", "1709424000"}
 
 
 def test_numbers_of_fields_that_are_names(tmp_path: Path, run: Run) -> None:
@@ -265,6 +272,13 @@ def test_every_error_is_one_short_line(
     assert run(text, *filter(None, [option]), name=name) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and len(error) < 1_000
+
+
+def test_a_folder_has_files_of_the_same_columns(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "log").mkdir()
+    for name, header in (("log/a.csv", "user,item,time"), ("log/b.csv", "user,time,item")):
+        run(f"{header}\nu,1,{NOW}\n", name=name)
+    assert main(["convert", str(tmp_path / "log"), f"--data_path={tmp_path}"]) == 2
 
 
 def test_options_that_would_change_nothing(tmp_path: Path, run: Run) -> None:

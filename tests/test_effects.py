@@ -210,6 +210,7 @@ UNREAD = [
     ("PosSASRec", {"eval_args": {"target": "last"}}, "LS"),
     ("PosSASRec", {"window_stride": 3}, "train_windows: sliding"),
     ("TORoPE", {"gate_value": 0.2}, "fusion: early"),
+    ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "without time_base"),
     ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),
     ("BPR", {"train_neg_sample_args": {"dynamic": True}}, "candidate_num"),
     ("ItemKNN", {"learning_rate": 0.1}, "counts"),
@@ -230,6 +231,16 @@ def test_what_changes_nothing_names_what_does(
     kept = PosConfig(model, "ml-100k", None, options, strict=False)
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(kept.plain))
-    assert PosConfig(None, None, [str(file)]).plain == kept.plain
+    again = PosConfig(None, None, [str(file)])
+    assert again.plain == kept.plain and not again.strict
     with pytest.raises(UnknownKey):
         PosConfig(None, None, [str(file)], options)
+
+
+def test_what_is_read_under_one_of_several_conditions_is_allowed() -> None:
+    for model, options in (
+        ("KernelAttention", {"kernel_l": "full", "kernel_band": 5}),
+        ("SASRec", {"log_wandb": False, "logger": ["csv", "wandb"], "wandb_project": "mine"}),
+        ("TORoPE", {"time_min_period": 3.0}),
+    ):
+        PosConfig(model, "ml-100k", None, options)

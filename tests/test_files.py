@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recbole_pos.errors import StorageError, UsageError
-from recbole_pos.files import LOCK, only_writer, remove_unfinished, whole, whole_folder, write_text
+from recbole_pos.files import LOCK, only_writer, remove_unfinished, replacing, whole, write_text
 
 
 @pytest.fixture
@@ -126,26 +126,26 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 def test_a_folder_is_whole_or_leaves_nothing(tmp_path: Path) -> None:
     to = tmp_path / "above" / "new"
     for error in (ZeroDivisionError, KeyboardInterrupt):
-        with pytest.raises(error), whole_folder(to) as place:
+        with pytest.raises(error), replacing(to) as place:
             (place / "part").touch()
             raise error
         assert not list(tmp_path.iterdir())
-    with whole_folder(to) as place:
+    with replacing(to) as place:
         (place / "part").touch()
     assert [p.name for p in to.iterdir()] == ["part"] and len(list(to.parent.iterdir())) == 1
-    with pytest.raises(UsageError), whole_folder(tmp_path / ("x" * 300)):
+    with pytest.raises(UsageError), replacing(tmp_path / ("x" * 300)):
         pytest.fail("no such name")
 
 
 def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     """And that of one that still writes is not."""
-    other = hold("whole_folder(Path(sys.argv[1]))", tmp_path / "new")
-    with pytest.raises(UsageError), whole_folder(tmp_path / "new"):
+    other = hold("replacing(Path(sys.argv[1]))", tmp_path / "new")
+    with pytest.raises(UsageError), replacing(tmp_path / "new"):
         pytest.fail("another writes it")
     assert len(list(tmp_path.iterdir())) == 1
     other.kill()
     other.wait()
-    with whole_folder(tmp_path / "new"):
+    with replacing(tmp_path / "new"):
         assert len(list(tmp_path.iterdir())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
 

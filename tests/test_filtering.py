@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recbole.data.dataset import Dataset
 
-from recbole_pos.data.filtering import FilteredTables
-from recbole_pos.data.naming import number_names
+from recbole_pos.data.loading import AtomicTables, number_names
 
 INTERVALS = ["[0,inf)", "[2,inf)", "(1,4]", "[3,5);[1,1]", None]
 
@@ -37,7 +36,7 @@ class RecBoleTables(Dataset):
         return [None if feat is None else list(feat.index) for feat in feats]
 
 
-class Ours(FilteredTables, RecBoleTables):
+class Ours(AtomicTables, RecBoleTables):
     """The plugin's, over the same."""
 
     def __init__(self, config: dict[str, Any], **tables: pd.DataFrame | None) -> None:

@@ -16,7 +16,7 @@ import torch
 from damages import FILES, damage
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.kinds import KINDS, MISSING
+from recbole_pos.data.location import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 

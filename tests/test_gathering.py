@@ -11,10 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_pos.data import gathering
-from recbole_pos.data.batch import BatchRequirements
+from recbole_pos.data import batch as batches
+from recbole_pos.data.batch import BatchRequirements, WindowGatherer, lies_on, prefetch
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.gathering import WindowGatherer, lies_on, prefetch
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
@@ -90,7 +89,7 @@ def test_a_log_lies_on_a_gpu_that_has_room(monkeypatch, device, wanted, free, th
             lies_on(device, wanted, log, windows, Features())
     else:
         assert lies_on(device, wanted, log, windows, Features()) == there
-    assert gathering.ROOM == 0.5
+    assert batches.ROOM == 0.5
 
 
 def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:

@@ -143,9 +143,7 @@ def test_attributes_may_change(tmp_path: Path, model: str, capsys) -> None:
         pd.testing.assert_frame_equal(one[user], two[user], rtol=1e-5)
     first = next(iter(kinds))
     with_items(tmp_path, {**kinds, first: "k9"})
-    recbole_pos.serve.recommend.write_recommendations(
-        recbole_pos.serve.recommend.BulkRequest(run_dir, users=["u5"])
-    )
+    recbole_pos.serve.recommend.write_recommendations(run_dir, users=["u5"])
     assert "values of kind have changed" in capsys.readouterr().out
 
 

@@ -379,26 +379,31 @@ def test_a_small_batch_has_no_borrowed_weight() -> None:
 
 
 @pytest.mark.long
-def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -> None:
-    command = [
-        "run",
-        "-d",
-        "tiny",
-        f"--data_path={tiny}",
-        "--nproc=2",
-        f"--run_dir={tmp_path / 'x'}",
-    ]
+def test_an_error_of_a_process_is_one_message(tiny: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "x"
+    command = ["run", "-d", "tiny", f"--data_path={tiny}", "--nproc=2", f"--run_dir={folder}"]
     assert main([*command, "-m", "Pop"]) == 2
     error = capsys.readouterr().err
-    assert "Pop has no gradients" in error and "Traceback" not in error
-    assert not (tmp_path / "x").exists()
-    shop = [word if word != "tiny" else "toyshop" for word in command if "data_path" not in word]
-    assert main([*shop, "-m", "AttrFormer", f"--data_path={SCRIPT.parent / 'dataset'}"]) == 2
-    assert "AttrFormer read each other" in capsys.readouterr().err
+    assert "Pop has no gradients" in error and "Traceback" not in error and not folder.exists()
     nan = ["-m", "FPARec", "--learner=sgd", "--learning_rate=1e12", "--train_batch_size=8"]
     assert main([*command, *nan, "--hidden_size=16", "--inner_size=16"]) == 1
     error = capsys.readouterr().err
     assert "loss is" in error and "learning_rate" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("AttrFormer", {"cross_sequence": "time_respecting"}),
+        ("PosSASRec", {"loss_type": "SCE", "target_window": 2}),
+    ],
+)
+def test_models_that_processes_cannot_share(
+    experiment, monkeypatch, model: str, options: dict
+) -> None:
+    monkeypatch.setattr("recbole_pos.distributed.current_shard", lambda: Shard(0, 2))
+    with pytest.raises(UsageError, match="^nproc: "):
+        experiment(model, **options)
 
 
 def test_fewer_targets_than_processes(tiny: Path, monkeypatch) -> None:

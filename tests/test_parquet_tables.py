@@ -94,7 +94,7 @@ def test_names_and_numbers(tmp_path: Path) -> None:
         (pa.array([["a"], ["b"]]), "v:float_seq", r"row 1: v \(float_seq\) is .*not a number"),
         (pa.array([[1.0], [np.inf]]), "v:float_seq", "row 2: v "),
         (pa.array(["a\0"]), "id:token", "a name of id has a NUL byte"),
-        (pa.array([], pa.string()), "id:token", "has no row; fill it"),
+        (pa.array([], pa.string()), "id:token", "no line of data"),
         (pa.array(["a"]), "id", r"column 'id' has no type.*column_types: \{id: ...\}"),
         (pa.array(["a"]), "id:text", "column 'id:text' has no type"),
     ],

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.attention_report import draw_measures, draw_periods
+from recbole_pos.inspect.attention_report import Periods, draw_measures, draw_periods
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import agreement, draw_encoding
-from recbole_pos.inspect.periods import Periods
 from recbole_pos.inspect.pictures import draw_triangles, new_figure, write
 from recbole_pos.inspect.relation_use import RelationUse, draw_relations
 from recbole_pos.inspect.run_pictures import draw_attention, draw_curves, draw_kernel
@@ -63,8 +62,9 @@ def measures(layers: int, heads: int, kinds: int, name: str) -> Callable[[Path],
 
 def periods(layers: int, groups: int, name: str) -> Callable[[Path], object]:
     hours, started = (0.003, 24.0, 170.0, 1e7), (0.004, 20.0, 100.0, 1e7)
+    near = ("", "day", "week", "")
     found = [
-        Periods(layer, "to_rope", (head,), groups == 1, hours, started, 4)
+        Periods(layer, "to_rope", (head,), groups == 1, hours, started, near, 4)
         for layer in range(1, layers + 1)
         for head in range(1, groups + 1)
     ]
@@ -112,17 +112,13 @@ WIDE_OPTIONS = [f"x^{letter}$" * 9 for letter in "abcdefg"]
 # The extremes of each kind: one of everything, and much of it with long names.
 PICTURES = {
     "curves of one epoch": curves(1, SHORT),
-    "curves of 400 epochs": curves(400, LONG),
     "curves without validation": curves(2, SHORT, validated=False),
-    "attention of one event": attention(1, 1, 1, SHORT),
     "attention of two heads in 4 layers": attention(4, 2, 30, LONG),
     "positions of one event": positions(["learned"], 1, LONG),
     "kernels of 4 layers": kernel(5, LONG),
-    "measures of one layer": measures(1, 8, 2, LONG),
     "measures of 8 layers": measures(8, 8, 3, LONG),
     "periods of 8 layers": periods(8, 8, LONG),
     "encoding of 2": encoding([2], 1, LONG),
-    "encoding of 2 lengths": encoding([3, 50], 64, LONG),
     "one relation": relations(["brand"], 1, 1, SHORT),
     "relations of 8 layers": relations(WIDE_FIELDS, 8, 8, LONG),
     "a search of 8 options": search(["learning_rate", *WIDE_OPTIONS], 5, LONG, "min"),

@@ -150,35 +150,54 @@ RAW = {
 }
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Descriptions with the counts of the small logs."""
-    folder = tmp_path / "described"
+    folder = tmp_path_factory.mktemp("described")
     for name in RAW:
         (folder / name).mkdir(parents=True)
         text = (DATASETS / name / f"{name}.yaml").read_text()
         lines = [line for line in text.splitlines() if not line.startswith("  counts:")]
         lines.append(f"  counts: {{users: {USERS}, items: {ITEMS}, events: {USERS * ITEMS}}}\n")
         (folder / name / f"{name}.yaml").write_text("\n".join(lines))
-    monkeypatch.setattr("recbole_pos.public.described.DATASETS", folder)
-    monkeypatch.setattr("recbole_pos.public.recipes.ZVUK_USERS", USERS)
     return folder
 
 
-@pytest.mark.parametrize("name", RAW)
-def test_raw_files_become_the_log(name: str, tmp_path: Path, small: Path, capsys) -> None:
-    raw = RAW[name](tmp_path)
-    contents = []
-    for place in ("one", "two")[: 1 + (name == "amazon-beauty")]:
-        words = ["data", "build", name, *map(str, raw), "--data_path", str(tmp_path / place)]
-        assert main(words) == 0
-        files = sorted((tmp_path / place / name).glob(f"{name}.*"))
-        contents.append({file.name: file.read_bytes() for file in files})
-        assert f"{USERS} users, {ITEMS} items, {USERS * ITEMS} events" in capsys.readouterr().out
-    assert contents[0] == contents[-1]
-    assert contents[0][f"{name}.yaml"] == (small / name / f"{name}.yaml").read_bytes()
-    with pytest.raises(UsageError, match="holds a dataset already"):
-        building.build(name, raw, tmp_path / "one", verbose=False)
+def take_small(described: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("recbole_pos.public.described.DATASETS", described)
+    patch.setattr("recbole_pos.public.recipes.ZVUK_USERS", USERS)
+
+
+@pytest.fixture
+def small(described: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    take_small(described, monkeypatch)
+    return described
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, described: Path) -> Path:
+    """Every log, built of its raw files by the command line."""
+    folder = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        take_small(described, patch)
+        for name, write in RAW.items():
+            raw = map(str, write(tmp_path_factory.mktemp(name)))
+            assert main(["data", "build", name, *raw, "--data_path", str(folder)]) == 0
+    return folder
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path, built: Path, small: Path) -> None:
+    raw = amazon(tmp_path)
+    again = building.build("amazon-beauty", raw, tmp_path / "again", verbose=False)
+    contents = [
+        {file.name: file.read_bytes() for file in folder.glob("amazon-beauty.*")}
+        for folder in (again, built / "amazon-beauty")
+    ]
+    assert contents[0] == contents[1] and len(contents[0]) == 3
+    described = (small / "amazon-beauty" / "amazon-beauty.yaml").read_bytes()
+    assert contents[0]["amazon-beauty.yaml"] == described
+    with pytest.raises(UsageError, match="--overwrite"):
+        building.build("amazon-beauty", raw, tmp_path / "again", verbose=False)
 
 
 def test_other_checksums_are_reported(
@@ -203,38 +222,35 @@ def loaded(folder: Path, name: str, **options):
     return dataset
 
 
-def test_what_stands_in_the_tables(tmp_path: Path, small: Path) -> None:
-    for name in RAW.keys() - {"ml-25m"}:
-        building.build(name, RAW[name](tmp_path), tmp_path / "d", verbose=False)
-    text = (tmp_path / "d" / "ml-1m" / "ml-1m.item").read_text()
+def test_what_stands_in_the_tables(built: Path, small: Path) -> None:
+    text = (built / "ml-1m" / "ml-1m.item").read_text()
     assert text.splitlines()[0] == "item_id:token\ttitle:token\trelease_year:token\tgenre:token_seq"
     assert 'Caf\xe9 3: A ""b""' in text and "\t1993\tComedy Sci-Fi" in text
-    assert "\t02067" in (tmp_path / "d" / "ml-1m" / "ml-1m.user").read_text()
-    item = (tmp_path / "d" / "amazon-beauty" / "amazon-beauty.item").read_text()
+    assert "\t02067" in (built / "ml-1m" / "ml-1m.user").read_text()
+    item = (built / "amazon-beauty" / "amazon-beauty.item").read_text()
     assert len(item.splitlines()) == ITEMS + 1
     assert "Fj\xf6rd & Co\t9.5\t" in item and "B999" not in item and "Hair Care" in item
-    made = loaded(tmp_path / "d", "diginetica")
+    made = loaded(built, "diginetica")
     assert made.log.times.diff()[:5].tolist() == [1.0] * 5
-    assert made.log.times[0] == 1462060800 and loaded(tmp_path / "d", "yoochoose").log.times[
+    assert made.log.times[0] == 1462060800 and loaded(built, "yoochoose").log.times[
         0
     ] == pytest.approx(1396349460.277)
-    places = (tmp_path / "d" / "gowalla" / "gowalla.item").read_text().splitlines()
+    places = (built / "gowalla" / "gowalla.item").read_text().splitlines()
     assert places[0] == "item_id:token\tlatitude:float\tlongitude:float"
     assert "3\t30.2359091167\t-97.3" in places
-    assert loaded(tmp_path / "d", "gowalla").log.times.min() == 1286841300  # 2010-10-11
-    assert loaded(tmp_path / "d", "yambda-likes").log.times[0] == 5 * 978300000 % 2**24
-    plays = loaded(tmp_path / "d", "zvuk")
+    assert loaded(built, "gowalla").log.times.min() == 1286841300  # 2010-10-11
+    assert loaded(built, "yambda-likes").log.times[0] == 5 * 978300000 % 2**24
+    plays = loaded(built, "zvuk")
     assert plays.log.times[0] == 978300000
     assert {*plays.field2id_token["user_id"][1:]} == {str(user) for user in range(USERS)}
-    years = loaded(tmp_path / "d", "yelp").log.times
+    years = loaded(built, "yelp").log.times
     assert years.min() >= 1546300800  # 2019
 
 
 def test_counts_are_checked_where_the_filters_are_those_of_the_log(
-    tmp_path: Path, small: Path
+    tmp_path: Path, built: Path, small: Path
 ) -> None:
-    folder = tmp_path / "d"
-    building.build("ml-1m", ml_dat(tmp_path), folder, verbose=False)
+    folder = Path(shutil.copytree(built, tmp_path / "d"))
     options = {"data_path": str(folder), "epochs": 1, "topk": [2], "valid_metric": "NDCG@2"}
 
     def run(**more) -> None:

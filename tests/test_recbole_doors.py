@@ -226,6 +226,8 @@ def test_nothing_of_a_file_is_run(tiny: Path, number: int) -> None:
         "config": Config("SASRec", "tiny", config_dict={**SASREC, "data_path": str(tiny)}),
         "state_dict": {},
         "other_parameter": {},
+        **{"epoch": 1, "cur_step": 0, "best_valid_score": 0.5},
+        "optimizer": {"state": {}, "param_groups": []},
     }
     if place == "config":
         state["config"].final_config_dict["seed"] = evil

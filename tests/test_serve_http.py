@@ -88,38 +88,30 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "method", "path", "body"),
+    ("status", "field", "path", "body"),
     [
-        (404, "GET /recommend/: Not Found", "GET", "/recommend/", None),
-        (400, "Invalid JSON: EOF", "POST", "/recommend", b'{"histories": ['),
-        (400, "Invalid JSON: recursion", "POST", "/recommend", b'{"histories": ' + b"[" * 9999),
-        (422, "K: Extra inputs are not permitted", "POST", "/recommend", {"users": [], "K": 3}),
-        (422, "k: expected 1 to 40, the number", "POST", "/recommend", {"users": ["u1"], "k": 0}),
-        (422, "k: at most 1,000", "POST", "/recommend", {"users": ["u1"], "k": 1001}),
-        (422, "users: 1 of 1 have no event", "POST", "/recommend", {"users": ["no one"]}),
-        (422, "histories[1].times: expected one for", "POST", "/recommend",
+        (404, "GET /recommend/", "/recommend/", None),
+        (400, "Invalid JSON", "/recommend", b'{"histories": ' + b"[" * 9999),
+        (422, "K: ", "/recommend", {"users": [], "K": 3}),
+        (422, "k: ", "/recommend", {"users": ["u1"], "k": 0}),
+        (422, "k: ", "/recommend", {"users": ["u1"], "k": 1001}),
+        (422, "users: ", "/recommend", {"users": ["no one"]}),
+        (422, "histories[1].times: ", "/recommend",
          {"histories": [["i1"], {"items": ["i1"], "times": []}]}),
-        (422, "boosts: 'i1': expected a number, found inf", "POST", "/recommend",
-         {"users": ["u1"], "boosts": {"i1": float("inf")}}),
-        (422, "allowed: no item is left", "POST", "/recommend",
-         {"users": ["u1"], "allowed": ["i999"]}),
-        (422, "excluded: no item is left", "POST", "/similar",
-         {"items": ["i1"], "excluded": [f"i{n}" for n in range(40)]}),
-        (413, "histories: at most 256 in a request", "POST", "/recommend",
-         {"histories": [[]] * 257}),
-        (413, "the body is longer than 1,048,576 bytes", "POST", "/similar", b" " * 2**22),
-        (422, "/nowhere is not a run folder", "POST", "/reload", {"run_dir": "/nowhere"}),
-        (422, "not reloaded", "POST", "/reload", {"run_dir": "x" * 300}),
-        (422, "run folder", "POST", "/reload", {"run_dir": "a\0b"}),
-        (422, "allowed", "POST", "/similar", {"items": ["i1"], "allowed": ["i999"]}),
+        (422, "histories[0].items[1]: ", "/recommend", {"histories": [["i1", None]]}),
+        (422, "boosts: ", "/recommend", {"users": ["u1"], "boosts": {"i1": float("inf")}}),
+        (422, "allowed: ", "/similar", {"items": ["i1"], "allowed": ["i999"]}),
+        (413, "histories: ", "/recommend", {"histories": [[]] * 257}),
+        (413, "the body is longer", "/similar", b" " * 2**22),
+        (422, "not reloaded", "/reload", {"run_dir": "/nowhere"}),
+        (422, "not reloaded", "/reload", {"run_dir": "x" * 300}),
+        (422, "not reloaded", "/reload", {"run_dir": "a\0b"}),
     ],
 )  # fmt: skip
-def test_refusals(
-    server: Server, status: int, message: str, method: str, path: str, body: Any
-) -> None:
-    found, output = server.ask(method, path, body)
-    assert found == status and list(output) == ["error"] and message in output["error"], output
-    assert len(output["error"]) < 1000
+def test_refusals(server: Server, status: int, field: str, path: str, body: Any) -> None:
+    found, output = server.ask("POST" if body else "GET", path, body)
+    assert found == status and list(output) == ["error"], output
+    assert output["error"].startswith(field) and len(output["error"]) < 1000
 
 
 def test_headers(server: Server) -> None:
@@ -152,35 +144,21 @@ def test_two_models_share_the_ids(
         assert next(x["model"] for x in answers if x["id"] == 200) == "A"  # it has no id
         chosen = {x["id"]: x["model"] for x in answers}
         assert 30 < sum(name == "B" for name in chosen.values()) < 90
-        for one in answers[:20]:
-            same(
-                [one],
-                models[one["model"]],
-                {
-                    "histories": [
-                        h
-                        for h in asked["histories"]
-                        if isinstance(h, dict) and h["id"] == one["id"]
-                    ],
-                    "k": 3,
-                },
-            )
+        by_id = {history["id"]: history for history in histories}
+        for one in (x for x in answers[:20] if x["id"] in by_id):
+            same([one], models[one["model"]], {"histories": [by_id[one["id"]]], "k": 3})
         for n in (3, 50):
             (one,) = server.post("/recommend", {"histories": [histories[n]]})[1]["recommendations"]
             assert one["model"] == chosen[f"u{n}"]
         status, found = server.post("/recommend", {"users": ["u7", "u3"], "model": "B"})
         assert {one["model"] for one in found["recommendations"]} == {"B"}
         same(found["recommendations"], models["B"], {"users": ["u7", "u3"]})
-        for path, body, message in (
-            (
-                "/recommend",
-                {"users": ["u1"], "model": "C"},
-                "model: 'C' is not served; expected one of A, B",
-            ),
-            ("/reload", {"run_dir": str(runs[2])}, "model: give the one that changes, of A, B"),
+        for path, body in (
+            ("/recommend", {"users": ["u1"], "model": "C"}),
+            ("/reload", {"run_dir": str(runs[2])}),
         ):
             status, found = server.post(path, body)
-            assert status == 422 and found["error"].startswith(message), found
+            assert status == 422 and found["error"].startswith("model: "), found
         status, found = server.post("/reload", {"run_dir": str(runs[2]), "model": "B"})
         assert status == 200 and found["models"]["B"]["model"] == "TORoPE"
         metrics = server.ask("GET", "/metrics")[1]

@@ -316,13 +316,13 @@ FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in ra
     [
         *(({"GT": v}, "split.GT") for v in ([], [0.9, 0.8], [0.9, 0.9], [0.0], [1.0], [-0.1, 0.5])),
         *(({"GT": v}, "split.GT") for v in ([0.1, 0.2, 0.3], [0.9, "0.9"], [True], [math.nan], 1)),
-        ({"GT": [0.1, 0.11]}, "split.GT.*validation.*shared by"),
+        ({"GT": [0.1, 0.11]}, "split.GT.*valid"),
         *(({"ST": v}, "split.ST") for v in ([], [2, 1], [2, 2], [1, 2, 3], 0, -1, 1.0, 5, [2, 7])),
         *(({"ST": v}, "split.ST") for v in (True, "2", None, [0.5, 3], {"a": 2}, 0.1, [0.6, 0.7])),
         *(({"RS": v}, "split.RS") for v in ([0, 0, 0], [2, -1, 1], [1, 2], [1, 1, math.nan])),
         *((v, r"eval_args.split") for v in ({}, {"LS": "test_only", "RS": [8, 1, 1]}, "LS")),
         ({"LS": "x"}, "split.LS"),
-        ({"XX": 1}, "unknown split"),
+        ({"XX": 1}, "split.*XX"),
     ],
     ids=str,
 )
@@ -331,7 +331,7 @@ def test_what_is_no_split(split: Any, names: str) -> None:
         split_of(FIVE, eval_args(split))
 
 
-@pytest.mark.parametrize("value", [0, "x", "1/0", -0.5, 1.5, "3/2", True, [1], "1/4"], ids=str)
+@pytest.mark.parametrize("value", [0, "x", "1/0", -0.5, "3/2", True, [1], "1/4"], ids=str)
 def test_what_is_no_fraction(value: Any) -> None:
     with pytest.raises(UsageError, match="train_fraction"):
         split_of(FIVE, eval_args({"ST": 3}), value)
@@ -341,7 +341,7 @@ def test_one_order_one_grouping_and_fractions_of_sessions_only() -> None:
     for key, value in (("order", "RO"), ("group_by", "none")):
         with pytest.raises(UsageError, match=f"eval_args.{key}"):
             read_split({**eval_args({"LS": "test_only"}), key: value})
-    with pytest.raises(UsageError, match="train_fraction.*the split is LS"):
+    with pytest.raises(UsageError, match="train_fraction"):
         split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -181,16 +180,17 @@ def trained_items(made: Any) -> set[str]:
     return set(tokens[sorted(int(i) for i in ids - {0})])
 
 
-@pytest.mark.parametrize("protocol", ["GT", "ST", "ST of recent"])
 @pytest.mark.parametrize(
-    ("model", "options"),
+    ("protocol", "model", "options"),
     [
-        ("PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
-        ("FPARec", {"augmentation": "prefix"}),
-        ("SASRec", {}),
-        ("FPMC", POPULAR),
-        ("Pop", ALONE),
-        ("BPR", POPULAR),
+        ("GT", "PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
+        ("ST of recent", "PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
+        ("ST", "FPARec", {"augmentation": "prefix"}),
+        ("GT", "SASRec", {}),
+        ("ST of recent", "FPMC", POPULAR),
+        ("GT", "Pop", ALONE),
+        ("ST", "Pop", ALONE),
+        ("GT", "BPR", POPULAR),
     ],
     ids=str,
 )
@@ -276,39 +276,13 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
         make_training_loader(config, PosDataset(config).build()[0], BatchRequirements())
 
 
-def by_hand(made: Any, phase: str, k: int) -> dict[str, float]:
-    """Hit, NDCG and coverage from the scores, without RecBole's evaluator."""
-    log, hits, gains, shown = made.dataset.log, [], [], set()
-    mask = made.config["MODEL_TYPE"].name == "GENERAL"
-    for interaction, _, _, items in made.loaders[phase]:
-        scores = made.model.full_sort_predict(interaction).view(len(items), -1).tolist()
-        for row, target in enumerate(items.tolist()):
-            event, user = int(interaction["target_event"][row]), int(interaction["user_id"][row])
-            past = log.items[log.offsets[user] : event].tolist() if mask else []
-            left_out = {0, *past} - {target}
-            order = [i for i in range(len(scores[row])) if i not in left_out]
-            order.sort(key=lambda item, values=scores[row]: -values[item])
-            shown |= set(order[:k])
-            hits.append(target in order[:k])
-            gains.append(1 / math.log2(order.index(target) + 2) if hits[-1] else 0.0)
-    return {
-        f"hit@{k}": sum(hits) / len(hits),
-        f"ndcg@{k}": sum(gains) / len(gains),
-        # RecBole divides by all ids, the padding included
-        f"itemcoverage@{k}": len(shown) / (len(made.dataset.field2id_token["item_id"])),
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["PosSASRec", "BPR"])
-def test_a_run_says_what_was_split_and_metrics_are_those_by_hand(
-    late: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+def test_a_run_says_what_was_split(
+    late: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame, run = late_log(), tmp_path / "run"
     first, last = edges(frame)
-    options = {"data_path": late, "eval_args": GT, "epochs": 2, "metrics": ["Hit", "NDCG"]}
-    options["metrics"].append("ItemCoverage")
-    result = recbole_pos.run(model, "tiny", None, {**options, "topk": [10]}, run_dir=run)
+    options = {"data_path": late, "eval_args": GT, "epochs": 1}
+    result = recbole_pos.run("BPR", "tiny", None, options, run_dir=run)
     split = json.loads((run / "result.json").read_text())["split"]
     assert split == result.split and split["boundaries"] == [first, last]
     assert split["split"] == {"GT": NUMBERS} and split["target"] == "all"
@@ -317,9 +291,6 @@ def test_a_run_says_what_was_split_and_metrics_are_those_by_hand(
     assert f"split GT at time {repr(first).removesuffix('.0')} and" in capsys.readouterr().out
     made = recbole_pos.load(run)
     assert made.dataset.split.summary == split
-    with torch.inference_mode():
-        assert result.test == pytest.approx(by_hand(made, "test", 10), abs=1e-6)
-        assert result.best_valid == pytest.approx(by_hand(made, "valid", 10), abs=1e-6)
     assert dict(made.trainer.evaluate(made.loaders["test"], load_best_model=False)) == result.test
 
 

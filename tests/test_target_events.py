@@ -91,11 +91,13 @@ def test_targets_are_those_of_the_kind(folder: Path, split: dict, wanted: dict) 
         columns = user[log.users[events]], log.times[events].tolist(), item[log.items[events]]
         return [(*row, phase) for row in zip(*columns, strict=True)]
 
-    found = [row for phase in PHASES for row in told(dataset._select_targets(phase), phase)]
+    found = [
+        row for phase in PHASES for row in told(np.flatnonzero(dataset._is_target(phase)), phase)
+    ]
     assert sorted(found) == brute_force(split, bought)
     loader = made.loaders["train"]
     batches = [loader.gather(batch) for batch in loader._batches()]
-    trained = dataset._select_targets("train")
+    trained = np.flatnonzero(dataset._is_target("train"))
     assert sum(map(len, batches)) == len(trained) == loader.targets
     items = np.concatenate([batch.targets for batch in batches])
     assert sorted(items) == sorted(log.items[trained].tolist())

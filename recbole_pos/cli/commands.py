@@ -341,11 +341,10 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     targets, one per user; and the periods of schemes that turn by time. Writes attention.json
     and pictures into the run folder.
     """
-    from recbole_pos.inspect.attention_report import inspect_attention, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.inspect.attention_report import inspect_attention
 
     given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
-    show(inspect_attention(*given), wide_console())
+    print(inspect_attention(*given))
 
 
 @_command(
@@ -363,10 +362,9 @@ def _inspect_relations(args: argparse.Namespace) -> None:
     and the gates of users, in training batches. Writes relations.json and relations.png into
     the run folder.
     """
-    from recbole_pos.inspect.relation_use import inspect_relations, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.inspect.relation_use import inspect_relations
 
-    show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
+    print(inspect_relations(args.checkpoint, args.batches, args.data_path))
 
 
 @_command(
@@ -390,11 +388,10 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
     Heat maps of encodings for sessions of some lengths, and of their dot products in one
     session and between two. Writes encoding_SCHEME.png.
     """
-    from recbole_pos.inspect.encoding import inspect_encoding, show
-    from recbole_pos.reporter import wide_console
+    from recbole_pos.inspect.encoding import inspect_encoding
 
     given = args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
-    show(inspect_encoding(*given), max(args.length), wide_console())
+    print(inspect_encoding(*given))
 
 
 @_command(
@@ -491,11 +488,11 @@ def _recommend(args: argparse.Namespace) -> None:
     included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
     [...], "at": ...} or parquet (a file or folder) with such columns.
     """
-    from recbole_pos.serve.recommend import BulkRequest, write_recommendations
+    from recbole_pos.serve.recommend import write_recommendations
 
-    names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors because"
-    request = BulkRequest(**{name: getattr(args, name) for name in names.split()})
-    write_recommendations(request, args.out)
+    names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
+    given = {name: getattr(args, name) for name in names.split()}
+    write_recommendations(args.run_dir, **given)
 
 
 @_command(
@@ -514,8 +511,7 @@ def _similar(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
-    files = {"items": args.allowed, "exclude": args.exclude}
-    names = {name: None if file is None else read_names(file) for name, file in files.items()}
+    names = {"items": read_names(args.allowed), "exclude": read_names(args.exclude)}
     trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
     report_unknown(trained, Reporter(), **names)
     neighbours = trained.similar(args.items, args.k, names["items"], names["exclude"])

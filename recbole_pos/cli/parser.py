@@ -147,7 +147,8 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
 def read_settings(args: argparse.Namespace, kind: type[Settings]) -> Settings:
     """Return the settings that a command line gives."""
     values: dict[str, Any] = {one.name: getattr(args, one.name) for one in fields(kind)}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return kind(**values)
 
 
 def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]]:

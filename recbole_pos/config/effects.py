@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
-from recbole_pos.data.kinds import SIDE_FEATURES
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, OURS, on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
-    from recbole_pos.data.protocols import Fields
+    from recbole_pos.data.protocols import Dataset
 
 _UNTRAINED = ("SPop", "SessionKNN")  # models that count, as RecBole's traditional ones do
 _LAST_ITEM = ("FPMC", "SessionFPMC", "SessionKNN")  # models that read nothing else of a history
@@ -225,8 +225,9 @@ def _list_fields_read(config: Options) -> set[str]:
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         value = config[key] if key in config else None
         for entry in [value] if isinstance(value, str) else value or ():
-            is_relation = isinstance(entry, dict)
-            fields = [entry.get("field"), entry.get("within")] if is_relation else [entry]
+            fields = [entry]
+            if isinstance(entry, dict):  # a relation
+                fields = [entry.get("field"), entry.get("within")]
             names.update(name for name in fields if isinstance(name, str))
     for pair in (config["preload_weight"] or {}).items():
         names.update(map(str, pair))
@@ -261,7 +262,7 @@ def if_fields_are_embedded(config: Options, value: Any) -> str | None:
     return f"names {shown(unread[0])}, which selected_features does not" if unread else None
 
 
-def check_types(config: Options, default: Options, dataset: Fields) -> None:
+def check_types(config: Options, default: Options, dataset: Dataset) -> None:
     """Refuse options that change nothing for the types of the fields that a model reads.
 
     Args:
@@ -274,11 +275,12 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """
     if config["model"] in ADDED:
         return
-    from recbole_pos.data.attributes import find_table
+    from recbole_pos.data.attributes import loaded_fields
 
     names = [name for name in _list_fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
-    users = any(find_table(name, dataset) == "user" for name in names)
+    tables = loaded_fields(dataset)
+    users = any(tables.get(name) == "user" for name in names)
     needs = {
         "normalize_all": (any("float" in kind for kind in types), "numbers"),
         "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),

@@ -181,8 +181,8 @@ def check_discretization(where: str, value: Any) -> None:
     _check_type(where, value, {"price": {"method": "LD"}})
     for field, how in value.items():
         bucket = how.get("bucket") if isinstance(how, dict) else None
-        is_equal = how == {"method": "ED", "bucket": bucket} and is_whole(bucket)
-        if not (how == {"method": "LD"} or (is_equal and 1 <= bucket <= 10**6)):
+        is_allowed = is_whole(bucket) and 1 <= bucket <= 10**6
+        if how not in ([{"method": "ED", "bucket": bucket}] if is_allowed else [{"method": "LD"}]):
             raise UsageError(
                 f"{where}.{field}: expected {{method: ED, bucket: 10}} (equal distances) or "
                 f"{{method: LD}} (logarithms), found {shown(how)}"

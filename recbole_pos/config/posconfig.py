@@ -23,7 +23,7 @@ from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import find_option, list_by_role
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
 from recbole_pos.config.presets import list_positions, parts_for, preset_or_file
-from recbole_pos.data.counts import FILTERS
+from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import atomic_file, name_and_folder
 from recbole_pos.errors import RunWarning, UnknownKey, UsageError
@@ -179,8 +179,8 @@ class PosConfig(Config):
     def _import_plugins(self, asked: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
         sources = [*self.files, ("configuration", self._given)]
-        models = [asked, *(content.get("model") for _, content in sources)]
-        models = [str(name) for name in models if name]
+        named = [asked, *(content.get("model") for _, content in sources)]
+        models = [str(name) for name in named if name]
         schemes = [n for _, some in sources for n in list_positions(some.get("position"), None)]
         custom = {*models, *schemes} - {*built_in(), *SCHEMES.places}
         are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)

@@ -15,7 +15,7 @@ from pyarrow import compute as pc
 from recbole_pos.conversion.numbers import find_wrong, read_numbers
 from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
-from recbole_pos.data.kinds import KINDS, MISSING
+from recbole_pos.data.location import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, shown
 

@@ -114,8 +114,8 @@ def _convert(events: Any, what: Path, asked: ConvertArguments) -> Report:
     check_overrides(overrides, {name for source in sources.values() for name in source.columns})
     named = {"user": asked.user, "item": asked.item, "time": asked.time}
     source, lists = explode(sources.pop("events"), named)
-    roles, guessed = find_roles(source.columns, {**named, **lists}, asked.date_format)
-    if guessed := [role for role in roles if role in guessed or named[role] is None]:
+    roles = find_roles(source.columns, {**named, **lists}, asked.date_format)
+    if guessed := [role for role in roles if named[role] is None]:
         reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     kept = read_events(source, roles, asked.date_format)
     if asked.rm_copies:

@@ -53,22 +53,19 @@ def read(path: Path, asked: ConvertArguments, option: str) -> Source:
     if getattr(asked, option) and form != "csv":
         raise UsageError(f"{option}: {files[0]} names its columns; leave the option out")
     has_comma = False
-    try:
-        if form == "csv":
-            text = TextReader(files[0], asked, option)
-            parts = [text.read(file) for file in files]
-            form = f"text separated by {shown(text.separator)}"
-            has_comma = text.separator == ";"
-        elif form == "json":
-            parts, form = [read_json(file, _open) for file in files], "json lines"
-        else:
-            tables = [parquet.read_table(file, partitioning=None) for file in files]
-            parts = [
-                Part(file, flatten(table), table.num_rows)
-                for file, table in zip(files, tables, strict=True)
-            ]
-    except (OSError, EOFError, pa.ArrowException) as error:
-        raise UsageError(f"{path} cannot be read as {form}: {error}") from error
+    if form == "csv":
+        text = TextReader(files[0], asked, option)
+        parts = [text.read(file) for file in files]
+        form = f"text separated by {shown(text.separator)}"
+        has_comma = text.separator == ";"
+    elif form == "json":
+        parts, form = [read_json(file, _open) for file in files], "json lines"
+    else:
+        tables = [parquet.read_table(file, partitioning=None) for file in files]
+        parts = [
+            Part(file, flatten(table), table.num_rows)
+            for file, table in zip(files, tables, strict=True)
+        ]
     for part in parts:
         if not part.rows and not part.broken:
             header = "; if it has no header, give --columns" if form.startswith("text") else ""
@@ -263,10 +260,7 @@ class TextReader:
         """Return the cells of a line."""
         if not self.quotes:
             return line.split(separator)
-        try:
-            return next(csv.reader([line], delimiter=separator))
-        except csv.Error:  # a cell exceeds the limit of Python's csv
-            return line.split(separator)
+        return next(csv.reader([line], delimiter=separator))
 
     def _column_names(self, file: Path, line: str) -> list[str]:
         """Return the names of columns, from the options or the first line."""

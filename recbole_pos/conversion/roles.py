@@ -46,16 +46,13 @@ def snake(name: str) -> str:
 
 def find_roles(
     columns: Mapping[str, pa.ChunkedArray], given: Mapping[str, str | None], date_format: str | None
-) -> tuple[dict[str, str], list[str]]:
-    """Find the columns of user, item and time.
+) -> dict[str, str]:
+    """Find the columns of user, item and time, by role.
 
     Args:
         columns: columns of the interactions.
         given: names that the user gives, by role; None where it is to be guessed.
         date_format: date format of the time.
-
-    Returns:
-        names by role, and which of them were guessed.
 
     Raises:
         UsageError: if a name is not one of the columns, or one cannot be guessed: what was found.
@@ -68,8 +65,7 @@ def find_roles(
             if name in roles.values():
                 raise UsageError(f"{role}: column {shown(name)} is taken twice")
             roles[role] = name
-    guessed = [role for role in NAMES if role not in roles]
-    for role in guessed:
+    for role in [role for role in NAMES if role not in roles]:
         free = {name: c for name, c in columns.items() if name not in roles.values()}
         names = _guess(role, free, date_format)
         if len(names) != 1:
@@ -84,7 +80,7 @@ def find_roles(
                 f"The columns are {seen}{'' if names else header}"
             )
         roles[role] = names[0]
-    return roles, guessed
+    return roles
 
 
 def require_column(name: str, columns: Iterable[str], option: str) -> None:

@@ -131,8 +131,6 @@ def _divide(ticks: np.ndarray, unit: int) -> np.ndarray:
 
     Whole seconds are split off first: float64 cannot hold nanoseconds since 1970.
     """
-    if ticks.dtype.kind == "f":
-        return ticks / unit
     whole = ticks // unit
     return whole + (ticks - whole * unit) / unit
 

@@ -9,51 +9,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.kinds import SIDE_FEATURES
-from recbole_pos.data.location import atomic_file
-from recbole_pos.data.protocols import Dataset, Fields
+from recbole_pos.data.location import SIDE_FEATURES, atomic_file
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.tables import open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown, suggest
 
-TABLES = ("item", "user", "inter")  # the suffixes of atomic files
+
+def loaded_fields(dataset: Dataset) -> dict[str, str]:
+    """Return the table (inter, user or item) of each loaded field of a dataset after ``build``."""
+    feats = {"inter": dataset.log.fields, "user": dataset.user_feat, "item": dataset.item_feat}
+    return {field: table for table, feat in feats.items() if feat is not None for field in feat}
 
 
-def loaded_fields(dataset: Fields) -> list[str]:
-    """Return names of the columns of all tables of a dataset, after ``build``; each once."""
-    tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
-    return list(dict.fromkeys(field for feat in tables if feat is not None for field in feat))
-
-
-def find_table(field: str, dataset: Fields) -> str:
-    """Return which table a loaded field stands in: item, user or inter."""
-    for table in TABLES[:2]:
-        feat = getattr(dataset, f"{table}_feat")
-        if feat is not None and field in list(feat.columns):
-            return table
-    return "inter"
-
-
-def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str:
+def not_loaded(field: str, dataset: Dataset, others: tuple[str, ...] = ()) -> str:
     """Return why a field is not loaded, and the option that loads it, for an error message.
 
-    Args:
-        field: name that the user gave.
-        dataset: the dataset after ``build``.
-        others: names that would also be valid, besides the loaded fields.
+    ``others`` are names that would also be valid, besides the loaded fields.
     """
-    known = [*loaded_fields(dataset), *others]
+    known, config = [*loaded_fields(dataset), *others], dataset.config
     text = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
-    for table in TABLES:
+    for table, own_id in (("item", dataset.iid_field), ("user", dataset.uid_field), ("inter", "")):
         for key in ("unload_col", "unused_col"):
-            if field in ((dataset.config[key] or {}).get(table) or ()):
+            if field in ((config[key] or {}).get(table) or ()):
                 return f"{text}; {key} leaves it out: take it from {key}: {table}"
         file = atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
-        if not file.is_file():
-            continue
-        if field in open_table(file, dataset.config).columns:
-            own_id = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
-            now = (dataset.config["load_col"] or {}).get(table) or ([own_id] if own_id else [])
+        if file.is_file() and field in open_table(file, config).columns:
+            now = (config["load_col"] or {}).get(table) or ([own_id] if own_id else [])
             names = ", ".join([*now, field]) if isinstance(now, list) else field
             return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
     near = suggest(field, known)
@@ -66,26 +48,17 @@ def is_strict(config: Options) -> bool:
 
 
 def require_values(field: str, dataset: Dataset, where: str = "") -> None:
-    """Refuse a loaded field without any value.
+    """Refuse a loaded field without any value, unless the configuration is not strict.
 
-    Args:
-        field: name of the field.
-        dataset: the dataset after ``build``.
-        where: start of the message, the option as ``option: ``.
-
-    Raises:
-        UsageError: if all values are missing, unless the configuration is not strict.
+    The message begins with ``where``, an option as ``option: ``.
     """
-    if not is_strict(dataset.config):
-        return
-    table, missing = find_table(field, dataset), dataset.missing.get(field)
-    feat = getattr(dataset, f"{table}_feat") if table != "inter" else dataset.log.fields
-    if bool((feat[field] != 0).any()) if missing is None else not missing.all():
-        return
-    raise UsageError(
-        f"{where}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it in "
-        "or leave it out"
-    )
+    table, missing = loaded_fields(dataset)[field], dataset.missing.get(field)
+    is_empty = _column(dataset, field, table).eq(0).all() if missing is None else missing.all()
+    if is_empty and is_strict(dataset.config):
+        raise UsageError(
+            f"{where}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it "
+            "in or leave it out"
+        )
 
 
 def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
@@ -93,9 +66,6 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
     RecBole counts every field in the width of a layer, but embeds numbers only where
     ``numerical_features`` names them.
-
-    Raises:
-        UsageError: if there is no field, or one cannot be embedded.
     """
     if not fields:
         raise UsageError("selected_features: expected at least one field of items")
@@ -111,8 +81,7 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
 def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
     """Return a field of entities by id, or of events by place in the log; NaN where missing."""
-    feat = dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat")
-    column: np.ndarray = feat[field].numpy()
+    column: np.ndarray = _column(dataset, field, table).numpy()
     if column.dtype.kind != "f":
         return column
     column = column.astype(np.float64)
@@ -120,6 +89,10 @@ def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
     if missing is not None:
         column[missing] = np.nan
     return column
+
+
+def _column(dataset: Dataset, field: str, table: str) -> Tensor:
+    return (dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat"))[field]
 
 
 def feature_names(config: Options, option: str) -> list[str]:
@@ -153,17 +126,13 @@ def feature_columns(dataset: Dataset, option: str) -> dict[str, Tensor]:
 
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
-    """Require that ``field``, named by ``option``, is a loaded attribute of ``table`` with values.
-
-    Raises:
-        UsageError: if it is not, or its values are vectors, which cannot be embedded.
-    """
-    where = f"{option}: {shown(field)}"
-    if field not in loaded_fields(dataset):
+    """Require that ``field``, named by ``option``, is an attribute of ``table`` to be embedded."""
+    where, fields = f"{option}: {shown(field)}", loaded_fields(dataset)
+    if field not in fields:
         raise UsageError(f"{option}: {not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         raise UsageError(f"{where} is no attribute: ids and times are read anyhow; leave it out")
-    if (found := find_table(field, dataset)) != table:
+    if (found := fields[field]) != table:
         other = next((name for name, of in SIDE_FEATURES.items() if of == found), "")
         advice = f"; name it in {other}" if option in SIDE_FEATURES else ""
         name = dataset.dataset_name
@@ -181,14 +150,14 @@ def item_attribute(dataset: Dataset, field: str) -> Tensor:
     Raises:
         UsageError: if the field is not loaded, is of another table or type, or has no value.
     """
-    if field not in loaded_fields(dataset):
+    fields = loaded_fields(dataset)
+    if field not in fields:
         raise UsageError(not_loaded(field, dataset))
     ftype = dataset.field2type[field].value
-    if find_table(field, dataset) != "item" or ftype not in ("token", "token_seq"):
+    if fields[field] != "item" or ftype not in ("token", "token_seq"):
         raise UsageError(
             f"field {shown(field)} must be a token or token_seq field of the item table"
         )
     require_values(field, dataset)
-    assert dataset.item_feat is not None  # it has the field
-    column = dataset.item_feat[field]
+    column = _column(dataset, field, "item")
     return column.reshape(len(column), -1)

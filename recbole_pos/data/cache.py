@@ -1,10 +1,10 @@
 """Prepared data beside the files that they were made from: the second start reads no text.
 
 One file for a dataset and the options that its preparation reads, in a folder of its own beside the
-tables: arrays as Arrow IPC, which are mapped, and a signature. The file is used if this user has
-written it (it is signed with a key in the user's folder of settings), its values are possible, and
-versions, options and all bytes of the tables are the same; times and sizes of the tables do not
-count. Otherwise the data are prepared again.
+tables: tensors, which are mapped, and a signature. The file is used if this user has written it (it
+is signed with a key in the user's folder of settings), and versions, options and all bytes of the
+tables are the same; times and sizes of the tables do not count. Otherwise the data are prepared
+again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import recbole
+import torch
+from recbole.data.interaction import Interaction
+from recbole.utils import FeatureSource, FeatureType
 from recbole.utils.argument_list import dataset_arguments
 
-from recbole_pos.data.prepared import capture, restore
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.targets import Split
+from recbole_pos.plain import to_plain
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 3  # raised when the same files and options are prepared otherwise
+FORMAT = 4  # raised when the same files and options are prepared otherwise
 FOLDER = ".recbole_pos"
 LEAST_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
 _KEY_BYTES = 32  # of the key, and of a signature
@@ -41,25 +45,21 @@ _LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_
 _OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
 _OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events"}
 READ = sorted(_OWN | set(dataset_arguments) - _LATER)
+# Attributes of a dataset that are kept as they are.
+_PLAIN = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity")
+_ARRAYS = ("events_of_users", "missing", "_preloaded_weight")
 
 
 class Cache:
-    """The prepared data of one dataset under one set of options.
-
-    Args:
-        config: RecBole's configuration.
-        folder: folder of the dataset.
-        files: tables of the dataset.
-        key: key of this user, which signs the file.
-    """
+    """The prepared data of one dataset, of ``files`` in a folder, under one set of options."""
 
     def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:
         self.files, self.key, self.folder = sorted(files), key, folder / FOLDER
         self.options = json.loads(json.dumps({n: config[n] for n in READ}, default=str))
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
-        self.path = self.folder / f"{digest.hexdigest()[:16]}.arrow"
+        self.path = self.folder / f"{digest.hexdigest()[:16]}.pt"
         self.states: list[tuple[int, ...]] | None = None
-        self.about: dict[str, Any] = {}
+        self.source: dict[str, Any] = {}  # what the data are made from
 
     @classmethod
     def open(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
@@ -83,7 +83,7 @@ class Cache:
         """
         try:
             states = self._states()
-            self.about = {
+            self.source = {
                 "versions": [FORMAT, __version__, recbole.__version__],
                 "options": self.options,
                 "files": {
@@ -91,48 +91,39 @@ class Cache:
                 },
             }
             self.states = states
-            arrays, about = read_arrays(self.path, self.key)
-            if about["of"] != self.about:
+            kept = read_signed(self.path, self.key)
+            if kept["source"] != self.source:
                 return False
-            warnings = list(map(str, about["warnings"]))
-            restore(dataset, arrays, about["state"])
+            restore(dataset, kept["state"])
         except Exception:  # of any kind; reading the tables then reports what is wrong with them
             return False
         with contextlib.suppress(OSError):
             os.utime(self.path)  # caches used longest ago are removed first
-        for text in warnings:
+        for text in kept["warnings"]:
             dataset.logger.warning(text)
         return True
 
     def save(self, dataset: Any, warnings: list[str]) -> None:
         """Write the data prepared from the tables whose digests ``load_into`` took.
 
-        A failure is logged, not raised: the next start then prepares the data again.
-
-        Args:
-            dataset: the prepared dataset, with its split.
-            warnings: texts of the warnings of reading its tables.
+        ``warnings`` are those of reading the tables. A failure is logged, not raised: the next
+        start then prepares the data again.
         """
-        if self._states() != self.states:
-            self._log("a file has changed while it was read")
-            return
+        kept = {"source": self.source, "state": capture(dataset), "warnings": warnings}
+        temporary = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
         try:
-            arrays, state = capture(dataset)
-            about = {"of": self.about, "state": state, "warnings": warnings}
+            if self._states() != self.states:
+                raise OSError("a file has changed while it was read")
             self.folder.mkdir(exist_ok=True)
-            temporary = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
             try:
-                write_arrays(temporary, arrays, about, self.key)
+                write_signed(temporary, kept, self.key)
                 os.replace(temporary, self.path)  # others see the old file or the new one
             finally:
                 temporary.unlink(missing_ok=True)
             self._tidy()
-        except OSError as error:
-            self._log(error.strerror or error)
-
-    def _log(self, why: object) -> None:
-        text = "prepared data of %s are not kept for the next start: %s"
-        logging.getLogger().info(text, self.folder.parent, why)
+        except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
+            text = "prepared data of %s are not kept for the next start: %s"
+            logging.getLogger().info(text, self.folder.parent, error)
 
     def _states(self) -> list[tuple[int, ...]]:
         stats = [file.stat() for file in self.files]
@@ -141,64 +132,85 @@ class Cache:
     def _tidy(self) -> None:
         """Remove abandoned temporary files, and all caches but the ``MOST`` used last."""
         old = time.time() - _ABANDONED
-        used = sorted(self.folder.glob("*.arr*"), key=lambda f: f.stat().st_mtime, reverse=True)
+        caches = [file for kind in ("*.pt", "*.arrow") for file in self.folder.glob(kind)]
+        caches.sort(key=lambda file: file.stat().st_mtime, reverse=True)
         abandoned = [file for file in self.folder.glob("*.part") if file.stat().st_mtime < old]
-        for file in (*used[MOST:], *abandoned):
+        for file in (*caches[MOST:], *abandoned):
             file.unlink(missing_ok=True)
 
 
-def write_arrays(path: Path, arrays: dict[str, np.ndarray], about: Any, key: bytes) -> None:
-    """Write arrays of numbers, bools or text of fixed length, and plain values, as Arrow IPC.
-
-    The file has one row; each column holds the bytes of one array. A signature follows.
-
-    Args:
-        path: file to write, which must not exist.
-        arrays: arrays by name.
-        about: values that json keeps.
-        key: key of the signature.
-    """
-    columns, layout = [], {}
-    for name, array in arrays.items():
-        data = pa.py_buffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        ends = pa.py_buffer(np.array([0, data.size], np.int64))
-        columns.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, ends, data]))
-        layout[name] = (array.dtype.str, array.shape)
-    table = pa.record_batch(columns, list(arrays)) if columns else pa.record_batch({})
-    described = json.dumps({"arrays": layout, "about": about})
-    table = table.replace_schema_metadata({"about": described})
+def write_signed(path: Path, value: Any, key: bytes) -> None:
+    """Write tensors and plain values to a new file, followed by a signature."""
     with open(path, "xb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_batch(table)
+        torch.save(value, file)
     signature = _digest(path, hmac.new(key, digestmod="sha256")).digest()
     with open(path, "ab") as file:
         file.write(signature)
 
 
-def read_arrays(path: Path, key: bytes) -> tuple[dict[str, np.ndarray], Any]:
-    """Read a file of :func:`write_arrays`, mapped: processes share pages until one writes to them.
-
-    Returns:
-        arrays by name, and the plain values.
+def read_signed(path: Path, key: bytes) -> Any:
+    """Read a file of :func:`write_signed`, mapped: processes share pages until one writes to them.
 
     Raises:
-        Exception: of any kind, if a byte has changed, another key was used, or the file holds
-            something else.
+        Exception: of any kind, if a byte has changed, or another key was used.
     """
-    content = np.memmap(path, dtype=np.uint8, mode="c")
+    content = np.memmap(path, dtype=np.uint8, mode="r")
     body, signature = content[:-_KEY_BYTES], content[-_KEY_BYTES:].tobytes()
     if not hmac.compare_digest(hmac.digest(key, body.data, "sha256"), signature):
         raise ValueError(f"{path} is damaged, or written by someone else")
-    table = pa.ipc.open_file(pa.py_buffer(body)).get_batch(0)
-    described = json.loads(table.schema.metadata[b"about"])
-    arrays = {}
-    for name, (dtype, shape) in described["arrays"].items():
-        data = table[name].buffers()[2]
-        place = data.address - content.ctypes.data
-        arrays[name] = body[place : place + data.size].view(np.ndarray).view(dtype).reshape(shape)
-        if arrays[name].dtype.kind not in "biufU":
-            raise ValueError(f"{path} holds something else than numbers, bools and text")
-    return arrays, described["about"]
+    return torch.load(path, mmap=True, weights_only=True)
+
+
+def capture(dataset: Any) -> dict[str, Any]:
+    """Return a prepared dataset (filtered, numbered, sorted, split) as tensors and plain values."""
+    split, tokens = dataset.split, dataset.field2id_token
+    first = {id(names): field for field, names in reversed(tokens.items())}
+    state = {
+        **{name: getattr(dataset, name) for name in (*_PLAIN, *_ARRAYS)},
+        **{"log": split.log.fields, "offsets": split.log.offsets, "summary": split.summary},
+        **{"part": split.part, "is_target": split.is_target},
+        "tables": {n: getattr(dataset, n).interaction for n in dataset.feat_name_list[1:]},
+        "types": {field: kind.value for field, kind in dataset.field2type.items()},
+        "sources": {
+            field: (isinstance(source, FeatureSource), getattr(source, "value", source))
+            for field, source in dataset.field2source.items()
+        },
+        "alias": {name: list(fields) for name, fields in dataset.alias.items()},
+        "rest": list(dataset._rest_fields),
+        # fields that share names have them in one tensor, of characters
+        "names": {f: tokens[f].view(np.int32).reshape(len(tokens[f]), -1) for f in first.values()},
+        "sharing": {field: first[id(names)] for field, names in tokens.items()},
+    }
+    plain: dict[str, Any] = to_plain(state)
+    return plain
+
+
+def restore(dataset: Any, state: dict[str, Any]) -> None:
+    """Set the state of a dataset, before it has read its files, to one of :func:`capture`."""
+    characters = {field: codes.numpy() for field, codes in state["names"].items()}
+    names = {f: codes.view(f"U{codes.shape[1]}").ravel() for f, codes in characters.items()}
+    ids = {f: {name: i for i, name in enumerate(own.tolist())} for f, own in names.items()}
+    fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
+    log = EventLog(state["log"], state["offsets"].numpy(), *fields)
+    split = Split(log, state["part"].numpy(), state["is_target"].numpy(), state["summary"])
+    values = {
+        **{name: state[name] for name in _PLAIN},
+        **{name: {f: column.numpy() for f, column in state[name].items()} for name in _ARRAYS[1:]},
+        "events_of_users": state["events_of_users"].numpy(),
+        "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
+        "field2source": {
+            field: FeatureSource(source) if is_known else source
+            for field, (is_known, source) in state["sources"].items()
+        },
+        "alias": {name: np.array(fields) for name, fields in state["alias"].items()},
+        "_rest_fields": np.array(state["rest"]),
+        "field2id_token": {field: names[own] for field, own in state["sharing"].items()},
+        "field2token_id": {field: ids[own] for field, own in state["sharing"].items()},
+        "split": split,
+        **{"user_feat": None, "item_feat": None},
+        **{name: Interaction(columns) for name, columns in state["tables"].items()},
+    }
+    vars(dataset).update(values)
 
 
 @contextlib.contextmanager
@@ -206,9 +218,6 @@ def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
     """Collect the texts of warnings, for use in a ``with`` block.
 
     The cache keeps them, so that a start that reads no tables warns too.
-
-    Yields:
-        list that grows with each warning of the logger.
     """
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)

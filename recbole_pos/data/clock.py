@@ -11,14 +11,13 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, shown
 
 _YEAR = 365.25 * 86400
-SCHEMES_WITHOUT = "take a scheme without time such as rope or learned"
 
 
 def check_clock(
     log: EventLog,
     unit: str,
     shortest_period: float | None = None,
-    instead: str = SCHEMES_WITHOUT,
+    instead: str = "take a scheme without time such as rope or learned",
     across: bool = False,
 ) -> list[str]:
     """Check the times of all interactions before a time-aware model is built.
@@ -37,8 +36,7 @@ def check_clock(
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.
     """
-    field, times = log.time_field, log.times.numpy()
-    users = log.users.numpy()
+    name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
     distinct = np.unique(times)
     step = np.diff(times)[users[1:] == users[:-1]]
     step = step[step != 0]
@@ -47,29 +45,28 @@ def check_clock(
         if across and len(distinct) > 1:
             return []
         raise UsageError(
-            f"{shown(field)} is the same for all events of a user: there is no time to learn from; "
-            f"{advice}"
+            f"{name} is the same for all events of a user: there is no time to learn from; {advice}"
         )
-    if (step == step[0]).all() or _numbers_all_events(times, distinct):
+    numbers_all = len(distinct) == len(times) and distinct[-1] - distinct[0] == len(times) - 1
+    if numbers_all or (step == step[0]).all():
         return [
-            f"{shown(field)} looks like a running number, not like clock time: a time-aware model "
-            f"learns no more from it than from order; {advice}"
+            f"{name} looks like a running number, not like clock time: a time-aware model learns "
+            f"no more from it than from order; {advice}"
         ]
     warnings = []
     first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
         warnings.append(
-            f"{shown(field)} reads as {unit} from the year {_year(first)} to {_year(last)}. If it "
-            f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
-            f"numbers events: {advice}; if it counts from another day than 1970-01-01, its years "
-            "do not matter"
+            f"{name} reads as {unit} from the year {_show_year(first)} to {_show_year(last)}. If "
+            f"it counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it "
+            f"only numbers events: {advice}; if it counts from another day than 1970-01-01, its "
+            "years do not matter"
         )
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
     # Nyquist: a period needs at least two distinguishable times
     if shortest_period is not None and shortest_period < 2 * resolution:
         warnings.append(
-            f"{shown(field)}, read as {unit}, has a resolution of {resolution:g} s, so periods "
-            f"under "
+            f"{name}, read as {unit}, has a resolution of {resolution:g} s, so periods under "
             f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
             f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
             "set)"
@@ -77,10 +74,5 @@ def check_clock(
     return warnings
 
 
-def _year(year: float) -> str:
+def _show_year(year: float) -> str:
     return str(math.floor(year)) if abs(year) < 1e6 else f"{year:.0e}"
-
-
-def _numbers_all_events(times: np.ndarray, distinct: np.ndarray) -> bool:
-    """Return whether times are 1, 2, 3, ... over the whole log."""
-    return len(distinct) == len(times) and distinct[-1] - distinct[0] == len(times) - 1

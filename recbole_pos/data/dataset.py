@@ -15,16 +15,12 @@ import torch
 from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
-from scipy.sparse import coo_matrix
 
 from recbole_pos.data.attributes import feature_columns
 from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.events import KIND, PART, EventLog, read_only
-from recbole_pos.data.filtering import FilteredTables
-from recbole_pos.data.grown import HeldOut, divide, extend_log, keep_known_lines
-from recbole_pos.data.identity import compute_identity
-from recbole_pos.data.known import Known
-from recbole_pos.data.naming import number_names
+from recbole_pos.data.identity import HeldOut, Known, compute_identity, divide, keep_known_lines
+from recbole_pos.data.loading import AtomicTables, number_names
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.targets import (
@@ -43,7 +39,7 @@ from recbole_pos.values import Options, shown
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 
 
-class _ExactTimeMixin(FilteredTables):
+class _ExactTimeMixin(AtomicTables):
     """What both kinds of dataset share: readable errors, exact times, one log, one split.
 
     Args:
@@ -88,25 +84,17 @@ class _ExactTimeMixin(FilteredTables):
 
         With later interactions, users and items that the run left out would pass the filter.
         """
-        if self.known is not None and self.alone:
-            self._restrict_to_known(self.known)
-        else:
+        if self.known is None or not self.alone:
             super()._filter_by_inter_num()
-
-    def _restrict_to_known(self, known: Known) -> None:
-        """Keep the interactions, users and items of the run; the later ones go to ``held_out``."""
-        uid, iid = self.uid_field, self.iid_field
-        self.inter_feat, self.held_out = divide(self.inter_feat, known, uid, iid, self.time_field)
+            return
+        fields = uid, iid, _ = self.uid_field, self.iid_field, self.time_field
+        self.inter_feat, self.held_out = divide(self.inter_feat, self.known, *fields)
         for name, field in (("user_feat", uid), ("item_feat", iid)):
             if (feat := getattr(self, name)) is not None:
-                setattr(self, name, keep_known_lines(feat, field, known))
+                setattr(self, name, keep_known_lines(feat, field, self.known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """Replace names by ids in the fields that share them; known names keep their ids.
-
-        Args:
-            remap_list: RecBole's (table, field, type) of each of these fields.
-        """
+        """Replace names by ids in fields (table, name, type) that share them; known ones stay."""
         if not remap_list:
             return
         columns = [feat[field] for feat, field, _ in remap_list]
@@ -146,9 +134,6 @@ class _ExactTimeMixin(FilteredTables):
         """Scale fields by (x - min) / (max - min) as RecBole does, except the time.
 
         RecBole's own code unpacks vectors in a way that pandas 3 does not support.
-
-        Raises:
-            UsageError: if both options that choose fields are set.
         """
         chosen, scales_all = self.config["normalize_field"], self.config["normalize_all"]
         if chosen and scales_all:
@@ -188,8 +173,9 @@ class _ExactTimeMixin(FilteredTables):
         """[events] TRAIN, VALID or TEST."""
         return self.split.part
 
-    def _build_log(self) -> None:
-        """Sort the interactions into the log, split it, and write the cache."""
+    def _change_feat_format(self) -> None:
+        """Convert tables to tensors; sort the interactions into the log, and split it."""
+        Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
         # masks of missing cells are sorted and cut as columns of the log, then taken out of it
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
@@ -199,24 +185,17 @@ class _ExactTimeMixin(FilteredTables):
         if (kind := find_kind(self, fields)) is not None:
             fields[KIND] = torch.from_numpy(kind)
         eval_args = self.config["eval_args"]
-        log = EventLog.build(
-            shuffle_ties(fields, read_ties(eval_args["ties"])),
-            self.user_num,
-            self.uid_field,
-            self.iid_field,
-            self.time_field,
-            self.scratch,
-        )
+        fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
+        names = self.uid_field, self.iid_field, self.time_field
+        log = EventLog.build(fields, self.user_num, *names, self.scratch)
         self.events_of_users = log.lengths
         tokens = self.field2id_token[self.uid_field]
         fraction, files = self.config["train_fraction"], self.config["benchmark_filename"]
         self.split = make_split(log, eval_args, tokens, self.item_num, fraction, files)
         if self.config["target_events"]:
             self.split.summary["target_events"] = self.config["target_events"]
-        self.missing = {
-            **self.missing,
-            **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
-        }
+        columns = self.split.log.fields
+        self.missing |= {field: columns.pop(name).numpy() for field, name in masks.items()}
         if self.scratch:
             self.scratch.release()
         self.scratch = None  # columns stay mapped; worker processes need no scratch folder
@@ -226,7 +205,7 @@ class _ExactTimeMixin(FilteredTables):
 
     def _take_log(self) -> None:
         """Make the events of the log RecBole's ``inter_feat``."""
-        raise NotImplementedError
+        self.inter_feat = Interaction(self.log.fields)
 
     @property
     def popularity(self) -> np.ndarray:
@@ -238,34 +217,13 @@ class _ExactTimeMixin(FilteredTables):
         """Digests of events, split and attributes, which weights are trained on and belong to."""
         return compute_identity(self) if self.whole is None else self.whole.identity
 
-    @property
-    def avg_actions_of_users(self) -> float:
-        """Mean number of interactions of the users that have any."""
-        return self._mean_count(self.uid_field)
-
-    @property
-    def avg_actions_of_items(self) -> float:
-        """Mean number of interactions of the items that have any."""
-        return self._mean_count(self.iid_field)
-
-    def _mean_count(self, field: str) -> float:
-        counts = np.bincount(np.asarray(self.inter_feat[field]))
-        return float(np.mean(counts[counts > 0]))
-
     def features(self) -> Features:
-        """Return the columns that ``event_features`` and ``user_features`` name.
-
-        Raises:
-            UsageError: for a field that cannot be one of them.
-        """
+        """Return the columns that ``event_features`` and ``user_features`` name."""
         options = ("event_features", "user_features")
         return Features(*(feature_columns(self, option) for option in options))
 
-    def _select_events(self, phase: str) -> np.ndarray:
-        return np.flatnonzero(self.part == PHASES.index(phase))
-
-    def _select_targets(self, phase: str) -> np.ndarray:
-        return np.flatnonzero((self.part == PHASES.index(phase)) & self.split.is_target)
+    def _is_target(self, phase: str) -> np.ndarray:
+        return (self.part == PHASES.index(phase)) & self.split.is_target
 
     def build(self: Kind) -> list[Kind]:
         """Return [train, valid, test] datasets over the same log.
@@ -276,7 +234,9 @@ class _ExactTimeMixin(FilteredTables):
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
-        parts = [self._part(phase) for phase in PHASES]
+        parts = [copy.copy(self) for _ in PHASES]
+        for part, phase in zip(parts, PHASES, strict=True):
+            part.phase, part.whole, part.inter_feat = phase, self, self._rows(phase)
         if not len(parts[0]):
             raise UsageError(
                 f"{shown(self.dataset_name)} has no training target: no user has two events"
@@ -299,29 +259,11 @@ class _ExactTimeMixin(FilteredTables):
         other = copy.copy(self)
         other.identity = self.identity  # weights learned from the copy fit the whole
         keep, split = self.part != TEST, self.split
-        other.split = replace(
-            split,
-            log=split.log.keep(keep),
-            part=split.part[keep],
-            is_target=split.is_target[keep],
-        )
+        part, is_target = split.part[keep], split.is_target[keep]
+        other.split = replace(split, log=split.log.keep(keep), part=part, is_target=is_target)
         of_events = split.log.fields  # masks of users and items stay whole
         other.missing = {f: m[keep] if f in of_events else m for f, m in self.missing.items()}
         return other
-
-    def with_later(self: Kind, new_users: bool = True) -> Kind:
-        """Return a copy, after ``build``, in which held-out data are history (``grown.py``).
-
-        Args:
-            new_users: whether to add users that the run did not know.
-        """
-        return self if self.held_out is None else extend_log(self, self.held_out, new_users)
-
-    def _part(self: Kind, phase: str) -> Kind:
-        part = copy.copy(self)
-        part.phase, part.whole = phase, self
-        part.inter_feat = self._rows(phase)
-        return part
 
 
 class PosDataset(_ExactTimeMixin, Dataset):
@@ -330,21 +272,13 @@ class PosDataset(_ExactTimeMixin, Dataset):
     These models read no histories, so with ``target_events`` they get only events of that kind.
     """
 
-    def _change_feat_format(self) -> None:
-        super()._change_feat_format()
-        self._build_log()
-
-    def _take_log(self) -> None:
-        self.inter_feat = Interaction(self.log.fields)
-
-    def _select_events(self, phase: str) -> np.ndarray:
-        events, kind = super()._select_events(phase), find_kind(self, self.log.fields)
-        return events if kind is None else events[kind[events]]
-
     def _rows(self, phase: str) -> Interaction:
         """Return all training events, or a row for each held-out target."""
-        chosen = self._select_events(phase) if phase == "train" else self._select_targets(phase)
-        events = torch.from_numpy(chosen)
+        chosen = self._is_target(phase)
+        if phase == "train":
+            kind = find_kind(self, self.log.fields)
+            chosen = (self.part == TRAIN) & (True if kind is None else kind)
+        events = torch.from_numpy(np.flatnonzero(chosen))
         columns = {name: column[events] for name, column in self.log.fields.items()}
         return Interaction({**columns, TARGET_EVENT: events})
 
@@ -355,20 +289,16 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
     def _benchmark_presets(self) -> None:
         """Do nothing: RecBole's given parts hold histories, here they hold interactions."""
 
-    def _change_feat_format(self) -> None:
-        Dataset._change_feat_format(self)  # SequentialDataset's does not augment given parts
-        self.data_augmentation()
-
-    def data_augmentation(self) -> None:
-        """Build the log, and rows over all targets, lazily: RecBole's hook for making rows."""
-        self._check_field("uid_field", "time_field")
-        self._build_log()
-
     def _take_log(self) -> None:
-        self.inter_feat = Interaction(self.log.fields)
+        super()._take_log()
         self._aug_presets()
-        self._require_distinct_fields()
         self.inter_feat = self._prefix_rows(self.log.has_history)
+        columns = self.inter_feat.columns
+        if twice := sorted({name for name in columns if columns.count(name) > 1}):
+            raise UsageError(
+                f"ITEM_LIST_LENGTH_FIELD and LIST_SUFFIX make field names that exist already: "
+                f"{', '.join(twice)}"
+            )
 
     def for_config(self, config: Options) -> PosSequentialDataset:
         """Return a copy, after ``build``, under other options, the length of histories included."""
@@ -379,29 +309,13 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         other.inter_feat = other._prefix_rows(other.log.has_history)
         return other
 
-    def _require_distinct_fields(self) -> None:
-        """Refuse options that give a history column the name of another field."""
-        columns = self._prefix_rows(np.empty(0, dtype=bool)).columns
-        twice = sorted({name for name in columns if columns.count(name) > 1})
-        if twice:
-            raise UsageError(
-                f"ITEM_LIST_LENGTH_FIELD and LIST_SUFFIX make field names that exist already: "
-                f"{', '.join(twice)}"
-            )
-
     def _prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
-        return PrefixRows(
-            self.log,
-            is_target,
-            self.max_item_list_len,
-            self.config["LIST_SUFFIX"],
-            self.item_list_length_field,
-            self.features(),
-        )
+        names = self.config["LIST_SUFFIX"], self.item_list_length_field
+        return PrefixRows(self.log, is_target, self.max_item_list_len, *names, self.features())
 
     def _rows(self, phase: str) -> PrefixRows:
         """Return a row for each target of a phase; without augmentation, each user's newest."""
-        is_target = (self.part == PHASES.index(phase)) & self.split.is_target
+        is_target = self._is_target(phase)
         if phase == "train" and self.config["augmentation"] == "none":
             targets = np.flatnonzero(is_target)
             newest = np.append(np.diff(self.log.users.numpy()[targets]) > 0, True)
@@ -413,25 +327,14 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         start, train = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
         has_events = self.log.lengths > 0  # reduceat gives no 0 for an empty range
         train[has_events] = np.add.reduceat(self.part == TRAIN, start[has_events], dtype=np.int64)
-        windows = training_windows(
-            start,
-            start + train,
-            self.max_item_list_len,
-            self.config["train_windows"],
-            self.config["window_stride"],
-        )
+        modes = self.config["train_windows"], self.config["window_stride"]
+        windows = training_windows(start, start + train, self.max_item_list_len, *modes)
         is_restricted = self.config["target_events"]
         return windows.with_targets(self.split.is_target) if is_restricted else windows
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Return [users, items] the events of this phase (of all phases before the split).
-
-        Args:
-            form: scipy's name of a sparse format.
-            value_field: field whose values are the entries; 1 for each event if None.
-        """
-        events = slice(None) if self.phase is None else self._select_events(self.phase)
-        users, items = self.log.users[events].numpy(), self.log.items[events].numpy()
-        data = np.ones(len(users)) if value_field is None else self.log.fields[value_field][events]
-        matrix = coo_matrix((data, (users, items)), shape=(self.user_num, self.item_num))
-        return matrix.asformat(form)
+        """Return [users, items] the events of this phase (of all phases before the split)."""
+        is_here = self.part >= 0 if self.phase is None else self.part == PHASES.index(self.phase)
+        events = torch.from_numpy(np.flatnonzero(is_here))
+        rows = Interaction({name: column[events] for name, column in self.log.fields.items()})
+        return self._create_sparse_matrix(rows, self.uid_field, self.iid_field, form, value_field)

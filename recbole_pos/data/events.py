@@ -140,19 +140,11 @@ class EventLog:
     @property
     def possible_targets(self) -> np.ndarray:
         """[events] bool: events that have a history and that ``KIND`` allows as targets."""
-        return (
-            self.has_history & self.fields[KIND].numpy()
-            if KIND in self.fields
-            else self.has_history
-        )
+        allowed = self.fields[KIND].numpy() if KIND in self.fields else True
+        return self.has_history & allowed
 
     def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count the possible targets of the user of each event.
-
-        Returns:
-            [events] int64 all possible targets of that user, and [events] int64 those up to the
-            event, itself included.
-        """
+        """Return [events] int64 all possible targets of an event's user, and those up to it."""
         before = np.concatenate(([0], np.cumsum(self.possible_targets)))
         first, end = (np.repeat(x, self.lengths) for x in (self.offsets[:-1], self.offsets[1:]))
         return before[end] - before[first], before[1:] - before[first]

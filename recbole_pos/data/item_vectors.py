@@ -6,18 +6,19 @@ of known items, once.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.lib.format import open_memmap
 from pyarrow import compute
 
 from recbole_pos.errors import UsageError
@@ -30,138 +31,35 @@ _BLOCK = 1 << 24  # numbers that are copied at a time
 _scratch: list[tempfile.TemporaryDirectory] = []  # folder of vectors from memory, until exit
 
 
-@dataclass(frozen=True)
-class VectorFile:
-    """A file of item vectors.
+class VectorFile(NamedTuple):
+    """A file of item vectors, opened to be read once.
 
     Attributes:
         path: path of the file.
         names: [rows] names of items, each once.
         size: numbers of a vector.
+        blocks: (rows [r], vectors [r, size]) in the order of the file; empty rows are skipped.
     """
 
     path: Path
     names: pd.Index
     size: int
-
-    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (rows [r], vectors [r, size]) in the order of the file; empty rows are skipped.
-
-        Raises:
-            UsageError: if a vector has another size, or the file cannot be read.
-        """
-        raise NotImplementedError
-
-
-class NpyFile(VectorFile):
-    """A matrix, and its names in a text file beside it."""
-
-    @classmethod
-    def open(cls, path: Path) -> NpyFile:
-        """Read the names, and the header of the matrix.
-
-        Raises:
-            UsageError: if a file cannot be read, is no matrix, or names and rows are not as many.
-        """
-        names = _read_lines(path.with_suffix(".txt"), f"the names of the rows of {path.name}")
-        values = _map(path)
-        if values.ndim != 2 or values.dtype.kind not in "fiu":
-            raise UsageError(
-                f"item_vectors: {path}: expected a matrix of numbers [items, size], found "
-                f"{list(values.shape)} of {values.dtype}"
-            )
-        if len(names) != len(values):
-            raise UsageError(
-                f"item_vectors: {path.with_suffix('.txt')} has {len(names):,} names, one a line, "
-                f"and {path.name} {len(values):,} rows; they must be as many"
-            )
-        return cls(path, pd.Index(names), values.shape[1])
-
-    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        values, step = _map(self.path), max(1, _BLOCK // self.size)
-        for begin in range(0, len(values), step):
-            part = values[begin : begin + step]
-            yield np.arange(begin, begin + len(part)), part
-
-
-class ParquetFile(VectorFile):
-    """A column of names and one of lists."""
-
-    @classmethod
-    def open(cls, path: Path, item_field: str) -> ParquetFile:
-        """Read the names, and the size of the first vector.
-
-        Raises:
-            UsageError: if the file cannot be read, or its columns are not names and vectors.
-        """
-        with _reading(path), pq.ParquetFile(path, memory_map=True) as file:
-            schema = file.schema_arrow
-            lists = [field.name for field in schema if _is_vector(field.type)]
-            others = [field.name for field in schema if field.name not in lists]
-            key = item_field if item_field in others else (others or [""])[0]
-            if len(lists) != 1 or (len(others) != 1 and key != item_field):
-                raise UsageError(
-                    f"item_vectors: {path}: expected a column of names ({item_field}) and one of "
-                    f"lists of numbers, found {', '.join(f'{f.name}: {f.type}' for f in schema)}"
-                )
-            names = file.read([key]).column(0).cast(pa.string())
-            if names.null_count:
-                raise UsageError(f"item_vectors: {path}: {names.null_count:,} rows have no {key}")
-            unsized = cls(path, pd.Index(names.to_pandas()), 0)
-            sizes = (len(vectors[0]) for _, vectors in unsized._lists(file, lists[0]))
-            return cls(path, unsized.names, next(sizes, 0))
-
-    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        with _reading(self.path), pq.ParquetFile(self.path, memory_map=True) as file:
-            column = next(f.name for f in file.schema_arrow if _is_vector(f.type))
-            yield from self._lists(file, column)
-
-    def _lists(self, file: pq.ParquetFile, column: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield rows and vectors of a column of lists, as ``blocks`` does."""
-        begin = 0
-        for batch in file.iter_batches(batch_size=max(1, _BLOCK // 1024), columns=[column]):
-            lists = batch.column(0)
-            sizes = compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-            rows = np.flatnonzero(sizes)
-            if len(rows):
-                size = self.size or int(sizes[rows[0]])
-                if (wrong := sizes[rows] != size).any():
-                    row = rows[wrong.argmax()]
-                    raise UsageError(
-                        f"item_vectors: {self.path}: the vector of "
-                        f"{shown(self.names[begin + row])} has {sizes[row]:,} numbers, others have "
-                        f"{size:,}; all must have as many"
-                    )
-                flat = lists.filter(pa.array(sizes > 0)).flatten()
-                yield begin + rows, flat.to_numpy(zero_copy_only=False).reshape(-1, size)
-            begin += len(batch)
-
-
-@dataclass(frozen=True)
-class ItemVectors:
-    """Vectors of items in the order of ids.
-
-    Attributes:
-        values: [names, size] float32; zeros where no file has the name.
-        notices: for each file a sentence on how many items it has vectors of.
-    """
-
-    values: np.ndarray
-    notices: list[str]
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]]
 
 
 def open_files(source: Any, item_field: str) -> list[VectorFile]:
     """Open the files of ``item_vectors``: one, or several by name.
 
     Raises:
-        UsageError: if one cannot be read, has no names, or a name twice.
+        UsageError: if one cannot be read, or holds something else than vectors with names.
     """
-    files: list[VectorFile] = []
+    files = []
     for path in map(Path, source.values() if isinstance(source, Mapping) else [source]):
         if path.suffix not in (".npy", ".parquet"):
             raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
-        parquet = path.suffix == ".parquet"
-        file = ParquetFile.open(path, item_field) if parquet else NpyFile.open(path)
+        with _reading(path):
+            is_matrix = path.suffix == ".npy"
+            file = _open_matrix(path) if is_matrix else _open_lists(path, item_field)
         if file.names.has_duplicates:
             twice = file.names[file.names.duplicated()][0]
             raise UsageError(f"item_vectors: {path}: {shown(twice)} has more than one vector")
@@ -174,9 +72,74 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
     return files
 
 
+def _open_matrix(path: Path) -> VectorFile:
+    """Open a matrix, with its names in a text file beside it."""
+    values, names = np.load(path, mmap_mode="r"), path.with_suffix(".txt")
+    if values.ndim != 2 or values.dtype.kind not in "fiu":
+        raise UsageError(
+            f"item_vectors: {path}: expected a matrix of numbers [items, size], found "
+            f"{list(values.shape)} of {values.dtype}"
+        )
+    with _reading(names):
+        text = names.read_text(encoding="utf-8-sig")
+    lines = text.removesuffix("\n").split("\n") if text else []
+    if len(lines) != len(values):
+        raise UsageError(
+            f"item_vectors: {names} has {len(lines):,} names, one a line, and {path.name} "
+            f"{len(values):,} rows; they must be as many"
+        )
+    step = max(1, _BLOCK // max(values.shape[1], 1))
+    parts = (np.arange(n, min(n + step, len(values))) for n in range(0, len(values), step))
+    blocks = ((rows, values[rows[0] : rows[-1] + 1]) for rows in parts)
+    return VectorFile(path, pd.Index(lines), values.shape[1], blocks)
+
+
+def _open_lists(path: Path, item_field: str) -> VectorFile:
+    """Open a table with a column of names and one of lists."""
+    file = pq.ParquetFile(path, memory_map=True)
+    schema = file.schema_arrow
+    lists = [field.name for field in schema if _is_vector(field.type)]
+    others = [field.name for field in schema if field.name not in lists]
+    key = item_field if item_field in others else (others or [""])[0]
+    if len(lists) != 1 or (len(others) != 1 and key != item_field):
+        raise UsageError(
+            f"item_vectors: {path}: expected a column of names ({item_field}) and one of lists of "
+            f"numbers, found {', '.join(f'{field.name}: {field.type}' for field in schema)}"
+        )
+    names = file.read([key]).column(0).cast(pa.string())
+    if names.null_count:
+        raise UsageError(f"item_vectors: {path}: {names.null_count:,} rows have no {key}")
+    blocks = _read_lists(path, file, lists[0])
+    first = list(itertools.islice(blocks, 1))
+    size = first[0][1].shape[1] if first else 0
+    return VectorFile(path, pd.Index(names.to_pandas()), size, itertools.chain(first, blocks))
+
+
+def _read_lists(
+    path: Path, file: pq.ParquetFile, column: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the ``blocks`` of a column of lists."""
+    begin, size = 0, 0
+    for batch in file.iter_batches(max(1, _BLOCK // 1024), columns=[column]):
+        lists = batch.column(0)
+        sizes = compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(sizes)
+        if len(rows):
+            size = size or int(sizes[rows[0]])
+            if (wrong := sizes[rows] != size).any():
+                row = rows[wrong.argmax()]
+                raise UsageError(
+                    f"item_vectors: {path}, row {begin + row + 1:,}: the vector has "
+                    f"{sizes[row]:,} numbers, others have {size:,}; all must have as many"
+                )
+            flat = lists.filter(pa.array(sizes > 0)).flatten()
+            yield begin + rows, flat.to_numpy(zero_copy_only=False).reshape(-1, size)
+        begin += len(batch)
+
+
 def read_vectors(
     source: Any, names: np.ndarray, item_field: str, out: Path | None = None
-) -> ItemVectors:
+) -> tuple[np.ndarray, list[str]]:
     """Read the vectors of items.
 
     Args:
@@ -185,63 +148,57 @@ def read_vectors(
         item_field: name of the column of names, in parquet.
         out: a .npy file to write the vectors to; they are in memory if None.
 
+    Returns:
+        [names, size] float32 vectors, zeros where no file has the name; for each file a sentence on
+        how many items it has vectors of.
+
     Raises:
         UsageError: if a file cannot be read, a number is not finite, or no item has a vector.
     """
-    files = open_files(source, item_field)
+    files, notices, begin = open_files(source, item_field), [], 0  # begin: first column of a file
     shape = len(names), sum(file.size for file in files)
-    notices, begin = [], 0  # begin: first column of the current file
     values: np.ndarray
     if out is None:
         values = np.zeros(shape, np.float32)
     else:
-        values = np.lib.format.open_memmap(out, "w+", np.float32, shape)
+        values = open_memmap(out, "w+", np.float32, shape)
     for file in files:
         place = pd.Index(names).get_indexer(file.names)
         place[place == 0] = -1  # padding is no item
         found = 0
-        for rows, vectors in file.blocks():
-            is_item = place[rows] >= 0
-            ids = place[rows[is_item]]
-            with np.errstate(over="ignore"):  # the next lines report overflow
-                part = vectors[is_item].astype(np.float32)
-            if not np.isfinite(part).all():
-                name = names[ids[(~np.isfinite(part)).any(1).argmax()]]
-                raise UsageError(
-                    f"item_vectors: {file.path}: the vector of {shown(name)} has a number that is "
-                    "not finite, or too large for float32"
-                )
-            values[ids, begin : begin + file.size] = part
-            found += len(ids)
+        with _reading(file.path):
+            for rows, vectors in file.blocks:
+                ids = place[rows]
+                with np.errstate(over="ignore"):  # the next lines report overflow
+                    part, ids = vectors[ids >= 0].astype(np.float32), ids[ids >= 0]
+                if not np.isfinite(part).all():
+                    name = names[ids[(~np.isfinite(part)).any(1).argmax()]]
+                    raise UsageError(
+                        f"item_vectors: {file.path}: the vector of {shown(name)} has a number that "
+                        "is not finite, or too large for float32"
+                    )
+                values[ids, begin : begin + file.size] = part
+                found += len(ids)
         if not found:
             raise UsageError(
                 f"item_vectors: {file.path}: none of its {len(file.names):,} names is of an item "
-                f"(they are such as {shown(file.names[0])}, items such as {shown(names[1])})"
-                if len(file.names)
-                else f"item_vectors: {file.path} is empty"
+                f"(they are such as {shown(list(file.names[:1]))}, items such as {shown(names[1])})"
             )
         begin += file.size
-        text = f"{file.path.name}: {file.size:,} numbers for {found:,} of {len(names) - 1:,} items"
-        if missing := len(names) - 1 - found:
-            text += f"; {missing:,} have none, and zeros in place of it"
-        if unknown := int((place < 0).sum()) - ("[PAD]" in file.names):
+        items, unknown = len(names) - 1, int((place < 0).sum()) - ("[PAD]" in file.names)
+        text = f"{file.path.name}: {file.size:,} numbers for {found:,} of {items:,} items"
+        if found < items:
+            text += f"; {items - found:,} have none, and zeros in place of it"
+        if unknown:
             text += f"; {unknown:,} names of the file are of no item"
         notices.append(f"item_vectors: {text}")
-    return ItemVectors(values, notices)
+    return values, notices
 
 
 def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read the vectors of items that a model does not know yet.
-
-    Args:
-        source: ``item_vectors``: a path, or paths by name.
-        known: ids by name of the items that the model knows.
-        item_field: name of the column of names, in parquet.
-
-    Returns:
-        [k] names and [k, size] float32 vectors.
+    """Return [k] names and [k, size] float32 vectors of the items that are not ``known`` yet.
 
     Raises:
         UsageError: if all items are known, or as :func:`read_vectors`.
@@ -253,18 +210,14 @@ def read_new_vectors(
             "item_vectors: all items of the file are known to the model already; give vectors of "
             "new ones"
         )
-    vectors = read_vectors(source, np.array(["[PAD]", *new], dtype=object), item_field).values
+    vectors, _ = read_vectors(source, np.array(["[PAD]", *new], dtype=object), item_field)
     return np.array(new, dtype=object), vectors[1:]
 
 
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
-    """Write the vectors of a run's items into its folder, so that the folder can be moved.
+    """Write the vectors of a run's items into its folder, as :func:`read_vectors` reads them.
 
-    Args:
-        source: ``item_vectors``: a path, or paths by name.
-        names: [n] names of items by id; the first is padding.
-        item_field: name of the column of names, in parquet.
-        folder: folder of the run.
+    The folder can then be moved.
     """
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
@@ -284,9 +237,6 @@ def to_files(value: Any) -> Any:
 
     Returns:
         the path of the file, or paths by name; values that are paths already are returned.
-
-    Raises:
-        UsageError: if names and rows are not as many.
     """
     if isinstance(value, Mapping):
         return {name: to_files(vectors) for name, vectors in value.items()}
@@ -318,20 +268,6 @@ def _is_vector(kind: pa.DataType) -> bool:
     types = pa.types
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return lists and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
-
-
-def _map(path: Path) -> np.ndarray:
-    with _reading(path):
-        values: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        return values
-
-
-def _read_lines(path: Path, what: str) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"item_vectors: {path} cannot be read, {what}: {error}") from error
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 @contextmanager

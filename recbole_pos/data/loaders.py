@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +13,15 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import BatchRequirements, SequenceBatch, send_to_device
+from recbole_pos.data.batch import (
+    BatchRequirements,
+    SequenceBatch,
+    WindowGatherer,
+    lies_on,
+    prefetch,
+    send_to_device,
+)
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.gathering import WindowGatherer, lies_on, prefetch
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Shard, current_shard
@@ -28,39 +33,23 @@ class WindowLoader:
     """Batches of packed training windows.
 
     The order of an epoch depends on the seed and the epoch only, so a resumed run sees the same
-    batches. ``pool`` batches' worth of random windows are sorted by length and cut into batches
-    with about equal numbers of targets, which are then shuffled: little padding, and every target
-    weighs about the same in a step.
-
-    Args:
-        dataset: the training part.
-        batch_size: windows per batch on average.
-        pool: batches sorted together; 1 for none.
-        seed: seed of the order.
-        requirements: requirements of the model.
-        most_events: input events of a batch; one that has more is cut into batches with about equal
-            numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
+    batches. As many random windows as ``length_pool`` batches have are sorted by length and cut
+    into batches with about equal numbers of targets, which are then shuffled: little padding, and
+    every target weighs about the same in a step. A batch with more than ``train_batch_events`` is
+    cut, but never one window (of ``linked`` ones, all of a user's).
     """
 
     packed = True  # batches are packed windows, not rows
 
     def __init__(
-        self,
-        dataset: PosSequentialDataset,
-        *,
-        batch_size: int,
-        pool: int,
-        seed: int,
-        shuffle: bool,
-        requirements: BatchRequirements,
-        most_events: int | None = None,
+        self, config: Options, dataset: PosSequentialDataset, requirements: BatchRequirements
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
-        self.log = dataset.log
+        self.log, self.requirements = dataset.log, requirements
         self.windows, self.features = dataset.training_windows(), dataset.features()
-        self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.requirements = shuffle, requirements
-        self.most_events = most_events
+        self.batch_size, self.pool = config["train_batch_size"], config["length_pool"]
+        self.seed, self.shuffle = config["seed"], config["shuffle"]
+        self.most_events = config["train_batch_events"]
         self.members, self.sizes = self._groups(requirements.linked)
         self.epoch = 0
         self.shard = Shard()
@@ -70,7 +59,7 @@ class WindowLoader:
     @property
     def targets(self) -> int:
         """Targets in one epoch."""
-        return self.windows.targets
+        return int(self.windows.counts.sum())
 
     def divide(self, shard: Shard) -> None:
         """Give out this process's part of every batch."""
@@ -90,37 +79,32 @@ class WindowLoader:
         return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Order and cut the groups of windows into the batches of this epoch.
-
-        Shuffled groups are taken ``pool`` batches at a time, sorted by length and split into
-        batches with about equal numbers of targets; those are shuffled in turn. No group is cut.
-        """
+        """Order the groups of windows, and cut them into the batches of this epoch."""
         begin = np.cumsum(self.sizes) - self.sizes  # place of each group among the members
         lengths = np.maximum.reduceat(self.windows.lengths[self.members], begin)
         targets = np.add.reduceat(self.windows.counts[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(begin)) if self.shuffle else np.arange(len(begin))
         batches: list[np.ndarray] = []
-        for groups in self._cut(order, self.batch_size * self.pool):
+        before = np.cumsum(self.sizes[order]) - self.sizes[order]  # windows before each group
+        pools = np.flatnonzero(np.diff(before // (self.batch_size * self.pool))) + 1
+        for groups in np.split(order, pools):
             count = math.ceil(int(self.sizes[groups].sum()) / self.batch_size)
             if self.pool == 1 or not self.shuffle:
                 batches += np.array_split(groups, min(count, len(groups)))
                 continue
             groups = groups[np.argsort(lengths[groups], kind="stable")]
             batches += _split_evenly(groups, targets[groups], count)
-        if self.most_events is not None:
-            events = np.add.reduceat(self.windows.lengths[self.members], begin)
-            batches = [part for batch in batches for part in self._limit_events(batch, events)]
+        events = np.add.reduceat(self.windows.lengths[self.members], begin)
+        batches = [part for batch in batches for part in self._limit_events(batch, events)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
 
     def _limit_events(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
-        """Cut a batch until no part has more than ``most_events`` events, or it is one group.
+        """Cut ``groups`` until no part has more than ``most_events`` events, or it is one group.
 
-        Args:
-            groups: the groups of the batch.
-            events: [all groups] input events of each group.
+        ``events`` are those of each group there is.
         """
         total = int(events[groups].sum())
         if self.most_events is None or total <= self.most_events or len(groups) == 1:
@@ -140,29 +124,20 @@ class WindowLoader:
         user = self.log.users.numpy()[start[members]]
         return members, np.unique(user, return_counts=True)[1]
 
-    def _cut(self, order: np.ndarray, windows: int) -> list[np.ndarray]:
-        """Split the groups ``order`` into parts of about ``windows`` windows."""
-        before = np.cumsum(self.sizes[order]) - self.sizes[order]
-        return np.split(order, np.flatnonzero(np.diff(before // windows)) + 1)
-
     def __iter__(self) -> Iterator[SequenceBatch]:
         targets = self.windows.counts
         batches = self._batches()
-        index: Iterator[Tensor | None] = itertools.repeat(None)
-        if self._gatherer.device.type != "cpu":  # one copy to the device for the whole epoch
-            own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
-            order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
-            index = iter(order.split([len(batch) for batch in own]))
-        for batch, on_device in zip(batches, index, strict=False):
-            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), on_device)
+        own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
+        order = torch.from_numpy(np.concatenate(own))
+        index = order.to(self._gatherer.device)  # one copy to the device for the whole epoch
+        for batch, rows in zip(batches, index.split(list(map(len, own))), strict=True):
+            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), rows)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
-        Args:
-            device: device of the model.
-            wanted: ``data_on_device``: ``auto`` copies the log there once if it fits, ``always`` in
-                any case, ``never`` copies batch by batch, each made one ahead.
+        ``wanted`` is ``data_on_device``: ``auto`` copies the log there once if it fits, ``always``
+        in any case, ``never`` copies batch by batch, each made one ahead.
         """
         here, prepare = self._gatherer.device, self.requirements.prepare
         columns = self.log, self.windows, self.features
@@ -222,11 +197,7 @@ class RowLoader(TrainDataLoader):
         """Do nothing: torch's generator, which checkpoints keep, makes the order."""
 
     def divide(self, shard: Shard) -> None:
-        """Collate only this process's part of every batch from now on.
-
-        Raises:
-            UsageError: if batches are made in worker processes.
-        """
+        """Collate only this process's part of every batch from now on."""
         if shard.alone or not self.shard.alone:
             return
         if self.num_workers:
@@ -241,23 +212,19 @@ class TargetLoader(FullSortEvalDataLoader):
     RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
 
-    def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
+    def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
         self.rows = np.arange(shard.rank, len(dataset), shard.size)  # this process's
         self.sample_size = len(self.rows)
-        AbstractDataLoader.__init__(self, config, dataset, sampler, shuffle)
+        AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
 
     def _init_batch_size_and_step(self) -> None:
         self.step = self.config["eval_batch_size"]
         self.set_batch_size(self.step)
 
     def collate_fn(self, index: list[int]) -> tuple[Interaction, None, Tensor, Tensor]:
-        """Return RecBole's batch of a sequential model for evaluation.
-
-        Returns:
-            rows, no history, and the row and item of each target, both [rows] int64.
-        """
+        """Return rows, no history, and the row and item of each target, both [rows] int64."""
         rows = self.transform(self._dataset, self._dataset[self.rows[np.array(index)]])
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
@@ -265,11 +232,7 @@ class TargetLoader(FullSortEvalDataLoader):
 def make_training_loader(
     config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
-    """Return packed windows under ``augmentation: all_positions``, else rows.
-
-    Raises:
-        UsageError: if the model cannot learn from windows, or not from these.
-    """
+    """Return packed windows under ``augmentation: all_positions``, else rows."""
     name, augmentation = config["model"], config["augmentation"]
     choices = ["prefix", "none"] + ["all_positions"] * requirements.windows
     if augmentation not in choices:
@@ -286,15 +249,7 @@ def make_training_loader(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
             f"event: prefix; found {shown(config['train_windows'])}"
         )
-    return WindowLoader(
-        train,
-        batch_size=config["train_batch_size"],
-        pool=config["length_pool"],
-        seed=config["seed"],
-        shuffle=config["shuffle"],
-        requirements=requirements,
-        most_events=config["train_batch_events"],
-    )
+    return WindowLoader(config, train, requirements)
 
 
 def make_held_out_loaders(
@@ -309,7 +264,7 @@ def make_held_out_loaders(
                 f"there are {len(parts[phase])}; use fewer"
             )
         if len(parts[phase]):
-            loaders[phase] = TargetLoader(config, parts[phase], None, shuffle=False)
+            loaders[phase] = TargetLoader(config, parts[phase])
     return loaders
 
 
@@ -317,25 +272,18 @@ def _sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
     """Return RecBole's sampler of negatives, over training events only; None for no negatives.
 
     RecBole's own construction counts popularity in all parts.
-
-    Raises:
-        UsageError: if sampling by popularity could never find a negative.
     """
     options = config["train_neg_sample_args"]
     if options["distribution"] == "none":
         return None
     distribution = options["distribution"], options["alpha"]
-    by_popularity = options["distribution"] == "popularity"
-    items = train.inter_feat[train.iid_field].unique().numel()
     if config["repeatable"]:
-        if by_popularity and items == 1:
-            raise UsageError(  # RecBole would draw forever
-                "train_neg_sample_args: only one item occurs in training, which leaves none to "
-                "draw by popularity; use distribution: uniform"
-            )
-        return RepeatableSampler(["train"], train, *distribution).set_phase("train")
-    sampler = Sampler(["train"], [train], *distribution).set_phase("train")
-    if by_popularity and max(map(len, sampler.used_ids)) == items:
+        most, sampler = 1, RepeatableSampler(["train"], train, *distribution).set_phase("train")
+    else:
+        sampler = Sampler(["train"], [train], *distribution).set_phase("train")
+        most = max(map(len, sampler.used_ids))
+    items = train.inter_feat[train.iid_field].unique().numel()
+    if options["distribution"] == "popularity" and most == items:
         raise UsageError(  # RecBole would draw forever
             f"train_neg_sample_args: a user has all {items} items that occur in training, which "
             "leaves none to draw by popularity; use distribution: uniform"

@@ -1,4 +1,4 @@
-"""Reading a dataset's atomic files into RecBole's tables, with errors that advise."""
+"""A dataset's atomic files as RecBole's tables: read, filtered by its options, and numbered."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import union_categoricals
 from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
-from recbole_pos.data.naming import spell_out, stack_tables
 from recbole_pos.data.scratch import Scratch
-from recbole_pos.data.splits import TEST, TRAIN, VALID
+from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
 from recbole_pos.data.tables import Table, open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
@@ -31,8 +31,15 @@ NAMING_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
+# What RecBole makes of an option such as "[5,inf);(0,2]": bracket, low, high, bracket.
+Intervals = list[tuple[str, float, float, str]]
+
+
 class AtomicTables(Dataset):
-    """RecBole's Dataset, with a reader of its own that checks files and advises on errors."""
+    """RecBole's Dataset with a reader and filters of its own, which advise on errors.
+
+    Each filter keeps the same lines as RecBole's, in their order in the file.
+    """
 
     given: np.ndarray | None = None  # [interactions] int8 given part of each, if files give parts
     scratch: Scratch | None = None  # disk space for interactions that do not fit into memory
@@ -57,15 +64,7 @@ class AtomicTables(Dataset):
         return atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
     def _load_data(self, token: str, dataset_path: str) -> None:
-        """Load all tables, and check that they and the options fit together.
-
-        Args:
-            token: name of the dataset.
-            dataset_path: its folder.
-
-        Raises:
-            UsageError: if a file is missing or wrong, or an option names a field that is not there.
-        """
+        """Load all tables of dataset ``token``; check that they and the options fit together."""
         suffixes = self.config["additional_feat_suffix"] or []
         require_dataset(token, Path(dataset_path), ["user", "item", *suffixes], self.config)
         for table in ("user", "item"):
@@ -82,8 +81,9 @@ class AtomicTables(Dataset):
         except ValueError as error:  # how RecBole refuses files or options about them
             raise UsageError(f"data: {error}") from error
         self._require_common_names()
-        self._require_distinct_columns(token)
-        self._require_named()
+        self._require_distinct_columns()
+        for option, kinds in NAMING_FIELDS.items():
+            self._require_named(option, kinds)
 
     def _require_common_names(self) -> None:
         """Refuse a table of users or items without a name that has an interaction."""
@@ -98,75 +98,56 @@ class AtomicTables(Dataset):
                     f"or leave {table} out of load_col"
                 )
 
-    def _require_distinct_columns(self, token: str) -> None:
-        """Refuse a field, except ids, that is loaded from two tables of the dataset ``token``."""
-        ids = {"inter": {self.uid_field, self.iid_field}}
-        ids |= {"user": {self.uid_field}, "item": {self.iid_field}}
-        tables = {table: getattr(self, f"{table}_feat") for table in ids}
-        columns = {
-            table: set(feat) - ids[table] for table, feat in tables.items() if feat is not None
-        }
-        for one, other in itertools.combinations(columns, 2):
-            twice = ", ".join(sorted(columns[one] & columns[other]))
-            if twice:  # RecBole knows fields by their names alone, and would mix the two
+    def _require_distinct_columns(self) -> None:
+        """Refuse a field, except ids, of two tables: RecBole knows fields by their names alone."""
+        tables, ids = ("inter", "user", "item"), {self.uid_field, self.iid_field}
+        for one, other in itertools.combinations(tables, 2):
+            feats = (getattr(self, f"{table}_feat") for table in (one, other))
+            columns = (set() if feat is None else set(feat) for feat in feats)
+            if twice := ", ".join(sorted(set.intersection(*columns) - ids)):
+                name = self.dataset_name
                 raise UsageError(
-                    f"{twice}: is loaded from {token}.{one} and from {token}.{other}. Take one of "
+                    f"{twice}: is loaded from {name}.{one} and from {name}.{other}. Take one of "
                     "them by load_col, or give the columns different names"
                 )
 
-    def _require_named(self) -> None:
-        """Require that every field that an option names is loaded, and of a type it can have.
-
-        Raises:
-            UsageError: if one is not.
-        """
-        for option, needed in NAMING_FIELDS.items():
-            value = self.config[option] or ()
-            if option == "seq_len" and not is_strict(self.config):
-                continue
-            names = value
-            if option == "unused_col":  # lists of fields, by table
-                names = itertools.chain(*value.values()) if value else ()
-            elif option == "preload_weight":  # a field of ids and one of vectors
-                names = itertools.chain(*value.items()) if value else ()
-            for name in names:
-                kind = self.field2type.get(name)
-                if kind is None:
-                    raise UsageError(
-                        f"{option}: field {shown(name)} is not "
-                        f"loaded{suggest(name, self.field2type)}; "
-                        f"loaded are {listed(self.field2type)}; see load_col"
-                    )
-                if needed and kind.value not in needed:
-                    raise UsageError(
-                        f"{option}: field {shown(name)} is of type {kind.value}; "
-                        f"{' or '.join(needed)} is needed"
-                    )
-
-        for pair in (self.config["preload_weight"] or {}).items():
-            ids_source, vectors_source = (self.field2source[name] for name in pair)
-            if ids_source != vectors_source:
+    def _require_named(self, option: str, kinds: tuple[str, ...]) -> None:
+        """Require that every field that an option names is loaded, and of one of ``kinds``."""
+        value = self.config[option] or ()
+        if option == "seq_len" and not is_strict(self.config):
+            return
+        names = list(value)
+        if option == "unused_col":  # lists of fields, by table
+            names = list(itertools.chain(*value.values())) if value else []
+        elif option == "preload_weight":  # a field of ids and one of vectors
+            names = list(itertools.chain(*value.items())) if value else []
+        for name in names:
+            kind = self.field2type.get(name)
+            if kind is None:
                 raise UsageError(
-                    f"preload_weight: {' and '.join(map(shown, pair))} are not in one table of "
-                    "additional_feat_suffix, which has names of its own and their vectors"
+                    f"{option}: field {shown(name)} is not loaded{suggest(name, self.field2type)}; "
+                    f"loaded are {listed(self.field2type)}; see load_col"
                 )
+            if kinds and kind.value not in kinds:
+                raise UsageError(
+                    f"{option}: field {shown(name)} is of type {kind.value}; "
+                    f"{' or '.join(kinds)} is needed"
+                )
+        if option == "preload_weight" and len({self.field2source[name] for name in names}) > 1:
+            raise UsageError(
+                f"preload_weight: {' and '.join(map(shown, names))} are not in one table of "
+                "additional_feat_suffix, which has names of its own and their vectors"
+            )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
-        """Load the interactions: one file, or the files of given parts one below the other.
-
-        Raises:
-            UsageError: if an interaction has no finite time, or the files have other columns.
-        """
+        """Load the interactions: one file, or the files of given parts one below the other."""
         tables: list[pd.DataFrame] = []
         lengths: list[dict[str, int]] = []
         self.scratch = Scratch.where_needed(self.config, self._interaction_files())
         for file in self._interaction_files():
             table = self._load_feat(file, FeatureSource.INTERACTION)
             assert table is not None  # ids are required
-            missing = 0
-            if self.time_field in table:
-                missing = int((~np.isfinite(table[self.time_field])).sum())
-            if missing:
+            if missing := int((~np.isfinite(table[self.time_field])).sum()):
                 raise UsageError(
                     f"{file}: {missing} of {len(table)} interactions have no finite "
                     f"{shown(self.time_field)}; without a time they have no place in a sequence"
@@ -178,13 +159,10 @@ class AtomicTables(Dataset):
                 )
             tables.append(table)
             lengths.append(dict(self.field2seqlen))
-        self.inter_feat = tables[0]
-        if len(tables) > 1:
-            self.inter_feat = stack_tables(tables)
-            self.field2seqlen |= {f: max(sizes[f] for sizes in lengths) for f in lengths[0]}
-            phases = (TRAIN, VALID, TEST) if len(tables) == 3 else (TRAIN, TEST)
-            rows = [len(table) for table in tables]
-            self._phases = np.repeat(np.array(phases, dtype=np.int8), rows)
+        self.inter_feat = tables[0] if len(tables) == 1 else _stack(tables)
+        self.field2seqlen |= {f: max(sizes[f] for sizes in lengths) for f in lengths[0]}
+        phases = np.array((TRAIN, TEST) if len(tables) == 2 else (TRAIN, VALID, TEST), np.int8)
+        self._phases = np.repeat(phases[: len(tables)], list(map(len, tables)))
 
     def _reset_index(self) -> None:
         """Take the given parts of the remaining interactions, by their row in the files."""
@@ -213,10 +191,6 @@ class AtomicTables(Dataset):
 
         Returns:
             the columns, see ``Table.read``; None if none are loaded.
-
-        Raises:
-            UsageError: if ids or times are not loaded, an option names a column that is not there,
-                or the file cannot be read.
         """
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
@@ -242,7 +216,7 @@ class AtomicTables(Dataset):
             table = spell_out(table)
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
         if source in ids:
-            self._require_one_line_each(file, table, ids[source])
+            _require_consistent(file, table, ids[source])
         lengths = self.config["seq_len"] or {}
         for name, kind in wanted.items():
             seqlen = 1
@@ -258,55 +232,219 @@ class AtomicTables(Dataset):
                     self.field2bucketnum[name] = 2
         return table
 
-    def _require_one_line_each(self, file: Table, table: pd.DataFrame, key: str) -> None:
-        """Refuse users or items whose lines contradict each other; RecBole keeps the first line.
-
-        Raises:
-            UsageError: if two lines of a name have different values of a field.
-        """
-        repeated = table[table[key].duplicated(keep=False)]
-        for name, lines in repeated.groupby(key, sort=False, observed=True):
-            for field in table.columns:
-                values = list(dict.fromkeys(str(value) for value in lines[field]))
-                if len(values) > 1:
-                    raise UsageError(
-                        f"{file.path}: {len(lines)} lines are about {key} {shown(name)}, and "
-                        f"{field} is "
-                        f"{values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
-                        "line (`recbole-pos convert` takes the first value that is not missing)"
-                    )
-
     def _require_fields(
         self, file: Table, source: FeatureSource | str, wanted: dict[str, str]
     ) -> None:
-        """Refuse a file whose ids or times are not loaded, or are of another type.
-
-        Args:
-            file: the table.
-            source: which table it is.
-            wanted: types of the columns to load, by name.
-
-        Raises:
-            UsageError: if an id or the time is not loaded, or has another type.
-        """
-        ids = {
-            "USER_ID_FIELD": (self.uid_field, "token", FeatureSource.USER),
-            "ITEM_ID_FIELD": (self.iid_field, "token", FeatureSource.ITEM),
-        }
+        """Refuse a file whose ids or times are not ``wanted`` columns, or of another type."""
         is_inter = source == FeatureSource.INTERACTION
-        roles = ids | ({"TIME_FIELD": (self.time_field, "float", source)} if is_inter else {})
-        for key, (field, kind, table) in roles.items():
+        roles = {
+            "USER_ID_FIELD": (self.uid_field, "token", is_inter or source == FeatureSource.USER),
+            "ITEM_ID_FIELD": (self.iid_field, "token", is_inter or source == FeatureSource.ITEM),
+        }
+        if is_inter:
+            roles["TIME_FIELD"] = (self.time_field, "float", True)
+        for key, (field, kind, is_needed) in roles.items():
             actual = wanted.get(field)
-            if actual is None and (is_inter or table == source):
+            if actual is None and is_needed:
+                columns = listed(f"{name}:{kind}" for name, kind in file.columns.items())
                 raise UsageError(
-                    f"field {shown(field)} ({key}) was not loaded from {file.path}, whose "
-                    f"columns are "
-                    f"{listed(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
-                    f"{key} or load_col (now {shown(self.config['load_col'])}) accordingly"
+                    f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
+                    f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "
+                    "accordingly"
                 )
             if actual not in (None, kind):
                 raise UsageError(
                     f"field {shown(field)} ({key}) in {file.path} has type {actual}, expected "
-                    f"{kind}: "
-                    f"{file.head} must name it {field}:{kind}"
+                    f"{kind}: name its column {field}:{kind}"
                 )
+
+    def _data_filtering(self) -> None:
+        try:
+            super()._data_filtering()
+        except UsageError:
+            raise
+        except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
+            raise UsageError(
+                f"filtering {shown(self.dataset_name)} failed or left no interaction: {error} See "
+                "session_filter, user_inter_num_interval, item_inter_num_interval and val_interval"
+            ) from error
+
+    def _keep(self, table: str, mask: np.ndarray) -> None:
+        """Keep the lines of a table (``inter``, ``user``, ``item``) where ``mask`` is true."""
+        if not mask.all():
+            feat = getattr(self, f"{table}_feat")
+            scratch = self.scratch if table == "inter" else None
+            kept = scratch.keep(feat, mask) if scratch else feat.take(np.flatnonzero(mask))
+            setattr(self, f"{table}_feat", kept)
+
+    def _filter_nan_user_or_item(self) -> None:
+        """Leave out lines without a user or item, with RecBole's warning."""
+        for field, table in ((self.uid_field, "user"), (self.iid_field, "item")):
+            for name in (table, "inter"):
+                feat = getattr(self, f"{name}_feat")
+                if feat is not None and feat[field].hasnans:
+                    nameless = feat[field].isna().to_numpy()
+                    lines = (feat.index[nameless] + 2).tolist()
+                    self.logger.warning(
+                        f"In {name}_feat, line {lines}, {field} do not exist, so they will be "
+                        "removed."
+                    )
+                    self._keep(name, ~nameless)
+
+    def _remove_duplication(self) -> None:
+        """Leave out exact copies (``rm_copies``) and repeated pairs (RecBole's ``rm_dup_inter``).
+
+        RecBole may reorder interactions with equal times; here they keep their order.
+        """
+        pair = [self.uid_field, self.iid_field]
+        if self.config["rm_copies"]:
+            self._keep("inter", ~self.inter_feat.duplicated([*pair, self.time_field]).to_numpy())
+        if (keep := self.config["rm_dup_inter"]) is not None:
+            order = np.argsort(self.inter_feat[self.time_field].to_numpy(), kind="stable")
+            kept = np.empty(len(order), dtype=bool)
+            kept[order] = ~self.inter_feat[pair].iloc[order].duplicated(keep=keep).to_numpy()
+            self._keep("inter", kept)
+
+    def _filter_inter_by_user_or_item(self) -> None:
+        if self.config["filter_inter_by_user_or_item"] is not True:
+            return
+        for field, feat in ((self.uid_field, self.user_feat), (self.iid_field, self.item_feat)):
+            if feat is not None:
+                self._keep("inter", self.inter_feat[field].isin(feat[field]).to_numpy())
+
+    def _filter_by_inter_num(self) -> None:
+        """Apply ``session_filter``, then RecBole's intervals of numbers of interactions.
+
+        Names get their ids later, so that dropped ones get none.
+        """
+        least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
+        if max(least) > 1:
+            self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
+            for table, field in (("user", self.uid_field), ("item", self.iid_field)):
+                feat = getattr(self, f"{table}_feat")
+                if feat is not None:
+                    dropped = set(before[field].unique()) - set(self.inter_feat[field].unique())
+                    self._keep(table, ~feat[field].isin(dropped).to_numpy())
+        self._filter_by_count()
+
+    def _filter_by_count(self) -> None:
+        """Leave out users and items with too few or too many interactions.
+
+        Each round lowers the counts of the others, so it repeats until nothing is left out.
+        """
+        tables, fields = ("user", "item"), (self.uid_field, self.iid_field)
+        intervals, rows = [], []
+        for table, field in zip(tables, fields, strict=True):
+            allowed = self._parse_intervals_str(self.config[f"{table}_inter_num_interval"])
+            if allowed and len(allowed) > 1:
+                self.logger.warning("More than one interval of interaction number are given!")
+            intervals.append(allowed)
+            lines = np.empty(0, dtype=np.int64)  # codes of the table's names, -1 without events
+            if (feat := getattr(self, f"{table}_feat")) is not None:
+                names = feat[field].cat
+                places = self.inter_feat[field].cat.categories.get_indexer(names.categories)
+                lines = places[names.codes.to_numpy()]
+            rows.append(lines)
+        if intervals == [None, None]:
+            return
+        codes = [self.inter_feat[field].cat.codes.to_numpy() for field in fields]
+        kept = np.ones(len(self.inter_feat), dtype=bool)
+        stays = [np.ones(len(lines), dtype=bool) for lines in rows]
+        has_changed = True
+        while has_changed:
+            has_changed, dropped = False, np.zeros(len(codes[0]), dtype=bool)
+            for side, allowed in enumerate(intervals):
+                names = self.inter_feat[fields[side]].cat.categories
+                counts = np.bincount(codes[side], minlength=len(names) + 1)  # last: for code -1
+                wrong = (counts > 0) & ~_within(counts, allowed)
+                # RecBole applies the lower bound also to names of the table without interactions
+                least = allowed[0][1] if allowed else -1
+                few = stays[side] & (counts[rows[side]] < least)
+                wrong[rows[side][few]] = True
+                wrong[-1] = False
+                has_changed |= bool(wrong.any() or few.any())
+                stays[side] &= ~(few | wrong[rows[side]])
+                dropped |= wrong[codes[side]]
+            kept[kept] = ~dropped
+            codes = [column[~dropped] for column in codes]
+        self._keep("inter", kept)
+        for table, mask in zip(tables, stays, strict=True):
+            self._keep(table, mask)
+
+
+def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:
+    """Refuse users or items whose lines contradict each other; RecBole keeps the first line."""
+    repeated = table[table[key].duplicated(keep=False)]
+    for name, lines in repeated.groupby(key, sort=False, observed=True):
+        for field in table.columns:
+            values = list(dict.fromkeys(str(value) for value in lines[field]))
+            if len(values) > 1:
+                raise UsageError(
+                    f"{file.path}: {len(lines)} lines are about {key} {shown(name)}, and {field} "
+                    f"is {values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
+                    "line (`recbole-pos convert` takes the first value that is not missing)"
+                )
+
+
+def spell_out(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the names themselves in the columns of categories."""
+    return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
+
+
+def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return tables with the same columns, one below the other; categories stay such."""
+    columns: dict[str, Any] = {}
+    for name, first in tables[0].items():
+        parts = [table[name] for table in tables]
+        is_names = first.dtype == "category"
+        columns[name] = union_categoricals(parts) if is_names else np.concatenate(parts)
+    return pd.DataFrame(columns, copy=False)
+
+
+def _within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
+    """Return [n] bool: whether each number lies in an interval; all do if there is none."""
+    inside = np.full(len(numbers), not intervals)
+    for left, low, high, right in intervals or ():
+        above = numbers >= low if left == "[" else numbers > low
+        inside |= above & (numbers <= high if right == "]" else numbers < high)
+    return inside
+
+
+def number_names(
+    columns: list[pd.Series], scratch: Scratch | None = None
+) -> tuple[np.ndarray, list[Any]]:
+    """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
+
+    Args:
+        columns: each [lines] names (nan for none), as categories or objects, or arrays of names.
+        scratch: disk space for the ids; in memory if None.
+
+    Returns:
+        names by id, padding first; for each column its ids, [lines] int64 or arrays of int64.
+    """
+    ids: dict[str, int] = {}
+    numbered = [_number_column(column, ids, scratch) for column in columns]
+    return np.array(["[PAD]", *ids]), numbered
+
+
+def _number_column(column: pd.Series, ids: dict[str, int], scratch: Scratch | None) -> Any:
+    """Return the ids of one column, and add its new names to ``ids``."""
+    is_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
+    cells = np.concatenate(column.to_list()).astype(object) if is_lists else column
+    if column.dtype == "category":
+        codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
+    else:
+        codes, names = pd.factorize(cells)
+        names = np.asarray(names, dtype=object)
+    appeared = pd.unique(codes)
+    appeared = appeared[appeared >= 0]
+    id_of_code = np.zeros(len(names) + 1, dtype=np.int64)  # the last one for code -1: no name
+    id_of_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
+    if is_lists:
+        return np.split(id_of_code[codes], np.cumsum(column.map(len))[:-1])
+    if scratch is None:
+        return id_of_code[codes]
+    numbers = scratch.empty(len(codes), np.int64)
+    for rows in scratch.blocks(len(codes)):
+        numbers[rows] = id_of_code[codes[rows]]
+    return numbers

@@ -1,4 +1,4 @@
-"""Where the files of a dataset are, and advice where a name or path leads to no dataset."""
+"""Atomic files: where they are, the types of their columns, and advice where there are none."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, shown, suggest
+from recbole_pos.values import Options, listed, shown, suggest
 
-# Suffixes of raw tables; a folder with a file of one of _RAW is taken for a folder of tables.
-_RAW = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")
-_TABLES = (*_RAW, ".txt", ".dat", ".json", ".xlsx", ".zip")
 PARQUET = ".parquet"
+KINDS = ("token", "token_seq", "float", "float_seq")  # of columns
+# Options that name fields to embed beside the vectors of items, and the tables these stand in.
+SIDE_FEATURES = {"item_features": "item", "user_features": "user", "event_features": "inter"}
+# What pandas takes for a missing value, in every column.
+MISSING = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
 _ATOMIC = (".inter", ".item", ".user", ".yaml")
+# Suffixes of raw tables; a folder with a file of one of _RAW is taken for a folder of tables.
+_RAW = {".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz"}
+_TABLES = _RAW | {".txt", ".dat", ".json", ".xlsx", ".zip"}
 
 
 def atomic_file(folder: Path, name: str, suffix: str) -> Path:
     """Return the path of a table of a dataset: of parquet if it exists, else of text.
-
-    Args:
-        folder: folder of the dataset.
-        name: name of the dataset.
-        suffix: inter, item, user, or another suffix of atomic files.
 
     Raises:
         UsageError: if both exist, or no file can have the name.
@@ -46,29 +49,21 @@ def atomic_file(folder: Path, name: str, suffix: str) -> Path:
 
 
 def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
-    """Return the files of interactions: one, or those of ``benchmark_filename``, in their order.
-
-    Raises:
-        UsageError: if a part is not there.
-    """
+    """Return the files of interactions: one, or those of ``benchmark_filename``, in their order."""
     if not parts:
         return [atomic_file(folder, name, "inter")]
     files = [atomic_file(folder, name, f"{part}.inter") for part in parts]
-    for part, file in zip(parts, files, strict=True):
+    for file in files:
         if not file.is_file():
             raise UsageError(
-                f"benchmark_filename: part {shown(part)} of dataset {name!r} is read from "
-                f"{shown(file.name)} in the folder {folder}, and there is no such file"
+                f"benchmark_filename: a part of dataset {name!r} is read from {shown(file.name)} "
+                f"in the folder {folder}, and there is no such file"
             )
     return files
 
 
 def dataset_name(dataset: Any) -> str | None:
-    """Return the name or path of a dataset; of a :class:`recbole_pos.Dataset` its folder.
-
-    Raises:
-        UsageError: for a frame, or anything else.
-    """
+    """Return the name or path of a dataset; of a :class:`recbole_pos.Dataset` its folder."""
     if dataset is None or isinstance(dataset, str):
         return dataset
     if isinstance(dataset, os.PathLike):
@@ -101,62 +96,44 @@ def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | Non
 
 
 def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
-    """Refuse a dataset that is not there.
+    """Refuse a dataset that is not there, with advice; or a folder in place of one of its files.
 
     Args:
         name: name of the dataset, as given.
         folder: where it was looked for: data_path / name.
         suffixes: suffixes of the files besides interactions that would be read if they are there.
         config: configuration of the run, for benchmark_filename.
-
-    Raises:
-        UsageError: if name is not a name or ``folder/name.inter`` does not exist, with advice; or
-            if a folder has the name of a file.
     """
     is_name = Path(name).name == name
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
     inter = interaction_files(folder, name, parts)
     if not (is_name and inter[0].exists()):
-        raise UsageError(f"dataset {shown(name)} not found: {_advise(name, folder)}")
+        raise UsageError(f"dataset {shown(name)} not found: {_advise(Path(name), folder)}")
     for path in (*inter, *(atomic_file(folder, name, suffix) for suffix in suffixes)):
-        if path.exists() and not path.is_file():
-            kind = "a folder" if path.is_dir() else "something else"
-            raise UsageError(f"{path} is {kind} where a file is expected; remove or rename it")
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder where a file is expected; remove or rename it")
 
 
-def _advise(name: str, folder: Path) -> str:
-    """Return advice, for a message, on a name that was not found in ``folder``.
-
-    In this order: raw tables to convert; datasets in the folder or at the path; else where a
-    dataset of the name would have to be.
-    """
-    given = Path(name)
+def _advise(given: Path, folder: Path) -> str:
+    """Return advice on what was typed for a dataset and not found in ``folder``."""
     if raw := _find_tables(given, folder):
         name = given.name.split(".")[0] or given.resolve().name
-        there = "" if raw.exists() else f" (but there is no {given})"
         return (
-            f"-d takes a dataset of atomic files. Make it first{there}: type `recbole-pos convert "
+            "-d takes a dataset of atomic files. Make one first: type `recbole-pos convert "
             f"{shlex.quote(str(raw))} --name {shlex.quote(name)}` and then `-d {shlex.quote(name)}`"
         )
-    stem = given.stem
     if given.suffix in _ATOMIC and not given.is_dir():
         given, folder = given.parent, folder.parent
-    if given.name in ("", ".."):
-        given = given.resolve()
     for place in (folder, given):
         if (place / f"{place.name}.inter").is_file():
             return f"type `-d {place.name} --data_path={place.parent}`"
-        if others := sorted(file.stem for file in place.glob("*.inter")):
+        for file in place.glob("*.inter"):
             return (
-                f"{place} holds {others[0]}.inter, but a dataset lies in a folder of its name. "
-                f"Move {others[0]}.* to {place / others[0]}/ and type `-d {others[0]} "
-                f"--data_path={place}`"
+                f"{file} must lie in a folder of its name: move {file.stem}.* to "
+                f"{place / file.stem}/ and type `-d {file.stem} --data_path={place}`"
             )
-        if inside := _list_datasets(place):
-            only = inside[0] if len(inside) == 1 else "NAME"
-            names = ", ".join(inside[:8]) + (", ..." if len(inside) > 8 else "")
-            meant = stem if stem in inside else only
-            return f"{place} holds the datasets {names}; type `-d {meant} --data_path={place}`"
+        if names := _list_datasets(place):
+            return f"{place} holds the datasets {listed(names)}; type `-d NAME --data_path={place}`"
     place = given if len(given.parts) > 1 else folder  # a path was meant as one from here
     near = suggest(given.name, _list_datasets(place.parent))
     return (
@@ -171,7 +148,7 @@ def _find_tables(given: Path, folder: Path) -> Path | None:
         return given
     for place in (given, folder) if given.name not in ("", "..") else ():
         suffixes = {_suffix(file) for pattern in ("*", "*/*") for file in place.glob(pattern)}
-        if suffixes & set(_RAW) and ".inter" not in suffixes:
+        if suffixes & _RAW and ".inter" not in suffixes:
             return place
     return None
 

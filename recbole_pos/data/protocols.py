@@ -14,8 +14,13 @@ from recbole_pos.data.targets import Split
 from recbole_pos.values import Options
 
 
-class Fields(Protocol):
-    """A dataset after ``build``, as code that looks up fields reads it; the names are RecBole's."""
+class Dataset(Protocol):
+    """A dataset after ``build``, or the part of one phase, as models and relations read it.
+
+    Attributes:
+        missing: [users], [items] or [events] bool, by float field: which cells had no number.
+        part: [events] TRAIN, VALID or TEST, of ``splits.py``.
+    """
 
     config: Options
     dataset_name: str
@@ -27,24 +32,15 @@ class Fields(Protocol):
     user_feat: Interaction | None
     item_feat: Interaction | None
 
-    @property
-    def log(self) -> EventLog: ...
-
-
-class Dataset(Fields, Protocol):
-    """A dataset after ``build``, as models and relations read it; or the part of one phase.
-
-    Attributes:
-        missing: [users], [items] or [events] bool, by float field: which cells had no number.
-        part: [events] TRAIN, VALID or TEST, of ``splits.py``.
-    """
-
     item_num: int
     user_num: int
     field2id_token: dict[str, np.ndarray]
     field2token_id: dict[str, dict[str, int]]
     missing: dict[str, np.ndarray]
     split: Split
+
+    @property
+    def log(self) -> EventLog: ...
 
     @property
     def part(self) -> np.ndarray: ...

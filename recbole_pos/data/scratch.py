@@ -13,7 +13,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,7 @@ _MOST_ROWS, _OF_ROW = 1 << 22, 256  # rows processed at a time, and bytes of mem
 
 
 def read_limit(value: Any) -> int | None:
-    """Return the bytes of ``memory_limit``; None for auto.
-
-    Raises:
-        UsageError: if it is neither auto nor a size.
-    """
+    """Return the bytes of ``memory_limit``; None for auto."""
     if value in (None, "auto"):
         return None
     if size := _SIZE.fullmatch(str(value)):
@@ -53,17 +49,15 @@ def memory() -> int:
     """Return the bytes that this process may use at most: machine, container, process limit."""
     limits = [psutil.virtual_memory().total]
     for file in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
+        with suppress(OSError):
             text = (Path("/sys/fs/cgroup") / file).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        limits += [int(text)] if text.isdigit() else []
-    try:
+            limits += [int(text)] if text.isdigit() else []
+    with suppress(ImportError):  # not on Windows
         import resource
-    except ImportError:  # not on Windows
-        return min(limits)
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return min(limits if limit == resource.RLIM_INFINITY else [*limits, limit])
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limits += [] if limit == resource.RLIM_INFINITY else [limit]
+    return min(limits)
 
 
 def free_memory() -> int:
@@ -95,11 +89,7 @@ class Scratch:
         return cls(existing[0].parent, limit) if needed > limit else None
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an array of zeros on disk.
-
-        Raises:
-            StorageError: if the disk has no space for it.
-        """
+        """Return an array of zeros on disk; StorageError if the disk has no space for it."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         with self.explain_errors(size), tempfile.TemporaryFile(dir=self.folder) as file:
             if size and hasattr(os, "posix_fallocate"):  # a full disk would end the process later
@@ -132,31 +122,27 @@ class Scratch:
 
         Numbers and categories are on disk, lists in memory.
         """
-        count, index = int(np.count_nonzero(mask)), table.index
-        kinds = {name: column.dtype for name, column in table.items() if column.dtype == "category"}
-        columns = {
-            name: (column.cat.codes if name in kinds else column).to_numpy()
-            for name, column in table.items()
-        }
-        kept = {name: self.empty(count, c.dtype) for name, c in columns.items() if c.dtype != "O"}
-        kept |= {name: np.empty(count, "O") for name in columns if name not in kept}
-        lines, end = self.empty(count, np.int64), 0
-        for rows in self.blocks(len(table)):
-            chosen = rows.start + np.flatnonzero(mask[rows])
-            begin, end = end, end + len(chosen)
-            for name, column in columns.items():
-                kept[name][begin:end] = column[chosen]
-            lines[begin:end] = index[chosen]
-        data = {n: as_categories(kept[n], kinds[n]) if n in kinds else kept[n] for n in columns}
-        return pd.DataFrame(data, index=pd.Index(lines, copy=False), copy=False)
+        kept: dict[str, Any] = {}
+        for name, column in table.items():
+            is_names = column.dtype == "category"
+            values = (column.cat.codes if is_names else column).to_numpy()
+            rows = values[mask] if values.dtype == object else self._keep(values, mask)
+            kept[name] = as_categories(rows, column.dtype) if is_names else rows
+        index = pd.Index(self._keep(table.index, mask), copy=False)
+        return pd.DataFrame(kept, index=index, copy=False)
+
+    def _keep(self, column: np.ndarray | pd.Index, mask: np.ndarray) -> np.ndarray:
+        """Return the values of a column where ``mask`` is true, on disk."""
+        kept, end = self.empty(int(np.count_nonzero(mask)), column.dtype), 0
+        for rows in self.blocks(len(mask)):
+            part = column[rows][mask[rows]]
+            begin, end = end, end + len(part)
+            kept[begin:end] = part
+        return kept
 
     @contextmanager
     def explain_errors(self, size: int = 0) -> Iterator[None]:
-        """Turn errors of the disk into a StorageError that names it, for use in a ``with`` block.
-
-        Args:
-            size: bytes that are allocated, for the message on a full disk.
-        """
+        """Turn errors of the disk into a StorageError, also about ``size`` bytes without room."""
         try:
             yield
         except OSError as error:
@@ -182,15 +168,14 @@ class ColumnWriter:
             self.file: Any = tempfile.TemporaryFile(dir=scratch.folder)
         self.dtype: Any = np.float64
 
-    def add(self, column: Any) -> int:
-        """Write a block, of floats or of names as a dictionary array, and return its length."""
+    def append(self, column: Any) -> None:
+        """Write a block, of floats or of names as a dictionary array."""
         if isinstance(column, pa.DictionaryArray):
             self.dtype, names = np.int32, self.names
             codes = [names.setdefault(name, len(names)) for name in column.dictionary.to_pylist()]
             column = np.array([*codes, -1], np.int32)[column.indices.fill_null(-1).to_numpy()]
         with self.scratch.explain_errors():
             self.file.write(np.ascontiguousarray(column).data)
-        return len(column)
 
     def close(self) -> np.ndarray:
         """Return the whole column, mapped: float64 numbers, or int32 codes of names (-1: none)."""
@@ -208,8 +193,7 @@ def _estimate_memory(file: Path) -> int:
     """Return about how many bytes reading and sorting a table takes; 0 if it cannot be read."""
     if not file.name.endswith(PARQUET):
         return _OF_TEXT * file.stat().st_size
-    try:
+    with suppress(OSError, pa.ArrowException):
         metadata = parquet.read_metadata(file)
-    except (OSError, pa.ArrowException):
-        return 0
-    return _OF_CELL * int(metadata.num_rows) * int(metadata.num_columns)
+        return _OF_CELL * int(metadata.num_rows) * int(metadata.num_columns)
+    return 0

@@ -27,11 +27,7 @@ from recbole_pos.values import is_number, is_whole, shown
 
 TRAIN, VALID, TEST = 0, 1, 2
 PHASES = ("train", "valid", "test")
-KINDS = ("LS", "RS", "GT", "ST")
-_SESSIONS = (
-    "fractions of all sessions such as [0.9, 0.95] or numbers of sessions such as [9000, 9500], "
-    "one or two, each larger than the one before; what follows the last is test"
-)
+_HELD_OUT = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
 
 
 def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
@@ -40,33 +36,22 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
     """
-    order, group_by = eval_args["order"], eval_args["group_by"]
-    if order != "TO":
-        raise UsageError(
-            f"eval_args.order: sequences are split in time order, TO; found {shown(order)}"
-        )
-    if group_by != "user":
-        raise UsageError(f"eval_args.group_by: only user is supported; found {shown(group_by)}")
+    for key, only in (("order", "TO"), ("group_by", "user")):
+        if eval_args[key] != only:
+            found = shown(eval_args[key])
+            raise UsageError(f"eval_args.{key}: only {only} is supported; found {found}")
     split = eval_args["split"]
-    if not isinstance(split, dict) or len(split) != 1:
+    kind = next(iter(split)) if isinstance(split, dict) and len(split) == 1 else None
+    if kind not in ("LS", "RS", "GT", "ST"):
         raise UsageError(
             "eval_args.split: expected one of {LS: ...}, {RS: ...}, {GT: ...}, {ST: ...}; "
             f"found {shown(split)}"
         )
-    ((kind, value),) = split.items()
-    if kind not in KINDS:
-        raise UsageError(
-            f"eval_args.split: unknown split {shown(kind)}; known are {', '.join(KINDS)}"
-        )
-    return kind, value
+    return kind, split[kind]
 
 
 def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
-    """Label every interaction as training, validation or test.
-
-    Args:
-        log: the interactions.
-        eval_args: RecBole's option of that name.
+    """Label every interaction by ``eval_args``.
 
     Returns:
         [events] int8 of TRAIN, VALID and TEST; and under GT and ST the boundaries, as times.
@@ -99,16 +84,12 @@ def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndar
 
     Returns:
         [events] int8 labels.
-
-    Raises:
-        UsageError: for another mode.
     """
-    held_out = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
-    if not isinstance(mode, str) or mode not in held_out:
-        raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(held_out)}")
+    if not isinstance(mode, str) or mode not in _HELD_OUT:
+        raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(_HELD_OUT)}")
     part = np.full(len(places), TRAIN, dtype=np.int8)
     age = targets - places
-    for place, phase in enumerate(reversed(held_out[mode])):
+    for place, phase in enumerate(reversed(_HELD_OUT[mode])):
         part[(age == place) & (targets > place + 1)] = phase
     return part
 
@@ -117,15 +98,11 @@ def split_by_ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float])
     """Cut each user's targets in time order by ratios, as RecBole's method of this name does.
 
     Args:
-        targets: [events] number of possible targets of the user of each event.
-        places: [events] how many of these are up to the event, itself included.
+        targets, places: as in :func:`leave_one_out`.
         ratios: of training, validation and test.
 
     Returns:
         [events] int8 labels.
-
-    Raises:
-        UsageError: if there are not three ratios of at least 0.
     """
     are_three = isinstance(ratios, (list, tuple)) and len(ratios) == 3
     if not (are_three and all(map(is_number, ratios)) and min(ratios) >= 0 and sum(ratios) > 0):
@@ -153,9 +130,6 @@ def split_by_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, 
 
     Returns:
         [events] int8 labels, the same for equal times; the boundaries, as times.
-
-    Raises:
-        UsageError: for other numbers, or if they leave a held-out part empty.
     """
     is_list = isinstance(numbers, (list, tuple)) and len(numbers) in (1, 2)
     edges = [0, *numbers, 1] if is_list and all(is_number(n) for n in numbers) else []
@@ -166,21 +140,15 @@ def split_by_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, 
         )
     boundaries = np.quantile(times, numbers)
     part = np.searchsorted(boundaries, times, side="left").astype(np.int8)  # b[i-1] < t <= b[i]
-    counts = [int((times == b).sum()) for b in boundaries]
-    at = [f"{show_time(b)} (shared by {n} events)" for b, n in zip(boundaries, counts, strict=True)]
-    if not (part == len(numbers)).any():
-        raise UsageError(
-            f"eval_args.split.GT: {shown(numbers)} leaves no event for test: none is later than "
-            f"the last boundary, time {at[-1]}; give a smaller last number"
-        )
-    if not (part == 1).any():
-        raise UsageError(
-            f"eval_args.split.GT: {shown(numbers)} leaves no event for validation: none lies "
-            f"between the boundaries, times {' and '.join(at)}; move the numbers further apart, or "
-            "give one number to do without validation"
-        )
     if len(numbers) == 1:
         part[part == 1] = TEST
+    for phase in (VALID, TEST)[-len(numbers) :]:
+        if not (part == phase).any():
+            shared = (f"{show_time(b)} (shared by {(times == b).sum()} events)" for b in boundaries)
+            raise UsageError(
+                f"eval_args.split.GT: {shown(numbers)} leaves no event for {PHASES[phase]}; the "
+                f"boundaries are at time {' and '.join(shared)}: choose other numbers"
+            )
     return part, boundaries.tolist()
 
 
@@ -200,9 +168,6 @@ def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
     Returns:
         [events] int8 labels, the same for all events of a session; the times of the last session
         of training and, if there is one, of validation.
-
-    Raises:
-        UsageError: for another value, or one that leaves a part empty.
     """
     order = _order_sessions(log)
     bounds = _read_bounds(value, len(order))
@@ -223,39 +188,28 @@ def _order_sessions(log: EventLog) -> np.ndarray:
 
 
 def _read_bounds(value: Any, sessions: int) -> list[int]:
-    """Return the numbers of sessions up to the end of training, and of validation if there is one.
-
-    Args:
-        value: fractions or numbers of sessions, as the user gave them.
-        sessions: number of all sessions.
-
-    Raises:
-        UsageError: for another value, or one that leaves a part empty.
-    """
+    """Return how many of all sessions end before validation and before test."""
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
     are_counts = all(is_whole(n) and n > 0 for n in numbers)
     are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)
     are_rising = (are_counts or are_shares) and numbers == sorted(set(numbers))
     if len(numbers) not in (1, 2) or not are_rising:
-        raise UsageError(f"eval_args.split.ST: expected {_SESSIONS}; found {shown(value)}")
+        raise UsageError(
+            "eval_args.split.ST: expected fractions of all sessions such as [0.9, 0.95] or numbers "
+            "of sessions such as [9000, 9500], one or two, each larger than the one before; what "
+            f"follows the last is test; found {shown(value)}"
+        )
     # Fraction of the text: 0.29 * 100 is less than 29 in floats
     bounds = numbers if are_counts else [math.floor(Fraction(str(n)) * sessions) for n in numbers]
-    names = ["training", "test"] if len(bounds) == 1 else ["training", "validation", "test"]
-    for name, count in zip(names, np.diff([0, *bounds, sessions]), strict=True):
-        if count <= 0:
-            raise UsageError(
-                f"eval_args.split.ST: {shown(value)} of {sessions:,} sessions leaves none for "
-                f"{name}"
-            )
+    if (np.diff([0, *bounds, sessions]) <= 0).any():
+        raise UsageError(
+            f"eval_args.split.ST: {shown(value)} of {sessions:,} sessions leaves a part empty"
+        )
     return bounds
 
 
 def read_fraction(value: Any) -> Fraction:
-    """Read ``train_fraction``: a number or text such as 1/64, above 0 and at most 1, exactly.
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """Read ``train_fraction``: a number or text such as 1/64, above 0 and at most 1, exactly."""
     try:
         fraction = Fraction(0 if isinstance(value, bool) else str(value))
     except (ValueError, ZeroDivisionError):
@@ -281,22 +235,17 @@ def keep_recent_sessions(
     Returns:
         the log and labels that remain; and numbers of sessions: by phase, ``left_out``, and
         ``overlapping`` (held-out sessions that begin before the last training interaction).
-
-    Raises:
-        UsageError: if no training session remains.
     """
     left_out = 0
     if train_fraction is not None:
         fraction, order = read_fraction(train_fraction), _order_sessions(log)
         trained = order[part[log.offsets[order]] == TRAIN]
-        count = math.floor(fraction * len(trained))
-        if not count:
+        left_out = len(trained) - math.floor(fraction * len(trained))
+        if left_out == len(trained):
             raise UsageError(
-                f"train_fraction: {fraction} of {len(trained):,} training sessions is less than one"
+                f"train_fraction: {fraction} of {left_out:,} training sessions is less than one"
             )
-        stays = np.ones(len(log.offsets) - 1, dtype=bool)
-        stays[trained[: len(trained) - count]] = False
-        left_out, stays = len(trained) - count, np.repeat(stays, log.lengths)
+        stays = np.repeat(~np.isin(np.arange(len(log.lengths)), trained[:left_out]), log.lengths)
         log, part = log.keep(stays), part[stays]
     times, first = log.times.numpy(), log.offsets[np.flatnonzero(log.lengths)]
     counts = np.bincount(part[first], minlength=len(PHASES)).tolist()
@@ -307,14 +256,7 @@ def keep_recent_sessions(
 
 
 def read_session_filter(value: Any) -> tuple[int, int]:
-    """Return the least interactions of a session and of an item; 1 where none is configured.
-
-    Args:
-        value: the option ``session_filter``.
-
-    Raises:
-        UsageError: if it is not a dict of such numbers.
-    """
+    """Return the least interactions of a session and of an item in ``session_filter``."""
     numbers = {} if value is None else value
     if isinstance(numbers, dict) and set(numbers) <= {"session", "item"}:
         least = numbers.get("session", 1), numbers.get("item", 1)
@@ -332,12 +274,7 @@ def filter_sessions(
     """Drop short sessions, then rare items, then sessions that have become short.
 
     This is one pass, as in PosRec's section 5.1.2 and the code of SR-GNN: afterwards an item may
-    be rare again.
-
-    Args:
-        events: a row per interaction.
-        session, item: names of these columns.
-        least: least interactions of a session and of an item.
+    be rare again. ``least`` are least interactions of a session and of an item.
     """
     for field, number in ((session, least[0]), (item, least[1]), (session, least[0])):
         events = events[events.groupby(field, observed=True)[field].transform("size") >= number]

@@ -1,16 +1,13 @@
 """Tables of a dataset, text or parquet, whose columns are named as name:type.
 
-Text is read once, in blocks of whole lines. Arrow reads a block. Where it finds anything unusual
-(a cell too many, a number it cannot parse) the block is read again line by line in Python, which
-accepts more (``+5``, ``True``, ``1e400``) or reports the line and cell of the error.
+Arrow reads text in blocks of whole lines. Where it finds anything unusual (a cell too many, a
+number it cannot parse) the block is read again line by line in Python, which accepts more (``+5``,
+``True``, ``1e400``) or reports the line and cell of the error.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,16 +19,15 @@ import pyarrow as pa
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow
 
-from recbole_pos.data.kinds import KINDS, MISSING
-from recbole_pos.data.location import PARQUET
+from recbole_pos.data.location import KINDS, MISSING, PARQUET
 from recbole_pos.data.scratch import ColumnWriter, Scratch, as_categories
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, shown
+from recbole_pos.values import Options, listed, shown
 
 _NONE = frozenset(MISSING)
 _TRUTH = {"true": 1.0, "false": 0.0}  # columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
-_BLOCK = 1 << 22  # bytes
+_BLOCK = 1 << 22  # characters
 _ROWS = 1 << 18  # rows of a block of parquet
 _ARROW_LIMIT = (1 << 31) - 1  # bytes of a block
 _TOKENS_LIMIT = 1 << 33  # bytes of the array in which RecBole keeps the tokens of a column
@@ -51,16 +47,12 @@ def open_table(path: str | Path, config: Options) -> Table:
 class Table:
     """A file of one table; subclasses read its format.
 
-    Args:
-        path: path of the file.
-        config: RecBole's configuration, for seq_separator.
-
     Attributes:
         columns: name -> kind of each column.
-    """
 
-    head: str  # where the columns are named, for messages
-    empty: str  # message on a file without rows
+    Raises:
+        UsageError: if the file cannot be read, or a column has no name or type.
+    """
 
     def __init__(self, path: Path, config: Options) -> None:
         self.path, self.inner = path, config["seq_separator"]
@@ -69,11 +61,9 @@ class Table:
             raise UsageError("seq_separator is empty: nothing stands between names or numbers")
 
     def read(self, names: Iterable[str], scratch: Scratch | None = None) -> pd.DataFrame:
-        """Read some columns of every row; only once, since it consumes the open file.
+        """Read the columns ``names`` of every row; only once, since it consumes the open file.
 
-        Args:
-            names: names of the columns.
-            scratch: disk space for numbers and codes of names; in memory if None.
+        With ``scratch`` numbers and codes of names are on disk, else in memory.
 
         Returns:
             one row per line: categories of str (token, nan if missing), float64 (float, nan if
@@ -84,19 +74,21 @@ class Table:
                 that is not a number; if there is no row.
         """
         kinds = {name: self.columns[name] for name in names}
-        parts: dict[str, list[Any]] = {name: [] for name in kinds}
-        on_disk = [name for name, kind in kinds.items() if scratch and not kind.endswith("seq")]
-        writers = {name: ColumnWriter(scratch) for name in on_disk if scratch}
+        parts: dict[str, Any] = {
+            name: ColumnWriter(scratch) if scratch and not kind.endswith("seq") else []
+            for name, kind in kinds.items()
+        }
         rows = 0
         for block in self._blocks(kinds):
-            rows += len(next(iter(block.values())))
+            rows += max(map(len, block.values()))
             for name, column in block.items():
-                (writers[name].add if name in writers else parts[name].append)(column)
+                parts[name].append(column)
         if not rows:
             raise UsageError(
-                f"{self.path} {self.empty}; fill it; a .user or .item file may also be removed"
+                f"{self.path} has no line of data; fill it; a .user or .item file may also be "
+                "removed"
             )
-        columns = {name: self._join(name, parts.pop(name), writers.get(name)) for name in kinds}
+        columns = {name: self._join(name, parts.pop(name)) for name in kinds}
         pa.default_memory_pool().release_unused()  # hundreds of megabytes after a large file
         return pd.DataFrame(columns, copy=False)
 
@@ -104,20 +96,15 @@ class Table:
         """Yield blocks of rows, as columns: number arrays, name dictionaries, lists of arrays."""
         raise NotImplementedError
 
-    def _join(self, name: str, parts: list[Any], writer: ColumnWriter | None) -> Any:
-        """Join the blocks of a column, from memory or from its writer.
-
-        Raises:
-            UsageError: if RecBole's array of the names would be too large.
-        """
-        if parts and isinstance(parts[0], list):
-            return pd.Series([value for part in parts for value in part], dtype=object)
-        if parts and isinstance(parts[0], np.ndarray):
-            return np.concatenate(parts)
-        if writer:
-            codes, names = writer.close(), list(writer.names)
-            if codes.dtype == np.float64:
-                return codes
+    def _join(self, name: str, parts: Any) -> Any:
+        """Join the blocks of a column, from memory or from its writer."""
+        kind = self.columns[name]
+        if kind.endswith("seq"):
+            return pd.Series([cell for part in parts for cell in part], dtype=object)
+        if kind == "float":
+            return parts.close() if isinstance(parts, ColumnWriter) else np.concatenate(parts)
+        if isinstance(parts, ColumnWriter):
+            codes, names = parts.close(), list(parts.names)
         else:
             tokens = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
             codes = tokens.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -132,11 +119,7 @@ class Table:
         return as_categories(codes, pd.CategoricalDtype(pd.Index(names, dtype=object)))
 
     def _list(self, cell: Any, kind: str) -> np.ndarray:
-        """Return a cell of a sequence (text, or a list from parquet) as an array.
-
-        Raises:
-            ValueError: if a part of a float_seq is not a number in the range of float32.
-        """
+        """Return a cell of a sequence (text or list) as an array; ValueError if not of numbers."""
         if isinstance(cell, str):
             cell = () if cell in _NONE else cell.split(self.inner)
         parts = [str(part) for part in cell or () if part is not None and part != ""]
@@ -149,18 +132,7 @@ class Table:
 
 
 class TextTable(Table):
-    """Text whose first line names the columns, with a cell of each in every line.
-
-    Args:
-        path: path of the file.
-        config: RecBole's configuration, for field_separator, seq_separator and encoding.
-
-    Raises:
-        UsageError: if the file cannot be opened or decoded, or its first line names no columns.
-    """
-
-    head = "its first line"
-    empty = "has a first line with the names of its columns, but no line of data"
+    """Text whose first line names the columns, with a cell of each in every line."""
 
     def __init__(self, path: str | Path, config: Options) -> None:
         super().__init__(Path(path), config)
@@ -171,8 +143,13 @@ class TextTable(Table):
                 f"field_separator: {shown(self.separator)} must be one character, and neither a "
                 'quotation mark nor the end of a line; a tab is "\\t" in a yaml file'
             )
+        try:
+            "".encode(self.encoding)  # raises for codecs that do not encode text
+        except (LookupError, ValueError) as error:
+            raise UsageError(
+                f"encoding: {shown(self.encoding)} is not one that Python knows"
+            ) from error
         self._text = self._decode()
-        self._first: tuple[int, str] = (1, "")  # line number and text read after the line of names
         self._read_names()
 
     def _fail(self, line: int, text: str) -> UsageError:
@@ -186,65 +163,46 @@ class TextTable(Table):
         )
 
     def _decode(self) -> Iterator[tuple[int, str]]:
-        """Yield blocks of whole lines, with the number of their first line; ends are ``\\n``.
-
-        Raises:
-            UsageError: if the file cannot be opened or decoded, or has a NUL byte.
-        """
+        """Yield the first line that is not blank, then blocks of lines, each with its number."""
+        number = 1
         try:
-            "".encode(self.encoding)  # raises for codecs that do not encode text
-            codec = codecs.getincrementaldecoder(self.encoding)()
-        except (LookupError, ValueError) as error:
-            raise UsageError(
-                f"encoding: {shown(self.encoding)} is not one that Python knows"
-            ) from error
-        decoder = io.IncrementalNewlineDecoder(codec, translate=True)
-        first, rest, size, raw = 1, "", _BLOCK, b" "
-        try:
-            with open(self.path, "rb") as file:
-                while raw:
-                    raw = file.read(size)
-                    text = rest + decoder.decode(raw, final=not raw)
-                    cut = text.rfind("\n") + 1 if raw else len(text)
-                    size = _BLOCK if cut else 2 * size  # a line longer than a block
-                    block, rest = text[:cut], text[cut:]
-                    if first == 1:
-                        block = block.removeprefix("\ufeff")  # as Excel writes it
+            with open(self.path, encoding=self.encoding) as file:
+                block = file.readline().removeprefix("\ufeff")  # as Excel writes it
+                while block and not block.strip():
+                    number, block = number + 1, file.readline()
+                while block:
                     if "\0" in block:
-                        line = first + block.count("\n", 0, block.index("\0"))
+                        line = number + block.count("\n", 0, block.index("\0"))
                         raise self._not_text(line, "a NUL byte")
-                    block.encode()  # raises for lone surrogates, which utf-7 and others can hold
-                    yield first, block
-                    first += block.count("\n")
+                    yield number, block
+                    number += block.count("\n")
+                    block = file.read(_BLOCK) + file.readline()
         except OSError as error:
             raise UsageError(f"{self.path} cannot be read: {error.strerror or error}") from error
-        except (UnicodeDecodeError, UnicodeEncodeError) as error:
-            before: Any = error.object[: error.start]
-            line = first + before.count(b"\n" if isinstance(before, bytes) else "\n")
-            wrong = error.object[error.start : error.start + 1]
-            raise self._not_text(line, f"{error.reason} ({wrong!r})") from error
         except UnicodeError as error:
-            raise self._not_text(first, str(error)) from error
+            why = str(getattr(error, "reason", error))
+            raise self._not_text(self._find_undecodable(), why) from error
+
+    def _find_undecodable(self) -> int:
+        """Return the number of the first line that cannot be decoded."""
+        number = 1
+        try:
+            with open(self.path, encoding=self.encoding) as file:
+                while file.readline():
+                    number += 1
+        except UnicodeDecodeError as error:
+            number += error.object[: error.start].count(b"\n")
+        return number
 
     def _read_names(self) -> None:
-        """Read names and types of the columns from the first line with text.
-
-        Raises:
-            UsageError: if there is none, or a cell of it is not name:type, or a name repeats.
-        """
-        for first, text in self._text:
-            if body := text.lstrip():
-                start = text.rfind("\n", 0, len(text) - len(body)) + 1  # where that line begins
-                line, _, rest = text[start:].partition("\n")
-                number = first + text.count("\n", 0, start)
-                self._first = (number + 1, rest)
-                break
-        else:
+        """Read names and types of the columns from the first line with text."""
+        number, line = next(self._text, (0, ""))
+        if not line:
             raise UsageError(
                 f"{self.path} is empty: its first line must name the columns as name:type, such as "
                 "user_id:token"
             )
-        for place, cell in enumerate(self._cells(number, line), 1):
+        for place, cell in enumerate(self._cells(number, line.removesuffix("\n")), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
                 raise self._fail(
@@ -261,11 +219,9 @@ class TextTable(Table):
             self.columns[name] = kind
 
     def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
-        rest, self._first = self._first, (1, "")
-        for first, text in itertools.chain([rest], self._text):
+        for first, text in self._text:
             try:
-                if text:
-                    yield self._read_fast(text, kinds)
+                yield self._read_fast(text, kinds)
             except (ValueError, pa.ArrowException):
                 yield self._read_slowly(first, text, kinds)
 
@@ -310,11 +266,7 @@ class TextTable(Table):
         return columns
 
     def _read_slowly(self, first: int, text: str, kinds: dict[str, str]) -> dict[str, Any]:
-        """Return the columns of a block, read line by line; ``first`` is its line number.
-
-        Raises:
-            UsageError: for the first wrong line.
-        """
+        """Return the columns of a block, read line by line; ``first`` is its line number."""
         columns: dict[str, Any] = {name: [] for name in kinds}
         places = [(place, name) for place, name in enumerate(self.columns) if name in kinds]
         for number, line in enumerate(text.split("\n"), first):
@@ -322,10 +274,18 @@ class TextTable(Table):
                 continue
             cells = self._cells(number, line)
             if len(cells) != len(self.columns):
-                raise self._fail(number, self._describe_count(cells))
+                raise self._fail(
+                    number,
+                    f"cells of this line: {len(cells)}, expected {len(self.columns)}, one for each "
+                    f"column of the first line ({listed(self.columns)}), separated by "
+                    f"{shown(self.separator)}; a cell that holds the separator needs quotation "
+                    'marks ("...")',
+                )
             for place, name in places:
                 try:
                     columns[name].append(self._value(cells[place], kinds[name]))
+                except UnicodeEncodeError as error:  # lone surrogates, which utf-7 can hold
+                    raise self._not_text(number, error.reason) from error
                 except ValueError:
                     raise self._fail(
                         number,
@@ -338,21 +298,6 @@ class TextTable(Table):
             elif kind == "float":
                 columns[name] = np.array(columns[name], dtype=np.float64)
         return columns
-
-    def _describe_count(self, cells: list[str]) -> str:
-        """Return the message on a line with too few or too many cells."""
-        number = len(self.columns)
-        have = f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"
-        names = ", ".join(list(self.columns)[:8]) + (", ..." if number > 8 else "")
-        is_long = len(cells) > number
-        hint = "Remove what is too much" if is_long else "Fill in or cut the line"
-        if is_long and not any(cells[number:]):
-            hint = f"Remove the {shown(self.separator)} at its end"
-        return (
-            f"has {have}, but the first line names {number} columns ({names}). Every line must "
-            f"have a cell for each, separated by {shown(self.separator)}. {hint}; a cell that "
-            'holds the separator needs quotation marks ("...")'
-        )
 
     def _cells(self, number: int, line: str) -> list[str]:
         """Return the cells of line ``number``; UsageError if a quotation mark is not closed."""
@@ -371,11 +316,7 @@ class TextTable(Table):
             csv.field_size_limit(longest)
 
     def _check_quotes(self, text: str) -> None:
-        """Refuse a quote that does not end where its cell does; Arrow would accept it.
-
-        Raises:
-            UsageError: for the first such cell.
-        """
+        """Refuse a quote that does not end where its cell does; Arrow would accept it."""
         cut = re.escape(self.separator)
         # a quote after a separator that no quote before a separator closes; csv decides on it
         doubtful = rf'(?:^|{cut})"(?![^"\n]*(?:""[^"\n]*)*"(?:{cut}|$))'
@@ -384,6 +325,7 @@ class TextTable(Table):
 
     def _value(self, cell: str, kind: str) -> Any:
         """Return a cell as a value of its type; ValueError if it is not a number."""
+        cell.encode()
         if kind.endswith("_seq"):
             return self._list(cell, kind)
         missing = cell in _NONE
@@ -394,18 +336,7 @@ class TextTable(Table):
 
 
 class ParquetTable(Table):
-    """Parquet: columns called name:type, or with types from ``column_types``.
-
-    Args:
-        path: path of the file.
-        config: RecBole's configuration, for column_types and seq_separator.
-
-    Raises:
-        UsageError: if the file cannot be read, or a column has no type.
-    """
-
-    head = "its schema or column_types"
-    empty = "has no row"
+    """Parquet: columns called name:type, or with types from ``column_types``."""
 
     def __init__(self, path: str | Path, config: Options) -> None:
         super().__init__(Path(path), config)
@@ -439,58 +370,47 @@ class ParquetTable(Table):
         try:
             for block in self.file.iter_batches(_ROWS, columns=called, use_threads=False):
                 yield {
-                    name: self._convert(first, name, kind, block.column(self.names[name]))
-                    for name, kind in kinds.items()
+                    name: self._convert(first, name, block.column(self.names[name]))
+                    for name in kinds
                 }
                 first += len(block)
         except (OSError, pa.ArrowException) as error:
             raise self._damage(error) from error
 
-    def _convert(self, first: int, name: str, kind: str, column: pa.Array) -> Any:
-        """Convert one block of a column to its kind.
-
-        Args:
-            first: number of rows before the block, for messages.
-            name: name of the field.
-            kind: token, float, token_seq or float_seq.
-            column: the block.
-
-        Raises:
-            UsageError: if the column is of a type that cannot be converted.
-        """
-        has_codes = pa.types.is_dictionary(column.type)
+    def _convert(self, first: int, name: str, column: pa.Array) -> Any:
+        """Convert a block of a column to its kind; ``first`` rows stand before it."""
+        kind, has_codes = self.columns[name], pa.types.is_dictionary(column.type)
         dtype = column.type.value_type if has_codes else column.type
         if pa.types.is_null(dtype):  # all cells are missing
             column, dtype = column.cast(pa.string()), pa.string()
         if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
-            return self._tokens(name, column)
+            return self._tokens(name, column if has_codes else column.dictionary_encode())
         if kind == "float" and (_is_number(dtype) or pa.types.is_boolean(dtype)):
             numbers = column.dictionary_decode() if has_codes else column
             return np.array(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
         is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
         inside = dtype.value_type if is_list else dtype
         if kind.endswith("seq") and (_is_text(inside) or (is_list and _is_number(inside))):
-            return self._lists(first, name, kind, column)
+            return self._lists(first, name, column)
         raise UsageError(
             f"{self.path}: {name} ({kind}) holds {column.type}; expected {_EXPECTED[kind]}. Write "
             "another type into the file, or give the column another kind"
         )
 
-    def _tokens(self, name: str, column: pa.Array) -> pa.DictionaryArray:
+    def _tokens(self, name: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
         """Return a block of tokens as a dictionary of names, null where one is missing."""
-        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        names = coded.dictionary.cast(pa.string())
+        names = column.dictionary.cast(pa.string())
         if compute.any(compute.match_substring(names, "\0")).as_py():
             raise UsageError(f"{self.path}: a name of {name} has a NUL byte; remove it")
         missing = compute.is_in(names, pa.array([*MISSING, None], pa.string()))
-        codes = coded.indices.cast(pa.int32())
+        codes = column.indices.cast(pa.int32())
         if compute.any(missing).as_py():
             codes = compute.if_else(missing.take(codes), None, codes)
         return pa.DictionaryArray.from_arrays(codes, names)
 
-    def _lists(self, first: int, name: str, kind: str, column: pa.Array) -> list[np.ndarray]:
+    def _lists(self, first: int, name: str, column: pa.Array) -> list[np.ndarray]:
         """Return a block of sequences as arrays; UsageError if one is not of numbers."""
-        lists = []
+        lists, kind = [], self.columns[name]
         for row, cell in enumerate(column.to_pylist(), first + 1):
             try:
                 lists.append(self._list(cell, kind))

@@ -40,7 +40,6 @@ from recbole_pos.values import is_number, listed, shown, suggest
 
 _DEFAULT = {"LS": "valid_and_test"}
 _RANDOM = re.compile(r"random\((\d{1,9})\)")
-FILE, DROP = "file", "drop"
 
 
 @dataclass(frozen=True)
@@ -96,15 +95,11 @@ class LaterTargets:
 
 
 def read_ties(value: Any) -> str | int:
-    """Read ``eval_args.ties``: return ``file``, ``drop``, or the seed of ``random(SEED)``.
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """Read ``eval_args.ties``: return ``file``, ``drop``, or the seed of ``random(SEED)``."""
     text = str(value).strip()
     if random := _RANDOM.fullmatch(text):
         return int(random[1])
-    if text not in (FILE, DROP):
+    if text not in ("file", "drop"):
         raise UsageError(
             f"eval_args.ties: {shown(value)} is not one of file, drop and random(SEED), such as "
             "random(7)"
@@ -124,33 +119,19 @@ def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor
     return {name: column[order] for name, column in fields.items()}
 
 
-def find_ties(log: EventLog) -> np.ndarray:
-    """Return [events] bool: whether the user has another item at the same time."""
-    users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
-    new = np.ones(len(log), dtype=bool)
-    new[1:] = (users[1:] != users[:-1]) | (times[1:] != times[:-1])
-    group = np.cumsum(new) - 1
-    has_several = np.zeros(int(new.sum()), dtype=bool)
-    has_several[group[items != items[new][group]]] = True
-    return has_several[group]
-
-
 def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
     """Return [events] bool: which interactions ``target_events`` selects; None without the option.
 
     Args:
         dataset: dataset with its configuration and names.
         fields: columns of the interactions, whose order the result has.
-
-    Raises:
-        UsageError: for a field that is not one of interactions, or a value that never occurs.
     """
     wanted = dataset.config["target_events"]
     if not wanted:
         return None
     kind = np.ones(len(next(iter(fields.values()))), dtype=bool)
-    allowed = fields.keys() - {dataset.uid_field, dataset.iid_field, dataset.time_field}
-    allowed = {field for field in allowed if fields[field].dim() == 1}
+    ids = {dataset.uid_field, dataset.iid_field, dataset.time_field}
+    allowed = {field for field in fields.keys() - ids if fields[field].dim() == 1}
     for field, selected in wanted.items():
         if field not in allowed:
             raise UsageError(
@@ -175,15 +156,7 @@ def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
 
 
 def check_given(files: Sequence[str], split: Any) -> None:
-    """Require two or three names of parts, and a split that does not contradict them.
-
-    Args:
-        files: ``benchmark_filename``.
-        split: ``eval_args.split``.
-
-    Raises:
-        UsageError: if the names are wrong, or three files give all parts and a split is set.
-    """
+    """Require two or three names in ``benchmark_filename``, and a split that goes with them."""
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(
             "benchmark_filename: expected names of three different parts, [train, valid, test], or "
@@ -197,97 +170,12 @@ def check_given(files: Sequence[str], split: Any) -> None:
         )
 
 
-def _take_given_parts(
-    log: EventLog, given: np.ndarray, eval_args: dict[str, Any], files: int
-) -> np.ndarray:
-    """Return the part of every interaction of given files.
-
-    Two files give training and test. The split then cuts validation from the first: all that it
-    holds out, under LS the last target of each user.
-
-    Args:
-        log: the interactions.
-        given: [events] int8 part that the file of each interaction stands for.
-        eval_args: RecBole's option of that name.
-        files: number of files.
-    """
-    if files == 3:
-        return given
-    if eval_args["split"] == _DEFAULT:
-        eval_args = {**eval_args, "split": {"LS": "valid_only"}}
-    part, first = given.copy(), given == TRAIN
-    inner, _ = split_events(log.keep(first), eval_args)
-    part[first] = np.where(inner == TRAIN, TRAIN, VALID)
-    return part
-
-
-def find_copies(log: EventLog, by_time: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Find exact copies: interactions with user, item and time of an earlier one in the log.
-
-    Args:
-        log: the interactions.
-        by_time: whether the interactions of a user are sorted by time.
-
-    Returns:
-        [copies] int64 places of the copies in the log, and [copies] int64 places of the originals.
-    """
-    users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
-    place = np.arange(len(log)) if by_time else np.lexsort((times, users))
-    if not by_time:
-        users, times = users[place], times[place]
-    same = (users[1:] == users[:-1]) & (times[1:] == times[:-1])
-    near = np.append(same, False) | np.append(False, same)
-    group = np.cumsum(~np.append(False, same))[near]
-    place = place[near]
-    order = np.lexsort((items[place], group))  # stable: the first of equals is the first in the log
-    group, place = group[order], place[order]
-    new = np.ones(len(place), dtype=bool)
-    new[1:] = (group[1:] != group[:-1]) | (np.diff(items[place]) != 0)
-    first = place[new][np.cumsum(new) - 1]
-    return place[~new], first[~new]
-
-
 def count_items(log: EventLog, mask: np.ndarray, item_num: int) -> np.ndarray:
     """Return [items] int64 number of interactions in ``mask`` ([events] bool) of each item."""
     counts = np.zeros(item_num, dtype=np.int64)
     for place, users_log in log.in_parts():
         counts += np.bincount(users_log.items.numpy()[mask[place]], minlength=item_num)
     return counts
-
-
-def _count_leaks(
-    log: EventLog, part: np.ndarray, copy: np.ndarray, original: np.ndarray
-) -> dict[str, dict[str, int]]:
-    """Count held-out interactions of given parts that leak into, or from, earlier parts.
-
-    Args:
-        log: the interactions.
-        part: [events] int8 part of each.
-        copy, original: [copies] places of exact copies and of the first of each.
-
-    Returns:
-        for validation and test: ``in_earlier_part``, interactions that stand in an earlier part
-        with the same user, item and time; ``before_earlier_part``, those at a time before an
-        interaction of their user in an earlier part; and ``before_training_ends``, those at a time
-        before the last training interaction of all users.
-    """
-    times, users = log.times.numpy(), log.users.numpy()
-    early = np.zeros(len(log), dtype=bool)
-    for phase in (VALID, TEST):
-        latest = np.full(len(log.offsets) - 1, -np.inf)  # of each user, in earlier parts
-        before, now = part < phase, part == phase
-        np.maximum.at(latest, users[before], times[before])
-        early[now] = times[now] < latest[users[now]]
-    last = times[part == TRAIN].max(initial=-np.inf)
-    leaking = {  # parts of the leaking interactions
-        "in_earlier_part": part[copy][part[original] < part[copy]],
-        "before_earlier_part": part[early],
-        "before_training_ends": part[(part != TRAIN) & (times < last)],
-    }
-    return {
-        name: {PHASES[phase]: int((parts == phase).sum()) for phase in (VALID, TEST)}
-        for name, parts in leaking.items()
-    }
 
 
 def make_split(
@@ -315,11 +203,7 @@ def make_split(
         ``tied`` (under ``ties: drop``) and ``targets``, which add up; ``cold_targets`` among the
         targets; ``copies`` of an earlier interaction, and ``copied_targets`` among them; of given
         parts ``leaks``; under ST ``sessions``, see :func:`keep_recent_sessions`.
-
-    Raises:
-        UsageError: for a split that cannot be read, or a ``train_fraction`` without sessions.
     """
-    mode, cold_mode = eval_args["target"], eval_args["cold_items"]
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
         raise UsageError(
@@ -337,61 +221,134 @@ def make_split(
         log, part, sessions = keep_recent_sessions(log, part, train_fraction)
     cold = count_items(log, part == TRAIN, item_num) == 0
     cut, is_copy = part, np.zeros(len(log), dtype=bool)
-    pairs = [
-        place.start + np.stack(find_copies(users_log, by_time=given is None))
-        for place, users_log in log.in_parts()
-    ]
-    copy, original = np.concatenate(pairs, axis=1)
+    copy, original = _find_copies(log, by_time=given is None)
     is_copy[copy] = True
     leaks = {} if given is None else {"leaks": _count_leaks(log, part, copy, original)}
-    if cold_mode == "drop":
+    if eval_args["cold_items"] == "drop":
         keep = ~cold[log.items.numpy()]
         log, part, is_copy = log.keep(keep), part[keep], is_copy[keep]
     has_history, possible = log.has_history, log.possible_targets
     is_target = possible & (part == TRAIN)
-    chosen = _choose(log, part, mode, user_tokens)
+    chosen = _choose(log, part, eval_args["target"], user_tokens)
     is_target[chosen] = True
-    drop = eval_args.get("ties", FILE) == DROP
-    tied = chosen[find_ties(log)[chosen]] if drop else chosen[:0]
+    drops_ties = eval_args.get("ties") == "drop"
+    tied = chosen[_find_ties(log)[chosen]] if drops_ties else chosen[:0]
     is_target[tied] = False
-    left_out = possible & ~is_target
+    counts = {
+        "events": cut,
+        "without_history": part[~has_history],
+        **({"other_events": part[has_history & ~possible]} if KIND in log.fields else {}),
+        "targets": part[is_target],
+        "cold_targets": part[is_target & cold[log.items.numpy()]],
+        "copies": cut[copy],
+        "copied_targets": part[is_target & is_copy],
+        **({"tied": part[tied]} if drops_ties else {}),
+    }
+    left_out = _per_phase(part[possible & ~is_target])
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
         "boundaries": boundaries,
         "sessions": sessions,
-        "target": mode,
-        "cold_items": cold_mode,
+        "target": eval_args["target"],
+        "cold_items": eval_args["cold_items"],
         "items_without_training": int(cold[1:].sum()),
-        "events": _per_phase(cut),
+        **{name: _per_phase(parts) for name, parts in counts.items()},
         "dropped": _subtract(_per_phase(cut), _per_phase(part)),
-        "without_history": _per_phase(part[~has_history]),
-        **(
-            {"other_events": _per_phase(part[has_history & ~possible])}
-            if KIND in log.fields
-            else {}
-        ),
-        "not_chosen": _subtract(_per_phase(part[left_out]), _per_phase(part[tied])),
-        "targets": _per_phase(part[is_target]),
-        "cold_targets": _per_phase(part[is_target & cold[log.items.numpy()]]),
-        "copies": _per_phase(cut[copy]),
-        "copied_targets": _per_phase(part[is_target & is_copy]),
+        "not_chosen": _subtract(left_out, _per_phase(part[tied])),
         **leaks,
     }
-    if drop:
-        summary["tied"] = _per_phase(part[tied])
     log.fields.pop(KIND, None)
     return Split(log, part, is_target, summary)
 
 
-def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
-    """Choose the held-out interactions that are targets, by their places in the log.
+def _take_given_parts(
+    log: EventLog, given: np.ndarray, eval_args: dict[str, Any], files: int
+) -> np.ndarray:
+    """Return [events] int8 the part of every interaction of given files.
+
+    Two files give training and test. The split then cuts validation from the first: all that it
+    holds out, under LS the last target of each user.
+    """
+    if files == 3:
+        return given
+    if eval_args["split"] == _DEFAULT:
+        eval_args = {**eval_args, "split": {"LS": "valid_only"}}
+    part, first = given.copy(), given == TRAIN
+    inner, _ = split_events(log.keep(first), eval_args)
+    part[first] = np.where(inner == TRAIN, TRAIN, VALID)
+    return part
+
+
+def _find_copies(log: EventLog, by_time: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Find exact copies: interactions with user, item and time of an earlier one in the log.
 
     Args:
         log: the interactions.
-        part: [events] int8 part of each.
-        mode: ``eval_args.target``: all possible targets, or per user and phase the first, the last
-            or a random one.
-        user_tokens: [users] name of each user, by which the random one is chosen.
+        by_time: whether the interactions of a user are sorted by time.
+
+    Returns:
+        [copies] int64 places of the copies in the log, and [copies] int64 places of the originals.
+    """
+    found = []
+    for part, some in log.in_parts():
+        users, times, items = some.users.numpy(), some.times.numpy(), some.items.numpy()
+        place = np.arange(len(some)) if by_time else np.lexsort((times, users))
+        same = (np.diff(users[place]) == 0) & (np.diff(times[place]) == 0)
+        near = np.append(same, False) | np.append(False, same)
+        group, place = np.cumsum(~np.append(False, same))[near], place[near]
+        order = np.lexsort((items[place], group))  # stable: the first of equals stays the first
+        group, place = group[order], place[order]
+        new = np.append(True, (np.diff(group) != 0) | (np.diff(items[place]) != 0))[: len(place)]
+        first = place[new][np.cumsum(new) - 1]
+        found.append(part.start + np.stack((place, first))[:, ~new])
+    copy, original = np.concatenate(found, axis=1)
+    return copy, original
+
+
+def _count_leaks(
+    log: EventLog, part: np.ndarray, copy: np.ndarray, original: np.ndarray
+) -> dict[str, dict[str, int]]:
+    """Count held-out interactions of given parts that leak into, or from, earlier parts.
+
+    Returns:
+        for validation and test: ``in_earlier_part``, interactions that stand in an earlier part
+        with the same user, item and time; ``before_earlier_part``, those at a time before an
+        interaction of their user in an earlier part; and ``before_training_ends``, those at a time
+        before the last training interaction of all users.
+    """
+    times, users = log.times.numpy(), log.users.numpy()
+    early = np.zeros(len(log), dtype=bool)
+    for phase in (VALID, TEST):
+        latest = np.full(len(log.offsets) - 1, -np.inf)  # of each user, in earlier parts
+        before, now = part < phase, part == phase
+        np.maximum.at(latest, users[before], times[before])
+        early[now] = times[now] < latest[users[now]]
+    last = times[part == TRAIN].max(initial=-np.inf)
+    leaking = {  # parts of the leaking interactions
+        "in_earlier_part": part[copy][part[original] < part[copy]],
+        "before_earlier_part": part[early],
+        "before_training_ends": part[(part != TRAIN) & (times < last)],
+    }
+    return {
+        name: {PHASES[phase]: int((parts == phase).sum()) for phase in (VALID, TEST)}
+        for name, parts in leaking.items()
+    }
+
+
+def _find_ties(log: EventLog) -> np.ndarray:
+    """Return [events] bool: whether the user has another item at the same time."""
+    users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
+    new = np.append(True, (np.diff(users) != 0) | (np.diff(times) != 0))
+    group = np.cumsum(new) - 1
+    has_several = np.zeros(int(new.sum()), dtype=bool)
+    has_several[group[items != items[new][group]]] = True
+    return has_several[group]
+
+
+def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
+    """Return places in the log of the held-out targets by ``eval_args.target``, ``mode``.
+
+    A random one per user and phase depends on the name of the user, not on a seed or ids.
     """
     held_out = np.flatnonzero((part != TRAIN) & log.possible_targets)
     if mode == "all":
@@ -406,14 +363,10 @@ def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray)
     if mode == "last":
         return held_out[start + count - 1]
     names = user_tokens[group // len(PHASES)].tolist()
-    phases = (PHASES[phase] for phase in group % len(PHASES))
-    numbers = [_hash(f"{phase} {name}") for phase, name in zip(phases, names, strict=True)]
-    return held_out[start + np.array(numbers, dtype=np.int64) % count]
-
-
-def _hash(text: str) -> int:
-    """Return a pseudorandom number that depends on the text only, not on a seed or user id."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+    texts = (f"{PHASES[n % len(PHASES)]} {name}" for n, name in zip(group, names, strict=True))
+    digests = (hashlib.blake2b(text.encode(), digest_size=7).digest() for text in texts)
+    numbers = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.int64)
+    return held_out[start + numbers % count]
 
 
 def describe(summary: dict[str, Any]) -> str:
@@ -425,27 +378,22 @@ def describe(summary: dict[str, Any]) -> str:
         "not_chosen": "not chosen",
         "cold_targets": "with a cold item",
     }
-    times = " and ".join(show_time(time) for time in summary["boundaries"])
-    sessions = summary["sessions"]
-    in_sessions = {phase: f" of {_sessions(n)}" for phase, n in sessions.items()}
-    trained = in_sessions.get("train", "")
-    if sessions.get("left_out"):
-        trained += f" ({sessions['left_out']:,} older ones left out)"
-    parts = [f"train {summary['events']['train']:,} events{trained}"]
-    is_unusual = bool(times)
+    events, sessions = summary["events"], summary["sessions"]
+    in_sessions = {phase: f" of {count:,} sessions" for phase, count in sessions.items()}
+    older = f" ({sessions['left_out']:,} older ones left out)" if sessions.get("left_out") else ""
+    parts = [f"train {events['train']:,} events{in_sessions.get('train', '')}{older}"]
+    is_unusual = bool(summary["boundaries"])
     for phase in PHASES[1:]:
-        events = summary["events"][phase]
-        remarks = [
-            f"{summary[key][phase]:,} {text}" for key, text in notes.items() if key in summary
-        ]
-        remarks = [text for text in remarks if not text.startswith("0 ")]
+        counts = {text: summary.get(key, {}).get(phase) for key, text in notes.items()}
+        remarks = [f"{count:,} {text}" for text, count in counts.items() if count]
         is_unusual |= bool(remarks)
-        if events:
+        if events[phase]:
             note = f" ({', '.join(remarks)})" if remarks else ""
-            note = in_sessions.get(phase, "") + note
             parts.append(
-                f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{note}"
+                f"{phase} {summary['targets'][phase]:,} targets of {events[phase]:,} events"
+                f"{in_sessions.get(phase, '')}{note}"
             )
+    times = " and ".join(map(show_time, summary["boundaries"]))
     where = f" at time {times}" if times else ""
     return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if is_unusual else ""
 
@@ -453,8 +401,7 @@ def describe(summary: dict[str, Any]) -> str:
 def describe_warnings(summary: dict[str, Any]) -> list[str]:
     """Return warnings about copies and leaks, which make metrics too good; a line each.
 
-    Args:
-        summary: summary of :func:`make_split`, also of earlier versions, which counted less.
+    The summary may be of an earlier version, which counted less.
     """
     lines = []
     copies, targets = (summary.get(key) or {} for key in ("copies", "copied_targets"))
@@ -478,10 +425,6 @@ def describe_warnings(summary: dict[str, Any]) -> list[str]:
         if counts:
             lines.append(f"benchmark_filename: {' and '.join(counts)} interactions {text}")
     return lines
-
-
-def _sessions(count: int) -> str:
-    return f"{count:,} session{'' if count == 1 else 's'}"
 
 
 def _per_phase(part: np.ndarray) -> dict[str, int]:

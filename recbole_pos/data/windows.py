@@ -1,4 +1,4 @@
-"""Windows over the event log: (start, end) pairs, never copies of histories.
+"""Histories over the event log: windows and rows of (start, end) pairs, never copies.
 
 ``chunk`` makes every event a target once, at the cost of one forward pass an event; ``sliding``
 adds context at window borders for L / stride times the cost; ``last`` is what SASRec's code does.
@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.data.interaction import Interaction
+from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
+from recbole_pos.values import Options
 
 # Field of gathered rows that says which event of the log a row predicts.
 TARGET_EVENT = "target_event"
@@ -54,11 +56,6 @@ class Windows:
         before = np.concatenate(([0], np.cumsum(self.is_target)))
         return before[self.end + 1] - before[self.first + 1]
 
-    @property
-    def targets(self) -> int:
-        """Number of targets in all windows."""
-        return int(self.counts.sum())
-
     def with_targets(self, is_target: np.ndarray) -> Windows:
         """Restrict targets to ``is_target`` ([events] bool), and drop windows without a target."""
         restricted = Windows(self.start, self.end, self.first, is_target)
@@ -79,9 +76,6 @@ def training_windows(
             inputs of context before them) or ``prefix`` (one target a window). Except under last,
             every interaction but a user's first is a target exactly once.
         stride: new targets per window under ``sliding``; L // 2 when None.
-
-    Raises:
-        UsageError: for a stride that the mode cannot have.
     """
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
@@ -167,23 +161,30 @@ class PrefixRows(Interaction):
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
-    def __getitem__(self, index: Any) -> Tensor | _LazyHistory | Interaction:
-        """Return a field by its name, or rows by a slice or index.
-
-        A history field is an object that gathers its rows when it is indexed.
-        """
+    def __getitem__(self, index: Any) -> Tensor | Interaction:
+        """Return a field of all rows by its name, or rows by a slice or index."""
         if isinstance(index, str):
-            return self._column(index)
+            if index in self.log.fields:
+                return self.log.fields[index][self.target]
+            if index == self.length_field:
+                return self.target - self._start(self.target)
+            return self._gather(slice(None))[index]
+        return self._gather(index)
+
+    def _gather(self, index: Any) -> Interaction:
+        """Return rows by a slice or index."""
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
-        rows = rows.reshape(-1)
-        target = self.target[rows]
+        target = self.target[rows.reshape(-1)]
         start = self._start(target)
         fields = {name: column[target] for name, column in self.log.fields.items()}
-        event, padding = self._history(start, target)
+        event = start[:, None] + torch.arange(self.max_length)  # [n, L]
+        padding = event >= target[:, None]
+        event.masked_fill_(padding, 0)
         for name, column in self.log.fields.items():
             if name != self.log.user_field:
-                column = self.features.events.get(name, column)
-                fields[name + self.suffix] = self._gather(column, event, padding)
+                history = self.features.events.get(name, column)[event]
+                history[padding] = 0
+                fields[name + self.suffix] = history
         for name, column in self.features.users.items():
             fields[name] = column[fields[self.log.user_field]]
         fields[self.length_field] = target - start
@@ -195,42 +196,27 @@ class PrefixRows(Interaction):
         user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
         return torch.maximum(user_start, target - self.max_length)
 
-    def _history(self, start: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [n, L] int64 events of each history, and [n, L] bool which places are padding."""
-        event = start[:, None] + torch.arange(self.max_length)
-        padding = event >= target[:, None]
-        return event.masked_fill_(padding, 0), padding
 
-    @staticmethod
-    def _gather(column: Tensor, event: Tensor, padding: Tensor) -> Tensor:
-        history = column[event]
-        history[padding] = 0
-        return history
+def masks_history(config: Options) -> bool:
+    """Return whether seen items are excluded: ``mask_history``, or RecBole's choice if unset.
 
-    def _column(self, name: str) -> Tensor | _LazyHistory:
-        """Return a field of all rows; KeyError if there is none of this name."""
-        if name in self.log.fields:
-            return self.log.fields[name][self.target]
-        if name == self.length_field:
-            return self.target - self._start(self.target)
-        if name in self.features.users:
-            return self.features.users[name][self.log.users[self.target]]
-        if name in self.columns:
-            name = name.removesuffix(self.suffix)
-            return _LazyHistory(self, self.features.events.get(name, self.log.fields[name]))
-        raise KeyError(f"no field {name!r}; fields are {', '.join(self.columns)}")
+    RecBole excludes them for all models but sequential ones.
+    """
+    choice = config["mask_history"]
+    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
 
 
-class _LazyHistory:
-    """One history field of :class:`PrefixRows`, indexed by rows."""
+def past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (row, item) of every past interaction of each row, except of the row's target item.
 
-    def __init__(self, rows: PrefixRows, column: Tensor) -> None:
-        self.rows, self.column = rows, column
-
-    def __getitem__(self, index: Any) -> Tensor:
-        index = torch.as_tensor(index)
-        flat = index.reshape(-1)
-        target = self.rows.target[flat]
-        event, padding = self.rows._history(self.rows._start(target), target)
-        history = self.rows._gather(self.column, event, padding)
-        return history.view(*index.shape, *history.shape[1:])
+    Args:
+        log: the interactions.
+        target_event: [B] int64 place of each row's target in the log.
+        positive: [B] int64 item of each target.
+    """
+    target = target_event.numpy()
+    start = log.offsets[log.users.numpy()[target]]
+    items = log.items[torch.from_numpy(gather_index(start, target - start))]
+    rows = torch.repeat_interleave(torch.from_numpy(target - start))
+    keep = items != positive[rows]
+    return rows[keep], items[keep]

@@ -12,9 +12,8 @@ from recbole.utils import ModelType, init_seed
 from recbole_pos.config.effects import check_types
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
-from recbole_pos.data.counts import require_counts
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.known import Known
+from recbole_pos.data.identity import Known, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
@@ -58,7 +57,6 @@ class Experiment:
 
 def prepare(
     config: PosConfig,
-    folder: RunFolder | None = None,
     fresh: bool = True,
     dataset: PosDataset | PosSequentialDataset | None = None,
 ) -> Experiment:
@@ -66,7 +64,6 @@ def prepare(
 
     Args:
         config: configuration of the run.
-        folder: folder of the run, if it has one already.
         fresh: whether the run starts from the beginning. Otherwise weights come from a checkpoint,
             and ``init_from`` and ``update_from`` are not read.
         dataset: a dataset of this configuration; read from its files if None.
@@ -111,7 +108,7 @@ def prepare(
     start_from(model, config, dataset.identity, weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
-    trainer = PosTrainer(config, model, folder)
+    trainer = PosTrainer(config, model)
     require_scores(config, dataset, trainer.part or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     loaders: dict[str, Any] = {"train": train, **held_out}
@@ -119,16 +116,16 @@ def prepare(
 
 
 def read_dataset(
-    config: PosConfig, known: Known | None = None, alone: bool = False
+    config: PosConfig, folder: RunFolder | None = None, alone: bool = False
 ) -> PosDataset | PosSequentialDataset:
     """Read the interactions from their files; ``build`` is still to be called.
 
     Args:
         config: configuration of the run.
-        known: vocabulary of an earlier run, whose names keep their ids; if None, that of the run
-            in ``update_from``.
+        folder: an earlier run, whose names keep their ids; if None, that in ``update_from``.
         alone: whether interactions that the earlier run did not have are held out.
     """
+    known = None if folder is None else load_vocabulary(folder, config)
     if known is None and config["update_from"]:
         known = load_vocabulary(updated_run(config["update_from"]), config)
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.data.known import Known
+from recbole_pos.data.identity import Known
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import CheckpointError
@@ -35,16 +34,6 @@ Seconds = Annotated[float, Ge(0)]
 Metrics = dict[str, float]
 
 
-class Epoch(TypedDict):
-    """The line of an epoch in metrics.jsonl."""
-
-    epoch: Count
-    loss: float
-    valid: Metrics | None
-    seconds: Seconds
-    targets_per_second: Seconds
-
-
 @dataclass
 class Progress:
     """Progress of a training; epochs count from 0. Part of a checkpoint."""
@@ -58,7 +47,7 @@ class Progress:
     training_seconds: Seconds = 0.0
     evaluation_seconds: Seconds = 0.0
     trained_targets: Count = 0
-    history: list[Epoch] = field(default_factory=list)
+    history: list[dict[str, int | float | Metrics | None]] = field(default_factory=list)
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
 

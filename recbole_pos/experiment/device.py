@@ -6,7 +6,7 @@ import contextlib
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,7 @@ class Precision:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Compute a loss in this precision, in a ``with`` block; its gradient has the same types.
-
-        Yields:
-            Nothing.
-        """
+        """Compute a loss in this precision in a ``with`` block; its gradient has the same types."""
         dtype = _TYPES.get(self.name)
         if dtype is None:
             yield
@@ -149,21 +145,17 @@ class Precision:
         with torch.autocast(self.device, dtype), sdpa_kernel(_ATTENTION):
             yield
 
-    def steps(self) -> AbstractContextManager:
-        """Return a context for training steps, in which float32 products may round to TF32."""
-        return _tf32() if self.device == "cuda" and self.name != "fp32" else nullcontext()
+    @contextlib.contextmanager
+    def steps(self) -> Iterator[None]:
+        """Let float32 products of training steps round to TF32 on a GPU, in a ``with`` block."""
+        before = torch.get_float32_matmul_precision()
+        if self.device == "cuda" and self.name != "fp32":
+            torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def scaler(self) -> torch.amp.GradScaler:
         """Return a scaler of losses, which keeps small float16 gradients; it does nothing else."""
         return torch.amp.GradScaler(self.device, enabled=self.name == "fp16")
-
-
-@contextlib.contextmanager
-def _tf32() -> Iterator[None]:
-    """Let float32 products round their factors to TF32 in a ``with`` block."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -68,7 +68,7 @@ def is_from_custom_code(error: BaseException) -> bool:
     return any(frame.f_globals.get("__name__") in modules for frame in frames)
 
 
-def looks_ahead(model: Any, events: int = 12) -> float:
+def looks_ahead(model: Any) -> float:
     """Measure how far later events move the states of a PosRecommender.
 
     Two short random histories are encoded, and again with other items at other times in their newer
@@ -76,13 +76,12 @@ def looks_ahead(model: Any, events: int = 12) -> float:
 
     Args:
         model: a :class:`~recbole_pos.model.base.PosRecommender`; read without dropout.
-        events: number of events of the longer history.
 
     Returns:
         The largest difference between states of the older halves, as a part of the largest state;
         0 of a causal model, up to rounding, and of one that draws at random without training.
     """
-    longest = min(events, model.max_seq_length)
+    longest = min(12, model.max_seq_length)
     device = model.item_embedding.weight.device
     lengths = torch.tensor([longest, max(longest - 3, 1)])
     generator = torch.Generator().manual_seed(0)

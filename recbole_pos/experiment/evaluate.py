@@ -14,7 +14,7 @@ from recbole.evaluator.collector import DataStruct
 from recbole.evaluator.register import metric_information
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.history import masks_history
+from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder

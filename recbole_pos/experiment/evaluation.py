@@ -20,9 +20,8 @@ from recbole.evaluator import Collector
 from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
-from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.data.windows import TARGET_EVENT, masks_history, past_items
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import PART, Choice, products, score_parts, select_best

@@ -14,10 +14,10 @@ from recbole_pos.config.presets import list_positions
 from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result, unfinished
 from recbole_pos.experiment.run import load_config, run, warn_of_unfinished
-from recbole_pos.experiment.train import load_dataset
 from recbole_pos.experiment.warm_start import updated_run
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.reporter import Reporter
@@ -138,7 +138,9 @@ def update(
         return read_result(begun)
     if not has_changed:
         reporter.line(f"{begun.path}: unfinished, is resumed")
-        moved = {key: options[key] for key in ("data_path", "plugins") if key in options}
+        moved: dict[str, Any] = {
+            key: options[key] for key in ("data_path", "plugins") if key in options
+        }
         resumed = RunArguments(**{**vars(args), "run_dir": None, "resume": begun.path})
         return run(None, None, None, moved, settings=resumed)
     reporter.line(f"{begun.path}: the data have changed since it began: from the beginning")
@@ -175,6 +177,6 @@ def _has_other_data(begun: RunFolder, config: PosConfig) -> bool:
     """Return whether a run has no checkpoint yet, or the data have changed since its last one."""
     if not begun.checkpoint.is_file():
         return True
-    dataset = load_dataset(begun, config)
+    dataset = read_dataset(config, begun)
     dataset.build()
     return bool(describe_changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))

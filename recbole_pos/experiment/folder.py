@@ -18,8 +18,8 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 
+from recbole_pos.data.identity import Known
 from recbole_pos.data.item_vectors import KEPT
-from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import (
     TEMPORARY,

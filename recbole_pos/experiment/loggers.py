@@ -1,8 +1,7 @@
-"""Training runs in TensorBoard, MLflow, Weights & Biases or a csv: the option ``logger``."""
+"""Training runs in TensorBoard, MLflow or Weights & Biases: the option ``logger``."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import importlib
 import json
@@ -72,20 +71,6 @@ def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> 
     return write, lambda is_finished: board.close()
 
 
-def _begin_csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
-    """Begin the file ``metrics.csv`` of the run: a row for each metric of each epoch."""
-    file = open(  # noqa: SIM115 (until the end of the run)
-        folder.path / "metrics.csv", "w", encoding="utf-8", newline="", buffering=1
-    )
-    lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(("epoch", "metric", "value"))
-
-    def write(values: dict[str, float], epoch: int) -> None:
-        lines.writerows((epoch, name, value) for name, value in values.items())
-
-    return write, lambda is_finished: file.close()
-
-
 def _begin_mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
     """Begin a run of MLflow, in the experiment of the dataset."""
     client, name = _require("mlflow", "mlflow-skinny").MlflowClient(), config["dataset"]
@@ -116,12 +101,7 @@ def _begin_wandb(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer
     return write, lambda is_finished: run.finish(exit_code=0 if is_finished else 1)
 
 
-LOGGERS = {
-    "tensorboard": _begin_tensorboard,
-    "mlflow": _begin_mlflow,
-    "wandb": _begin_wandb,
-    "csv": _begin_csv,
-}
+LOGGERS = {"tensorboard": _begin_tensorboard, "mlflow": _begin_mlflow, "wandb": _begin_wandb}
 
 
 def make_loggers(config: Options) -> list[Callback]:

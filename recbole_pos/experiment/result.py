@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import describe_warnings
+from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import Count
 from recbole_pos.experiment.device import describe_device, device_line

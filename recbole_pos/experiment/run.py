@@ -16,7 +16,13 @@ from recbole_pos.config.posconfig import PosConfig, limit_workers
 from recbole_pos.data.location import dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
+from recbole_pos.experiment.build import (
+    Experiment,
+    build_model,
+    load_vocabulary,
+    prepare,
+    read_dataset,
+)
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import check_device
@@ -25,7 +31,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.launch import check_processes, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
-from recbole_pos.experiment.train import load_dataset, train
+from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import is_whole
 
@@ -148,7 +154,7 @@ def load(
             have trained.
         view: makes the experiment's dataset of the built dataset; the same if None.
         grown: whether the data may have grown since the run. Later interactions are then held out,
-            see ``PosSequentialDataset.with_later``, and attributes may have other values.
+            see ``data/identity.py``, and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: options of evaluation, in place of those of the run.
         dataset: dataset of the run, after ``build``; read from its files if None.
@@ -168,7 +174,7 @@ def load(
         _require_dataset(config)
     warn_of_unfinished(folder)
     if dataset is None and (view is not None or grown or config["update_from"]):
-        dataset = load_dataset(folder, config, alone=grown)
+        dataset = read_dataset(config, folder, alone=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig, limit_workers, to_plain_options
-from recbole_pos.data.identity import changed_fields
-from recbole_pos.data.known import Known
+from recbole_pos.data.identity import Known, changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder

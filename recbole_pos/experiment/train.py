@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.identity import Known
 from recbole_pos.data.item_vectors import keep_vectors
-from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
-from recbole_pos.experiment.build import Experiment, load_vocabulary, prepare, read_dataset
+from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
@@ -60,7 +60,7 @@ def train(
             locks.enter_context(folder.held())
         with reporter.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
-                dataset = load_dataset(folder, config)
+                dataset = read_dataset(config, folder)
             is_new = folder is None or folder.only_begun
             experiment = prepare(config, fresh=is_new, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
@@ -161,14 +161,3 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
         reporter.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:
         reporter.line("no test targets in this split: nothing will be tested")
-
-
-def load_dataset(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
-    """Read the data of an existing run; names keep the ids that they have in it.
-
-    Args:
-        folder: folder of the run.
-        config: configuration of the run.
-        alone: whether interactions that the run did not have are held out.
-    """
-    return read_dataset(config, load_vocabulary(folder, config), alone)

@@ -57,11 +57,11 @@ class PosTrainer(EvaluatingTrainer):
 
     Args:
         config: RecBole configuration.
-        model: the model, on its device.
-        run: the folder of the run; if None, checkpoints are written where RecBole would write them.
+        model: the model, on its device. Checkpoints are written where RecBole would write them,
+            unless :meth:`use_folder` names a run folder.
     """
 
-    def __init__(self, config: Options, model: Any, run: RunFolder | None = None) -> None:
+    def __init__(self, config: Options, model: Any) -> None:
         # Trainer.__init__ would open a tensorboard writer in the working directory
         AbstractTrainer.__init__(self, config, model)
         self.logger = getLogger()
@@ -108,13 +108,11 @@ class PosTrainer(EvaluatingTrainer):
             raise UsageError(f"{', '.join(starts)}: start by recbole_pos.run, attach or update")
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
-        self.use_folder(run)
+        self.run: RunFolder | None = None
 
-    def use_folder(self, run: RunFolder | None) -> None:
+    def use_folder(self, run: RunFolder) -> None:
         """Write metrics and checkpoints into a run folder."""
-        self.run = run
-        if run:
-            self.saved_model_file = str(run.checkpoint)
+        self.run, self.saved_model_file = run, str(run.checkpoint)
 
     @property
     def finished(self) -> bool:

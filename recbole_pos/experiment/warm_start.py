@@ -20,14 +20,14 @@ from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_fr
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
 from recbole_pos.data.attributes import item_attribute
-from recbole_pos.data.kinds import SIDE_FEATURES
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import unfinished
 from recbole_pos.experiment.state import find_difference, require_known
-from recbole_pos.layers.hooks import InputPosition
+from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
@@ -121,7 +121,8 @@ def _require_same_function(earlier: dict[str, Any], ours: Options, option: str) 
     if lost:
         raise UsageError(f"{option}: its run has the scheme {', '.join(lost)}, this run has not")
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
-    keys.update(*(SCHEMES[name].options for name in present))
+    schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
+    keys.update(*(scheme.options for scheme in schemes))
     keys |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
     defaults = plugin_defaults(earlier["model"], present)
     for key in ("dataset", *sorted(keys)):

@@ -1,16 +1,18 @@
-"""``recbole-pos inspect attention``: tables, attention.json and pictures of a trained model."""
+"""``recbole-pos inspect attention``: how far a model looks back, and its periods of time."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import torch
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from rich.console import Console
-from rich.table import Table
+from torch import nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.files import write_json
@@ -22,27 +24,17 @@ from recbole_pos.inspect.distance import (
     measure_attention,
     sample_histories,
 )
-from recbole_pos.inspect.periods import (
-    HOURS,
-    MARKED,
-    NEAR,
-    Periods,
-    find_calendar_period,
+from recbole_pos.inspect.pictures import BLUE, GRAY, SMALL, VERMILION, new_figure, write
+from recbole_pos.inspect.trained import (
+    Report,
+    describe_run,
     format_spans,
-    learned_periods,
+    open_run,
+    require_finite,
 )
-from recbole_pos.inspect.pictures import (
-    BLUE,
-    GRAY,
-    SMALL,
-    VERMILION,
-    new_figure,
-    set_title,
-    write,
-)
-from recbole_pos.inspect.trained import describe_run, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
+from recbole_pos.values import SECONDS
 
 MEANING = {
     "distance": "sum_j a_ij (i - j), events",
@@ -53,25 +45,80 @@ RESCALED = "rows of this attention do not sum to one; measured is |a_ij| / sum_j
 UNIFORM = "uniform"
 AXES = ("attention distance (events)", "attention entropy (nats)", "attention distance (hours)")
 COLORS = {"all queries": BLUE, "last query": VERMILION}
+HOURS = {"hour": 1.0, "day": 24.0, "week": 168.0, "month": 30.44 * 24, "year": 365.25 * 24}
+MARKED = ("day", "week", "month", "year")
+NEAR = 0.15  # share by which a period may differ from a calendar period that it is marked as
 
 
 @dataclass(frozen=True)
-class AttentionReport:
-    """The result of :func:`inspect_attention`.
+class Periods:
+    """The periods after which time angles of one scheme repeat (TO-RoPE), in one layer, of heads
+    that have the same.
 
     Attributes:
-        headline: the model, and which users it was measured on.
-        content: the content of attention.json.
-        measured: distance, entropy and hours.
-        periods: of the model's time angles.
-        files: the files written.
+        layer: number of the layer, from 1.
+        scheme: name of the scheme.
+        heads: numbers of the heads, from 1.
+        all_heads: whether these are all heads of the layer.
+        hours: finite periods, shortest first.
+        hours_before_training: the same periods before training.
+        near: of each period, the calendar period that it is near, or an empty text.
+        planes_without_time: number of planes that do not rotate with time.
     """
 
-    headline: str
-    content: dict[str, Any]
-    measured: Measured
-    periods: list[Periods]
-    files: list[Path]
+    layer: int
+    scheme: str
+    heads: tuple[int, ...]
+    all_heads: bool
+    hours: tuple[float, ...]
+    hours_before_training: tuple[float, ...]
+    near: tuple[str, ...]
+    planes_without_time: int
+
+    @property
+    def learned(self) -> bool:
+        """Whether training has changed any period."""
+        return self.hours != self.hours_before_training
+
+    @property
+    def label(self) -> str:
+        """``layer 1`` or ``layer 1, heads 1-2``."""
+        if self.all_heads:
+            return f"layer {self.layer}"
+        plural = "s" if len(self.heads) > 1 else ""
+        return f"layer {self.layer}, head{plural} {format_spans(self.heads)}"
+
+
+@torch.no_grad()
+def learned_periods(model: nn.Module) -> list[Periods]:
+    """Return the periods of every scheme that rotates query and key by time, layer by layer.
+
+    Heads with the same periods are one group. Empty for models without such a scheme.
+    """
+    periods = []
+    for number, layer in enumerate(attention_layers(model), 1):
+        for name, scheme in layer.position.parts().items():
+            seconds = scheme.time_periods()
+            if seconds is None:
+                continue
+            hours = seconds.double().cpu().numpy() / SECONDS["hours"]  # [h, e / 2]
+            fresh = scheme.fresh_periods
+            started = hours if fresh is None else fresh.double().cpu().numpy() / SECONDS["hours"]
+            groups: dict[tuple[tuple[float, float], ...], list[int]] = {}
+            for head, pairs in enumerate(np.stack((hours, started), -1).tolist(), 1):
+                groups.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
+            for pairs, heads in groups.items():
+                finite = [pair for pair in pairs if np.isfinite(pair[0])]
+                now, then = (tuple(pair[side] for pair in finite) for side in (0, 1))
+                near, still = tuple(map(find_calendar_period, now)), len(pairs) - len(finite)
+                group = tuple(heads), len(groups) == 1, now, then, near, still
+                periods.append(Periods(number, name, *group))
+    return periods
+
+
+def find_calendar_period(hours: float) -> str:
+    """Return which of day, week, month and year is within ``NEAR`` of a period, or ''."""
+    return next((name for name in MARKED if abs(hours / HOURS[name] - 1) <= NEAR), "")
 
 
 def inspect_attention(
@@ -80,7 +127,7 @@ def inspect_attention(
     min_events: int = 20,
     seed: int = 0,
     data_path: str | Path | None = None,
-) -> AttentionReport:
+) -> Report:
     """Measure the attention of a trained model and write the results into its run folder.
 
     Writes attention.json and attention_distance.png, and periods.png for schemes that turn query
@@ -118,9 +165,15 @@ def inspect_attention(
     require_finite(measured.layers, "attention")
     periods = learned_periods(model)
     content = {
-        **{"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]},
-        **{"position": scheme_names(config["position"]), "phase": phase, "seed": seed},
-        **{"users": len(sample.rows), "users_asked": users, "min_events": min_events},
+        "checkpoint": str(path),
+        "model": config["model"],
+        "dataset": config["dataset"],
+        "position": scheme_names(config["position"]),
+        "phase": phase,
+        "seed": seed,
+        "users": len(sample.rows),
+        "users_asked": users,
+        "min_events": min_events,
         "users_with_min_events": sample.qualified,
         "events_per_history": float(sample.lengths.mean()),
         "measures": {name: MEANING[name] for name in MEASURES[: measured.uniform.shape[1]]},
@@ -134,87 +187,74 @@ def inspect_attention(
             for number, values in enumerate(measured.layers, 1)
         ],
         UNIFORM: _name_measures(measured.uniform),
-        "periods": [
-            {
-                "layer": group.layer,
-                "scheme": group.scheme,
-                "heads": list(group.heads),
-                "hours": list(group.hours),
-                "hours_before_training": list(group.started),
-                "learned": group.learned,
-                "near": [find_calendar_period(hours) for hours in group.hours],
-                "planes_without_time": group.still,
-            }
-            for group in periods
-        ],
+        "periods": [{**asdict(group), "learned": group.learned} for group in periods],
     }
     file = folder.path / "attention.json"
     write_json(file, content)
-    picture = folder.path / "attention_distance.png"
-    fewer, name = len(sample.rows) < users, describe_run(experiment)
+    name = describe_run(experiment)
     headline = (
-        f"{name}: {'all ' if fewer else ''}{len(sample.rows):,} {phase} users with at least "
-        f"{min_events} events, {sample.lengths.mean():.1f} on average"
+        f"{name}: {'all ' if len(sample.rows) < users else ''}{len(sample.rows):,} {phase} users "
+        f"with at least {min_events} events, {sample.lengths.mean():.1f} on average"
     )
-    files = [file, draw_measures(measured, headline, picture)]
+    files = [file, draw_measures(measured, headline, folder.path / "attention_distance.png")]
     if any(group.hours for group in periods):
         files.append(draw_periods(periods, name, folder.path / "periods.png"))
-    return AttentionReport(headline, content, measured, periods, files)
+    parts = [_measures_table(content), *(f"{n}: {text}" for n, text in content["measures"].items())]
+    parts += [RESCALED] * measured.rescaled
+    for layer, scheme in dict.fromkeys((group.layer, group.scheme) for group in periods):
+        same = [group for group in periods if (group.layer, group.scheme) == (layer, scheme)]
+        origin = "learned" if any(group.learned for group in same) else "fixed by the configuration"
+        parts += [f"periods of {scheme}, layer {layer} ({origin})", _periods_table(same)]
+    return Report(headline, parts, files, content)
 
 
-def measures_table(report: AttentionReport) -> Table:
+def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return measures [2, measures] as a mapping by queries and measure."""
+    return {
+        queries: dict(zip(MEASURES, row.tolist(), strict=False))
+        for queries, row in zip(QUERIES, values, strict=True)
+    }
+
+
+def _measures_table(content: dict[str, Any]) -> pd.DataFrame:
     """Return a table of the measures: a row per head, a mean per layer, and equal attention."""
-    layers, uniform = report.measured.layers, report.measured.uniform
-    table = Table("layer", "head")
-    for queries in ("", "\nlast query"):
-        for name in MEASURES[: uniform.shape[1]]:
-            table.add_column(name + queries, justify="right")
-    has_one_head = all(values.shape[-1] == 1 for values in layers)
-    for number, values in enumerate(layers, 1):
-        heads = values.shape[-1]
-        for head in range(heads if heads > 1 else 0):
-            table.add_row(f"{number}", f"{head + 1}", *_format_measures(values[..., head]))
-        mean = _format_measures(values.mean(-1))
-        table.add_row(f"{number}", "mean" if heads > 1 else "-", *mean, style="bold")
-        if number == len(layers) or not has_one_head:
-            table.add_section()
-    table.add_row(UNIFORM, "", *_format_measures(uniform), style="dim")
-    return table
+    rows: list[tuple[Any, Any, Any]] = []
+    for layer in content["layers"]:
+        heads = layer["heads"] if len(layer["heads"]) > 1 else []
+        rows += [(layer["layer"], number, head) for number, head in enumerate(heads, 1)]
+        rows.append((layer["layer"], "mean", layer["mean"]))
+    rows.append((UNIFORM, "", content[UNIFORM]))
+    cells = [
+        {
+            f"{name}{suffix}": f"{measures[queries][name]:.{1 if name == 'hours' else 3}f}"
+            for queries, suffix in zip(QUERIES, ("", ", last query"), strict=True)
+            for name in content["measures"]
+        }
+        for *_, measures in rows
+    ]
+    names = [{"layer": layer, "head": head} for layer, head, _ in rows]
+    return pd.DataFrame([a | b for a, b in zip(names, cells, strict=True)])
 
 
-def periods_table(periods: list[Periods]) -> Table:
-    """Return a table of the periods of one scheme in one layer.
-
-    It has a row for each plane that rotates with time; a period within ``NEAR`` of a calendar
-    period names it.
-
-    Args:
-        periods: groups of heads with equal periods, of the same layer and scheme.
-    """
-    first = periods[0]
-    is_learned = any(group.learned for group in periods)
-    origin = "learned" if is_learned else "fixed by the configuration"
-    title = f"periods of {first.scheme}, layer {first.layer} ({origin})"
-    table = Table(title=title, title_justify="left")
-    columns = [] if first.all_heads else ["heads"]
-    columns += ["hours", "days", *(["started at"] if is_learned else [])]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "heads" else "right")
-    table.add_column(f"within {NEAR:.0%} of")
+def _periods_table(periods: list[Periods]) -> pd.DataFrame:
+    """Return a table of the periods of one scheme in one layer, a row for each plane that rotates
+    with time; a period near a calendar period names it."""
+    rows, mark = [], f"within {NEAR:.0%} of"
     for group in periods:
-        heads = [] if group.all_heads else [format_spans(group.heads)]
-        for hours, started in zip(group.hours, group.started, strict=True):
-            name = find_calendar_period(hours)
-            mark = f"a {name}" if name else ""
-            start = [_format_number(started)] if is_learned else []
-            cells = (*heads, _format_number(hours), _format_number(hours / 24), *start, mark)
-            table.add_row(*cells, style="bold" if mark and is_learned else None)
-        if group.still:
-            plural = "s" if group.still > 1 else ""
-            still = f"({group.still} plane{plural} without time)"
-            table.add_row(*heads, "-", "-", *(["-"] if is_learned else []), still)
-        table.add_section()
-    return table
+        heads = "all" if group.all_heads else format_spans(group.heads)
+        pairs = zip(group.hours, group.hours_before_training, strict=True)
+        for (hours, started), near in zip(pairs, group.near, strict=True):
+            numbers = map(_format_number, (hours, hours / 24, started))
+            rows.append([heads, *numbers, f"a {near}" if near else ""])
+        if still := group.planes_without_time:
+            plural = "s" if still > 1 else ""
+            rows.append([heads, "-", "-", "-", f"({still} plane{plural} without time)"])
+    return pd.DataFrame(rows, columns=["heads", "hours", "days", "started at", mark])
+
+
+def _format_number(value: float) -> str:
+    """Return a number of hours or days with three digits or, from 1000 on, as a whole number."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def draw_measures(measured: Measured, title: str, file: Path) -> Path:
@@ -252,13 +292,13 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
         panel.set(xlabel="layer", ylabel=AXES[number], ylim=(0, 1.07 * top or 1))
         panel.set(xlim=(0.5, count + 0.5), xticks=x[:: math.ceil(count / 16)])
         panel.grid(axis="y", alpha=0.3)
-    set_title(figure, title, "small marks: heads; large ones: their mean" if heads > 1 else "")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    return write(figure, file)
+    marks = "small marks: heads; large ones: their mean" if heads > 1 else ""
+    return write(figure, file, title, marks)
 
 
-def draw_periods(periods: list[Periods], title: str, file: Path) -> Path:
+def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
     """Draw a row of marks per layer, or per group of equal heads, on a logarithmic axis.
 
     Args:
@@ -273,17 +313,16 @@ def draw_periods(periods: list[Periods], title: str, file: Path) -> Path:
     rows = range(len(periods), 0, -1)
     for row, group in zip(rows, periods, strict=True):
         if group.learned:
-            style: dict[str, Any] = {"color": "black", "markersize": 9, "alpha": 0.4}
-            panel.plot(group.started, [row] * len(group.started), "|", **style)
+            started = group.hours_before_training
+            panel.plot(started, [row] * len(started), "|", color="black", markersize=9, alpha=0.4)
         for marked, shape, color in ((False, "o", GRAY), (True, "D", VERMILION)):
-            hours = [hour for hour in group.hours if bool(find_calendar_period(hour)) == marked]
+            hours = [hour for hour, near in zip(group.hours, group.near) if bool(near) == marked]  # noqa: B905
             panel.plot(hours, [row] * len(hours), shape, color=color, alpha=0.75, markersize=7)
-        if group.still:
-            text = f"{group.still} of {group.still + len(group.hours)} planes without time"
+        if still := group.planes_without_time:
+            text = f"{still} of {still + len(group.hours)} planes without time"
             place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
-            panel.annotate(
-                text, (1, row), (6, 0), textcoords="offset points", fontsize=SMALL, **place
-            )
+            place |= {"textcoords": "offset points", "fontsize": SMALL}
+            panel.annotate(text, (1, row), (6, 0), **place)
     for name, period in HOURS.items():
         panel.axvline(period, color=BLUE, alpha=0.5, linewidth=1, zorder=0)
         place = {"xycoords": ("data", "axes fraction"), "ha": "center"}
@@ -297,47 +336,5 @@ def draw_periods(periods: list[Periods], title: str, file: Path) -> Path:
     learned = any(group.learned for group in periods)
     origin = "learned; strokes: before training" if learned else "fixed by the configuration"
     diamonds = f"diamonds: within {NEAR:.0%} of {', '.join(f'a {name}' for name in MARKED)}"
-    set_title(figure, f"{title}: periods after which time angles repeat", f"{origin}; {diamonds}")
-    return write(figure, file)
-
-
-def show(report: AttentionReport, console: Console) -> None:
-    """Print the tables of a report and the files it wrote."""
-
-    def line(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
-
-    line(report.headline)
-    console.print(measures_table(report))
-    for name, meaning in report.content["measures"].items():
-        line(f"{name}: {meaning}")
-    if report.measured.rescaled:
-        line(RESCALED)
-    keys = dict.fromkeys((group.layer, group.scheme) for group in report.periods)
-    for key in keys:
-        of_key = [group for group in report.periods if (group.layer, group.scheme) == key]
-        console.print(periods_table(of_key))
-    for file in report.files:
-        line(str(file))
-
-
-def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return measures [2, measures] as a mapping by queries and measure."""
-    return {
-        queries: dict(zip(MEASURES, row.tolist(), strict=False))
-        for queries, row in zip(QUERIES, values, strict=True)
-    }
-
-
-def _format_measures(values: np.ndarray) -> list[str]:
-    """Return measures [2, measures] as the cells of a row, hours with fewer digits."""
-    return [
-        f"{value:,.1f}" if name == "hours" else f"{value:.3f}"
-        for row in values
-        for name, value in zip(MEASURES, row, strict=False)
-    ]
-
-
-def _format_number(value: float) -> str:
-    """Return a number of hours or days with three digits or, from 1000 on, as a whole number."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    titles = (f"{title}: periods after which time angles repeat", f"{origin}; {diamonds}")
+    return write(figure, file, *titles)

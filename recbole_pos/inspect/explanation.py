@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.pictures import SMALL, color_scale, new_figure, set_title, shorten, write
+from recbole_pos.inspect.pictures import SMALL, color_scale, new_figure, shorten, write
 from recbole_pos.inspect.trained import require_finite
 
 NAMED = 50  # most interactions whose items are named; more are numbered by steps back
@@ -60,14 +60,8 @@ def draw_explanation(found: pd.DataFrame, file: str | Path, title: str = "") -> 
         dark = 0.6 * np.abs(lost).max()  # cells from here on are too dark for black text
         for row, column in zip(*np.nonzero(falls), strict=True):
             color = "white" if abs(lost[row, column]) > dark else "black"
-            style: dict[str, Any] = {
-                "ha": "center",
-                "va": "center",
-                "fontsize": SMALL - 1,
-                "color": color,
-            }
-            panel.text(column, row, f"{falls[row, column]:+d}", **style)
+            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL - 1}
+            panel.text(column, row, f"{falls[row, column]:+d}", color=color, **style)
     figure.colorbar(image, ax=panel, label="score lost without it")
     numbers = "numbers: ranks it falls without the interaction" if k * r <= NUMBERED else ""
-    set_title(figure, title, numbers)
-    return write(figure, Path(file))
+    return write(figure, file, title, numbers)

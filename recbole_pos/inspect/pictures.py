@@ -75,17 +75,19 @@ def set_whole_ticks(axis: Any, most: int | Literal["auto"] = "auto") -> None:
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
-def write(figure: Figure, file: Path) -> Path:
-    """Save a figure and return its file.
+def write(figure: Figure, file: str | Path, *titles: str) -> Path:
+    """Save a figure with lines of a title, and return its file.
 
     Raises:
         UsageError: if the file cannot be written.
     """
+    if titles:
+        set_title(figure, *titles)
     try:
         figure.savefig(file, dpi=DPI)
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
-    return file
+    return Path(file)
 
 
 def color_scale(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -139,8 +141,7 @@ def draw_maps(
         for axis in (panel.xaxis, panel.yaxis):
             set_whole_ticks(axis, max(2, int(2 * side)))
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
-    set_title(figure, *titles)
-    return write(figure, file)
+    return write(figure, file, *titles)
 
 
 def draw_triangles(

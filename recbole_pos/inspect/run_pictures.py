@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Sequence
-from math import inf
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from recbole.utils import early_stopping
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
@@ -23,17 +20,16 @@ from recbole_pos.inspect.pictures import (
     draw_maps,
     draw_triangles,
     new_figure,
-    set_title,
     set_whole_ticks,
     write,
 )
 from recbole_pos.inspect.trained import describe_run, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.values import is_number, shown
 
 FEW = 30  # most epochs that are drawn with a mark each
 HALF_A_LINE = "metrics.jsonl ends in half a line, which is left out"
-_LARGEST = 1e100  # bound on losses and metrics, far above real ones; beyond it drawing fails
+# losses and metrics: bounds far above real ones, beyond which drawing fails
+_Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
 
 
 def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path]:
@@ -152,8 +148,9 @@ def draw_curves(
     caption = "no epoch was validated"
     if scores:
         panels[1].plot(*zip(*scores, strict=True), color=BLUE, **style)
-        best = best_epoch(scores, bigger)
-        value = dict(scores)[best]
+        # of equal ones the latest, as RecBole's early stopping has it
+        value, best = max((score if bigger else -score, epoch) for epoch, score in scores)
+        value = value if bigger else -value
         panels[1].plot(best, value, "o", color=BLUE, markersize=9)
         panels[1].set_ylabel(f"validation {metric}")
         better = "higher" if bigger else "lower"
@@ -165,8 +162,7 @@ def draw_curves(
     pad = max(0.04 * (last - first), 0.3)
     panels[-1].set_xlim(first - pad, last + pad)
     set_whole_ticks(panels[-1].xaxis)
-    set_title(figure, titles[0], caption, *titles[1:])
-    return write(figure, file)
+    return write(figure, file, titles[0], caption, *titles[1:])
 
 
 class _Line(BaseModel):
@@ -174,8 +170,8 @@ class _Line(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     epoch: Annotated[int, Field(ge=0, lt=2**31)]
-    loss: Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
-    valid: dict[str, Any] | None
+    loss: _Number
+    valid: dict[str, _Number] | None
 
 
 def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
@@ -194,28 +190,27 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
         UsageError: if the file cannot be read, has no complete line, or a damaged one.
     """
     try:
-        content = file.read_bytes() if file.exists() else b""
+        lines = file.read_bytes().split(b"\n") if file.exists() else []
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
-    lines = content.split(b"\n")
-    note = ""
-    if len(lines) > 1 and not _is_whole(lines[-1]):  # a complete line ends with a newline
-        lines.pop()
-        note = HALF_A_LINE
-        logging.getLogger(__name__).warning("%s: %s", file.parent, note)
     history: list[dict[str, Any]] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:
             line = _Line.model_validate_json(text).model_dump()
-            value = line["valid"].get(metric) if line["valid"] else 0.0
-            if not is_number(value) or not abs(value) < _LARGEST:
-                raise ValueError(f"valid: {metric}: expected a number, found {shown(value)}")
+            if line["valid"] and metric not in line["valid"]:
+                raise ValueError(f"valid: there is no {metric}")
             if history and line["epoch"] <= history[-1]["epoch"]:
                 raise ValueError(f"epoch {line['epoch']} comes after {history[-1]['epoch']}")
         except ValueError as error:
-            problem = _describe_problem(error)
+            problem = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False, include_context=False)[0]
+                if history and number == len(lines) and first["type"] == "json_invalid":
+                    logging.getLogger(__name__).warning("%s: %s", file.parent, HALF_A_LINE)
+                    return history, HALF_A_LINE
+                problem = ": ".join([*map(str, first["loc"]), first["msg"]])
             raise UsageError(
                 f"{file}, line {number}: {problem}. `recbole-pos run --resume {file.parent}` "
                 "writes the file again from the checkpoint"
@@ -223,35 +218,4 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
         history.append(line)
     if not history:
         raise UsageError(f"{file.parent} has no finished epoch yet: no line in {file.name}")
-    return history, note
-
-
-def _describe_problem(error: ValueError) -> str:
-    """Return the message of an error; of a validation the first field and value refused."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ": ".join(map(str, first["loc"])) + ": " if first["loc"] else ""
-    return f"{place}{first['msg']}, found {shown(first['input'])}"
-
-
-def _is_whole(text: bytes) -> bool:
-    """Return whether a line is empty or a complete JSON object."""
-    try:
-        return not text.strip() or isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def best_epoch(scores: Iterable[tuple[int, float]], bigger: bool) -> int | None:
-    """Return the best epoch by RecBole's rule of early stopping, the latest of equal ones.
-
-    Args:
-        scores: epochs that were validated and their scores, in order.
-        bigger: whether a higher score is better, ``valid_metric_bigger`` of the configuration.
-    """
-    kept, best = None, -inf if bigger else inf
-    for epoch, score in scores:
-        best, _, _, improved = early_stopping(score, best, 0, 0, bigger)
-        kept = epoch if improved else kept
-    return kept
+    return history, ""

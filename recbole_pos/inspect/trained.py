@@ -1,11 +1,14 @@
-"""Load trained models from run folders and checkpoints, to inspect them."""
+"""Load trained models to inspect them, and report what was found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.build import Experiment
@@ -13,6 +16,27 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import load
 from recbole_pos.experiment.state import load_best
 from recbole_pos.position.schemes import scheme_names
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an inspection has found; printed by ``print``.
+
+    Attributes:
+        headline: what was inspected.
+        parts: tables of text, and lines between them.
+        files: the files written.
+        content: content of the json file, if there is one.
+    """
+
+    headline: str
+    parts: list[str | pd.DataFrame]
+    files: list[Path]
+    content: dict[str, Any]
+
+    def __str__(self) -> str:
+        parts = (x if isinstance(x, str) else f"\n{x.to_string(index=False)}\n" for x in self.parts)
+        return "\n".join([self.headline, *parts, *map(str, self.files)])
 
 
 def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[RunFolder, Experiment]:
@@ -58,3 +82,10 @@ def describe_run(experiment: Experiment) -> str:
     schemes = scheme_names(config["position"]) if config["position"] else []
     in_brackets = f" ({', '.join(schemes)})" if schemes else ""
     return f"{config['model']}{in_brackets} on {config['dataset']}"
+
+
+def format_spans(numbers: Iterable[int]) -> str:
+    """Return rising numbers as text, such as ``1-3, 5``."""
+    numbers = list(numbers)
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)

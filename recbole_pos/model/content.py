@@ -203,9 +203,8 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
         return
     names = dataset.field2id_token[dataset.iid_field]
     source = source or to_files(_read_preloaded(config, dataset, names))
-    content = read_vectors(source, names, dataset.iid_field)
-    values = content.values
-    model.notices += content.notices
+    values, notices = read_vectors(source, names, dataset.iid_field)
+    model.notices += notices
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
     if use == "init":
         table.start = _make_start(values, trained, whiten, d, config["initializer_range"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.conversion.convert import belongs_to_dataset, convert, find_dataset
-from recbole_pos.data.counts import count_interactions, require_counts
+from recbole_pos.data.identity import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.files import replacing

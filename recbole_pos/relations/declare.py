@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recbole_pos.data.attributes import find_table, loaded_fields, not_loaded, require_values
+from recbole_pos.data.attributes import loaded_fields, not_loaded, require_values
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, nearest, shown
@@ -118,8 +118,8 @@ def _read(entry: Any, dataset: Dataset) -> Relation:
 
 def _table(field: str, dataset: Dataset) -> str:
     """Return the table of a field; a loaded field time or position precedes the built-in one."""
-    if field in loaded_fields(dataset):
-        return TIME if field == dataset.time_field else find_table(field, dataset)
+    if (table := loaded_fields(dataset).get(field)) is not None:
+        return TIME if field == dataset.time_field else table
     if field in (POSITION, TIME):
         return field
     raise UsageError(f"relations: {not_loaded(field, dataset, (POSITION, TIME))}")
@@ -155,10 +155,9 @@ def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None
         raise UsageError(f"{where}only a field of the item or user table can have one")
     if not isinstance(within, str):
         raise UsageError(f"{where}expected the name of a field, found {shown(within)}")
-    if within not in loaded_fields(dataset):
+    if (found := loaded_fields(dataset).get(within)) is None:
         raise UsageError(f"{where}{not_loaded(within, dataset)}")
-    same = find_table(within, dataset) == table
-    if not same or dataset.field2type[within].value not in ("token", "token_seq"):
+    if found != table or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
             f"{where}{shown(within)} must be a token or token_seq field of the {table} table"
         )

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    FailFast,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.explain import reasons, require_reasons
+from recbole_pos.serve.explain import leave_one_out, require_reasons, strongest
+from recbole_pos.serve.histories import History, Name, describe_invalid
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.values import shown
 
@@ -24,38 +31,21 @@ class Refusal(UsageError):
         self.status = status
 
 
-def _to_texts(names: list[str | int] | None) -> list[str] | None:
-    return None if names is None else [str(name) for name in names]
-
-
-_Name = str | Annotated[int, Field(ge=-(2**63), lt=2**63)]
-_Names = list[_Name] | None
-_MOMENT = {"type": ["number", "string"], "description": "a number, or ISO 8601"}
-_NAMES = {"type": "array", "items": {"type": ["string", "integer"]}, "description": "oldest first"}
-_HISTORY = {
-    "type": "object",
-    "required": ["items"],
-    "properties": {
-        "id": {"type": ["string", "integer"], "description": "comes back; the number by default"},
-        "items": _NAMES,
-        "times": {"type": "array", "items": _MOMENT, "description": "sorted by, if any"},
-        "at": _MOMENT,
-        "events": {"type": "object", "description": "by field, a list with a value for each item"},
-        "user": {"type": "object", "description": "by field, a value"},
-    },
-}
-# read_histories checks them: one rule for Python, files and this
-History = Annotated[Any, WithJsonSchema({"anyOf": [_HISTORY, _NAMES]})]
+_Names = Annotated[list[Name] | None, FailFast()]
+_LIST = {"type": "array", "items": {"type": ["string", "integer"]}, "description": "oldest first"}
+_SCHEMA = WithJsonSchema({"anyOf": [History.model_json_schema(), _LIST]})
 
 
 class _Body(BaseModel, extra="forbid", strict=True):
     """True is not a number, and unknown fields are refused."""
 
+    model: str | None = None  # by name, of a server of several
+
 
 class RecommendBody(_Body):
     """What to recommend: see ``Recommender.recommend``."""
 
-    histories: list[History] | None = None
+    histories: Annotated[list[Annotated[History, _SCHEMA]] | None, FailFast()] = None
     users: _Names = None
     k: int = 10
     exclude_seen: bool | None = None
@@ -64,65 +54,45 @@ class RecommendBody(_Body):
     boosts: dict[str, float] | None = None
     at: float | str | None = None
     because: int = 0
-    model: str | None = None  # by name, of a server of several; by default by the id
 
-    def by_model(self, choose: Callable[[Any], str]) -> dict[str, RecommendBody]:
+    def by_model(
+        self, choose: Callable[[str | int | None], str]
+    ) -> dict[str, tuple[list[int], RecommendBody]]:
         """Split by the model that answers each history or user.
 
         Args:
-            choose: returns the name of the model for an id; the id of a history without one is
-                None.
+            choose: returns the name of the model for an id; that of a history may be None.
 
         Returns:
-            Name of a model -> a body with its histories or users, in their order. Histories without
-            an id get their number as id.
+            Name of a model -> numbers of its histories or users, and a body with only these.
         """
-        if self.histories is None:
-            ids: Sequence[Any] = self.users or ()
-        else:
-            ids = [
-                history.get("id") if isinstance(history, dict) else None
-                for history in self.histories
-            ]
-        names = [self.model or choose(key if isinstance(key, _KEYS) else None) for key in ids]
-        parts: dict[str, RecommendBody] = {}
-        for name in dict.fromkeys(names):
-            mine = [number for number, model in enumerate(names) if model == name]
-            if self.histories is None:
-                part = {"users": [ids[number] for number in mine]}
-            else:
-                part = {"histories": [_numbered(self.histories[n], ids[n], n) for n in mine]}
-            parts[name] = self.model_copy(update=part)
-        return parts
-
-
-_KEYS = (str, int, float, bool)  # what an id may be, or is refused for later
-
-
-def _numbered(history: Any, key: Any, number: int) -> Any:
-    """Return a history with an id: its own ``key``, or its number."""
-    if key is not None:
-        return history
-    if isinstance(history, dict):
-        return {**history, "id": number}
-    return {"id": number, "items": history}
+        field = "users" if self.histories is None else "histories"
+        asked: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
+        parts: dict[str, list[int]] = {}
+        for number, one in enumerate(asked):
+            key = one.id if isinstance(one, History) else one
+            parts.setdefault(self.model or choose(key), []).append(number)
+            if key is None:
+                one.id = number
+        return {
+            name: (numbers, self.model_copy(update={field: [asked[n] for n in numbers]}))
+            for name, numbers in parts.items()
+        }
 
 
 class SimilarBody(_Body):
     """Items whose neighbours are wanted."""
 
-    items: list[_Name] = Field(min_length=1)
+    items: Annotated[list[Name], FailFast()] = Field(min_length=1)
     k: int = 10
     allowed: _Names = None
     excluded: _Names = None
-    model: str | None = None
 
 
 class ReloadBody(_Body):
     """The folder of a run; the one in use if None. Of a server of several, the model's name."""
 
     run_dir: str | None = None
-    model: str | None = None
 
 
 Body = TypeVar("Body", bound=_Body)
@@ -137,12 +107,10 @@ def parse(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        raise Refusal(400, first["msg"])
-    field, *key = first["loc"][:2] or ["the body"]
-    where = f"{field}[{shown(key[0])}]" if key else field
-    raise Refusal(422, f"{where}: {first['msg']}, found {shown(first['input'])}")
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        is_json = first["type"] != "json_invalid"
+        message = describe_invalid(error) if is_json else first["msg"]
+        raise Refusal(422 if is_json else 400, message) from None
 
 
 def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments) -> list[dict]:
@@ -160,26 +128,20 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
         raise UsageError("give histories or users, one of the two")
     _limit("histories", len(asked.histories or ()), limits.max_histories)
     _limit("users", len(asked.users or ()), limits.max_histories)
-    for number, one in enumerate(asked.histories or ()):
-        items = one.get("items") if isinstance(one, dict) else one
-        if isinstance(items, list):
-            _limit(f"histories[{number}].items", len(items), limits.max_items)
+    for number, history in enumerate(asked.histories or ()):
+        _limit(f"histories[{number}].items", len(history.items), limits.max_items)
     _limit("k", asked.k, limits.max_k, 422)
-    choice = trained.choice(_to_texts(asked.allowed), _to_texts(asked.excluded), asked.boosts)
-    users = _to_texts(asked.users)
-    some = trained.read(asked.histories or ()) if users is None else trained.of_users(users)
+    choice = trained.choice(asked.allowed, asked.excluded, asked.boosts)
+    given = asked.histories
+    some = trained.of_users(asked.users) if given is None else trained.read(given)
     some = trained.requested(some, asked.at)
     require_reasons(trained.scorer, asked.because, some)
     if asked.because:
-        reach = (
-            some.lengths.max(initial=0) if trained.scorer.reach is None else trained.scorer.reach
-        )
-        _limit(
-            "because: interactions to leave out",
-            int(np.minimum(some.lengths, reach).sum()),
-            limits.max_left_out,
-        )
-    parts = list(trained.ranked(some, asked.k, asked.exclude_seen, choice))
+        reach = trained.scorer.reach
+        read = some.lengths if reach is None else np.minimum(some.lengths, reach)
+        _limit("because: interactions to leave out", int(read.sum()), limits.max_left_out)
+    row, _, item, score = trained.ranked(some, asked.k, asked.exclude_seen, choice)
+    best = _split(trained, len(some), row, item, score)
     answers: list[dict] = [
         {
             "id": some.ids[n],
@@ -188,27 +150,23 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
             "by": MODEL if some.lengths[n] else POPULARITY,
             "unknown": int(some.unknown[n]),
         }
-        for n, (items, scores) in enumerate(_split(trained, len(some), parts))
+        for n, (items, scores) in enumerate(best)
     ]
-    if asked.because and parts:
-        row, _, item = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
-        hide = trained.hides_seen(asked.exclude_seen)
-        found = reasons(trained.scorer, some, row, item, asked.because, choice, hide)
+    if asked.because:
+        hides_seen = trained.hides_seen(asked.exclude_seen)
+        effects = leave_one_out(trained.scorer, some, row, item, choice, hides_seen)
+        found = strongest(effects, asked.because)
+        found["item"] = trained.items[found["past"] - 1]
+        columns = ["item", "steps_back", "score_change", "rank_change"]
+        reasons: list[list[dict]] = [[] for _ in row]
+        for pair, reason in zip(found["pair"], found[columns].to_dict("records"), strict=True):
+            # json has null for NaN
+            reasons[pair].append({k: None if x != x else x for k, x in reason.items()})
         for answer in answers:
             answer["because"] = []
-        for n, columns in zip(row, zip(*found, strict=True), strict=True):
-            answers[n]["because"].append(_reasons(trained, *columns))
+        for owner, some_reasons in zip(row, reasons, strict=True):
+            answers[owner]["because"].append(some_reasons)
     return answers
-
-
-def _reasons(trained: Recommender, past: np.ndarray, *columns: np.ndarray) -> list[dict]:
-    """Return the past interactions that carried an item; json has null for NaN."""
-    names = [trained.items[i - 1] for i in past if i > 0]
-    keys = ("steps_back", "score_change", "rank_change")
-    return [
-        {"item": name, **{k: None if x != x else x for k, x in zip(keys, values, strict=True)}}
-        for name, *values in zip(names, *(column.tolist() for column in columns), strict=False)
-    ]
 
 
 def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) -> list[dict]:
@@ -218,37 +176,28 @@ def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArgument
         UsageError: for unknown items, or a model without vectors.
         Refusal: where a limit is exceeded.
     """
-    names = [str(item) for item in asked.items]
+    names = list(map(str, asked.items))
     _limit("items", len(names), limits.max_histories)
     _limit("k", asked.k, limits.max_k, 422)
     for name in names:  # not by require_id, whose search for similar names takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
-    choice = trained.choice(_to_texts(asked.allowed), _to_texts(asked.excluded))
-    row, rank, item, cosine = trained.nearest(names, asked.k, choice)
-    parts = [(row, rank, item, cosine.astype(float))]
+    choice = trained.choice(asked.allowed, asked.excluded)
+    row, _, item, cosine = trained.nearest(names, asked.k, choice)
+    best = _split(trained, len(names), row, item, cosine.astype(float))
     return [
         {"id": name, "items": items, "cosines": cosines}
-        for name, (items, cosines) in zip(names, _split(trained, len(names), parts), strict=True)
+        for name, (items, cosines) in zip(names, best, strict=True)
     ]
 
 
 def _split(
-    trained: Recommender, count: int, parts: Sequence[tuple[np.ndarray, ...]]
+    trained: Recommender, count: int, row: np.ndarray, item: np.ndarray, score: np.ndarray
 ) -> list[tuple[list[str], list[float]]]:
-    """Return names and scores of items for each of ``count`` rows.
-
-    Args:
-        trained: the model, for the names.
-        count: number of rows.
-        parts: tuples of arrays: row, rank, item id, score, and perhaps more.
-    """
-    if not parts:
-        return [([], [])] * count
-    row, _, item, score = (np.concatenate(column) for column in list(zip(*parts))[:4])  # noqa: B905
-    ends = np.searchsorted(row, np.arange(1, count))
-    names = np.split(trained.items[item - 1], ends)
-    return [(n.tolist(), s.tolist()) for n, s in zip(names, np.split(score, ends), strict=True)]
+    """Return names and scores of items for each of ``count`` rows, from arrays [p]."""
+    ends = np.searchsorted(row, np.arange(1, max(count, 1)))
+    names, scores = np.split(trained.items[item - 1], ends), np.split(score, ends)
+    return [(n.tolist(), s.tolist()) for n, s in zip(names, scores, strict=True)][:count]
 
 
 def to_json(answer: dict[str, Any]) -> bytes:

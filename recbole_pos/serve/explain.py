@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ from recbole.utils import ModelType
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice, scores_and_ranks
-from recbole_pos.serve.fitted import FittedModel
 from recbole_pos.serve.histories import Histories
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import is_whole, shown
@@ -23,73 +19,6 @@ BATCH = 256  # histories that are scored at once
 MOST = 100  # reasons that may be asked for, for an item
 COLUMNS = ("because", "score_change", "rank_change")  # of each reason, numbered
 NOISE = 1e-6  # relative to a score: a smaller change is rounding
-
-
-@dataclass(frozen=True)
-class Effects:
-    """Effects of leaving out each interaction of g histories on at most k items of each.
-
-    Interactions are counted back, the newest first. Missing items have the id 0 and NaN for their
-    numbers. Changes are NaN, too, for a history of one interaction, which leaves no history.
-
-    Attributes:
-        items: [g, k] ids.
-        past: [g, r] ids of the items of past interactions.
-        score, rank: [g, k] score and rank of an item after the whole history; ranks from 1.
-        score_change, rank_change: [g, k, r] change of score and rank without an interaction. The
-            score falls without an interaction that carried the item, and the rank rises.
-    """
-
-    items: np.ndarray
-    past: np.ndarray
-    score: np.ndarray
-    rank: np.ndarray
-    score_change: np.ndarray
-    rank_change: np.ndarray
-
-    def strongest(self, most: int) -> tuple[np.ndarray, ...]:
-        """Return the interactions that carried each item, the strongest first.
-
-        Returns:
-            Four arrays [p, most], a row for each item, history by history: ids of past items, 0
-            where fewer carried the item; how many steps back they are; changes of score; changes
-            of rank.
-        """
-        least = -NOISE * np.maximum(1, np.abs(self.score))[..., None]
-        change = np.where(np.isnan(self.score_change), -np.inf, self.score_change)
-        carries = (change < least) & (self.past > 0)[:, None]
-        order = np.where(carries, change, np.inf).argsort(-1, kind="stable")[..., :most]
-        steps = np.arange(1, carries.shape[-1] + 1)
-        padding, rows = ((0, 0), (0, max(0, most - len(steps)))), self.items > 0
-        columns = (self.past[:, None], 0), (steps, 0), (self.score_change, np.nan)
-        return tuple(
-            np.pad(
-                np.take_along_axis(np.where(carries, x, none), order, -1)[rows],
-                padding,
-                constant_values=none,
-            )
-            for x, none in (*columns, (self.rank_change, np.nan))
-        )
-
-    def table(self, names: np.ndarray) -> pd.DataFrame:
-        """Return every interaction of the only history, as ``Recommender.explain`` has it.
-
-        Args:
-            names: [items] names of the catalogue.
-        """
-        order = self.score_change[0].argsort(-1, kind="stable")  # NaN last
-        which, back = np.repeat(np.arange(len(order)), order.shape[1]), order.ravel()
-        return pd.DataFrame(
-            {
-                "item": names[self.items[0, which] - 1],
-                "rank": self.rank[0, which].astype(np.int64),
-                "score": self.score[0, which],
-                "past": names[self.past[0, back] - 1],
-                "steps_back": back + 1,
-                "score_change": self.score_change[0, which, back],
-                "rank_change": pd.array(self.rank_change[0, which, back], "Int64"),
-            }
-        )
 
 
 def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
@@ -122,61 +51,48 @@ def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
 
 
 def reason_columns(because: int) -> list[str]:
-    """Return the names of the columns of ``because`` reasons, numbered from 1."""
+    """Return the names of the columns of reasons, numbered from 1."""
     return [f"{name}_{n}" for n in range(1, because + 1) for name in COLUMNS]
 
 
 def add_reasons(
-    table: pd.DataFrame, found: tuple[np.ndarray, ...], names: np.ndarray
+    table: pd.DataFrame, effects: pd.DataFrame, because: int, names: np.ndarray
 ) -> pd.DataFrame:
     """Return a table of recommendations with their reasons as further columns.
 
     Args:
         table: a row for each recommendation.
-        found: the arrays [p, most] of :func:`reasons`.
+        effects: of each of them, as :func:`leave_one_out` returns them.
+        because: number of reasons of each item.
         names: [items] names of the catalogue.
     """
-    past, _, score, rank = (column.T for column in found)
+    reasons = strongest(effects, because)
     names_by_id = np.concatenate([[None], names])
-    parts = (
-        part
-        for n in range(len(past))
-        for part in (names_by_id[past[n]], score[n].astype(np.float32), pd.array(rank[n], "Int64"))
-    )
-    return table.assign(**dict(zip(reason_columns(len(past)), parts, strict=True)))
+    parts: list[Any] = []
+    for n in range(1, because + 1):
+        one = reasons[reasons["reason"] == n].set_index("pair").reindex(range(len(table)))
+        past = names_by_id[one["past"].fillna(0).to_numpy(np.int64)]
+        parts += [past, one["score_change"].astype("float32"), one["rank_change"].astype("Int64")]
+    return table.assign(**dict(zip(reason_columns(because), parts, strict=True)))
+
+
+def strongest(effects: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return the interactions that carried each item, at most so many, the strongest first; a
+    column ``reason`` numbers those of an item from 1.
+
+    Args:
+        effects: as :func:`leave_one_out` returns them.
+        most: number of reasons of an item.
+    """
+    change = effects["score_change"].fillna(-np.inf)  # of the only interaction of a history
+    carries = change < -NOISE * effects["score"].abs().clip(lower=1)
+    found, change = effects[carries], change[carries]
+    found = found.iloc[np.lexsort((change, found["pair"]))]
+    reason = 1 + np.arange(len(found)) - np.searchsorted(found["pair"], found["pair"])
+    return found.assign(reason=reason)[reason <= most]
 
 
 @torch.inference_mode()
-def reasons(
-    scorer: Scorer,
-    asked: Histories,
-    row: np.ndarray,
-    item: np.ndarray,
-    most: int,
-    choice: Choice,
-    exclude_seen: bool,
-) -> tuple[np.ndarray, ...]:
-    """Return the past interactions that carried each recommended item.
-
-    Args:
-        scorer, asked, row, item, choice, exclude_seen: as of :func:`leave_one_out`; histories
-            without a known item have no reasons.
-        most: number of reasons of each item.
-
-    Returns:
-        Four arrays [p, most], as of :meth:`Effects.strongest`.
-    """
-    found = [np.full((len(row), most), none) for none in (0, 0, np.nan, np.nan)]
-    has_history = asked.lengths[row] > 0
-    effects = leave_one_out(
-        scorer, asked, row[has_history], item[has_history], choice, exclude_seen
-    )
-    parts = [effect.strongest(most) for effect in effects]
-    for column, part in zip(found, zip(*parts, strict=True), strict=False):
-        column[has_history] = np.concatenate(part)
-    return tuple(found)
-
-
 def leave_one_out(
     scorer: Scorer,
     asked: Histories,
@@ -184,7 +100,7 @@ def leave_one_out(
     item: np.ndarray,
     choice: Choice,
     exclude_seen: bool,
-) -> Iterator[Effects]:
+) -> pd.DataFrame:
     """Score histories without each of their interactions in turn, in batches.
 
     Candidates stay those of the whole history: with ``exclude_seen`` the item of the interaction
@@ -193,110 +109,54 @@ def leave_one_out(
 
     Args:
         scorer: scorer of the model.
-        asked: the histories.
-        row: [p] numbers of histories with known interactions, ascending.
+        asked: the histories; those without a known item have no effects.
+        row: [p] numbers of histories, ascending.
         item: [p] ids of the items to explain.
         choice: the items among which they are ranked.
         exclude_seen: whether items of a history are not ranked.
 
-    Yields:
-        The effects for some histories at a time, in the order of ``row``.
+    Returns:
+        A row for each of the p ``pair``s and each interaction, the newest first: ``past``, the id
+        of its item; ``steps_back``, 1 for the newest; ``score`` and ``rank`` of the pair's item
+        after the whole history; ``score_change`` and ``rank_change``, what is added to them without
+        the interaction. The score falls without an interaction that carried the item, and the rank
+        rises; both are NaN for the only interaction of a history.
     """
     reach = scorer.reach
-    rows, count = np.unique(row, return_counts=True)
-    steps = asked.lengths[rows] if reach is None else np.minimum(asked.lengths[rows], reach)
-    begin = np.cumsum(count) - count
-    bounds = np.flatnonzero(np.diff(np.cumsum(steps + 1) // BATCH)) + 1
-    for group in np.split(np.arange(len(rows)), bounds):
-        if not len(group):
-            continue
-        some, most = asked.some(rows[group]), steps[group]
-        read = some if reach is None else some.newest(reach + 1)  # the oldest one may move up
-        k = np.arange(count[group].max())
-        items = np.where(k < count[group, None], item[(begin[group, None] + k) % len(item)], 0)
-        owner = np.repeat(np.arange(len(group)), most + 1)
-        back = np.arange(len(owner)) - np.repeat(np.cumsum(most + 1) - most - 1, most + 1)
-        score = np.full((len(group), most.max() + 1, len(k)), np.nan)
-        rank = score.copy()
-        possible = np.flatnonzero((back == 0) | (some.lengths[owner] > 1))
-        for part in np.split(possible, np.arange(BATCH, len(possible), BATCH)):
-            whose, left_out = owner[part], back[part]
-            barred = None
-            if exclude_seen:
-                seen = some.some(whose)
-                pairs = torch.repeat_interleave(torch.from_numpy(seen.lengths))
-                barred = pairs, torch.from_numpy(seen.items)
-            found = scorer.scores(read.some(whose).without(left_out))
-            ids = torch.from_numpy(items[whose])
-            score[whose, left_out], rank[whose, left_out] = (
-                x.numpy() for x in scores_and_ranks(found, choice, ids, barred)
-            )
-        rank[np.isnan(score)] = np.nan
-        ends, ages = np.cumsum(some.lengths)[:, None], np.arange(1, most.max() + 1)
-        past = np.where(ages <= most[:, None], some.items[np.maximum(ends - ages, 0)], 0)
-        changes = ((x[:, 1:] - x[:, :1]).transpose(0, 2, 1) for x in (score, rank))
-        yield Effects(items, past, score[:, 0], rank[:, 0], *changes)
-
-
-class ExplainingModel(FittedModel):
-    """The part of :class:`~recbole_pos.Recommender` that explains recommendations."""
-
-    @torch.inference_mode()
-    def explain(
-        self: Any,
-        history: Any = None,
-        items: Sequence[str] | None = None,
-        k: int = 10,
-        user: str | None = None,
-        exclude_seen: bool | None = None,
-        at: float | str | datetime | None = None,
-    ) -> pd.DataFrame:
-        """Return how score and rank of items change without each of the past interactions.
-
-        Each interaction is left out in turn, with its time; the others and the time of
-        the request stay. Items are ranked among the same candidates as before.
-        :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
-
-        Args:
-            history: one history, as in :meth:`Recommender.recommend`.
-            items: names of the items to explain; the k recommended items if None.
-            k: number of recommended items to explain.
-            user: name of a user in the data, instead of a history.
-            exclude_seen: as in :meth:`Recommender.recommend`.
-            at: time of the request, as there.
-
-        Returns:
-            A row an item and a past interaction the model reads, items as given or the best first,
-            interactions that carried the item most first: ``item``, ``rank``, ``score``, ``past``,
-            the item of the interaction, ``steps_back``, 1 for the newest, ``score_change`` and
-            ``rank_change``: what is added without it; missing if it is the only one.
-
-        Raises:
-            UsageError: if no item of the history is known, the model reads no history, or an item
-                cannot be recommended.
-        """
-        if (history is None) == (user is None):
-            raise UsageError("give a history or a user, one of the two")
-        asked = self.read([history]) if user is None else self.of_users([user])
-        asked = self.requested(asked, at)
-        require_reasons(self.scorer, 1, asked)
-        if not asked.lengths[0]:
-            raise UsageError(
-                "history: no item of it is known to the model, so it gets the most popular items"
-            )
-        choice = self.choice()
-        if items is None:
-            item = next(self.ranked(asked, k, exclude_seen, choice))[2]
-        else:
-            item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
-        if not len(item):
-            raise UsageError("items: none to explain")
-        if self.hides_seen(exclude_seen) and (seen := np.isin(item, asked.items)).any():
-            raise UsageError(
-                f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
-                "are excluded; set exclude_seen to false"
-            )
-        row = np.zeros(len(item), dtype=np.int64)
-        hide = self.hides_seen(exclude_seen)
-        (found,) = leave_one_out(self.scorer, asked, row, item, choice, hide)
-        return found.table(self.items)
+    rows, owner, count = np.unique(row, return_inverse=True, return_counts=True)
+    column = np.arange(len(row)) - (np.cumsum(count) - count)[owner]  # of the items of its history
+    items = np.zeros((len(rows), count.max(initial=0)), dtype=np.int64)
+    items[owner, column] = item
+    some = asked.some(rows)
+    read = some if reach is None else some.newest(reach + 1)  # the oldest one may move up
+    steps = some.lengths if reach is None else np.minimum(some.lengths, reach)
+    # the variants of each history: all of it, and without the newest, the one before it, ...
+    begin = np.cumsum(steps + 1) - (steps + 1)
+    whose = np.repeat(np.arange(len(rows)), steps + 1)
+    left_out = np.arange(len(whose)) - begin[whose]
+    score = np.full((len(whose), items.shape[1]), np.nan)
+    rank = score.copy()
+    possible = np.flatnonzero(some.lengths[whose] > (left_out > 0))
+    for number in range(0, len(possible), BATCH):
+        part = possible[number : number + BATCH]
+        barred = some.some(whose[part]).pairs() if exclude_seen else None
+        found = scorer.scores(read.some(whose[part]).without(left_out[part]))
+        ids = torch.from_numpy(items[whose[part]])
+        score[part], rank[part] = (x.numpy() for x in scores_and_ranks(found, choice, ids, barred))
+    rank[np.isnan(score)] = np.nan
+    pair = np.repeat(np.arange(len(row)), steps[owner])
+    first = np.cumsum(steps[owner]) - steps[owner]
+    steps_back = 1 + np.arange(len(pair)) - first[pair]
+    history, place = owner[pair], column[pair]
+    whole = begin[history]
+    return pd.DataFrame(
+        {
+            "pair": pair,
+            "past": some.items[np.cumsum(some.lengths)[history] - steps_back],
+            "steps_back": steps_back,
+            "score": score[whole, place],
+            "rank": rank[whole, place],
+            "score_change": score[whole + steps_back, place] - score[whole, place],
+            "rank_change": rank[whole + steps_back, place] - rank[whole, place],
+        }
+    )

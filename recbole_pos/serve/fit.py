@@ -8,7 +8,7 @@ from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.conversion.frames import Dataset
-from recbole_pos.data.grown import Growth
+from recbole_pos.data.identity import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.folder import RunFolder
@@ -92,7 +92,7 @@ def fit(
 def load(
     run_dir: str | Path, data_path: str | Path | None = None, histories_only: bool | None = None
 ) -> Recommender:
-    """Load a trained model from its folder: :meth:`Recommender.load`, as :func:`fit` returned it.
+    """Load a trained model from its folder, as :func:`fit` returned it.
 
     Examples:
         >>> trained = recbole_pos.load("mine")
@@ -102,12 +102,6 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
-        histories_only: whether the users of the data will not be asked for; see
-            :meth:`Recommender.load`.
-
-    Raises:
-        UsageError: if it is not the folder of a run, or needs a dataset that is not there.
-        CheckpointError: if the data the model was trained on are not there any more.
+        data_path, histories_only: as of :meth:`Recommender.load`, which says what is raised.
     """
     return Recommender.load(run_dir, data_path, histories_only)

@@ -3,26 +3,37 @@ and packed."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import torch
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic import Field as Bounds
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.windows import gather_index
@@ -31,13 +42,78 @@ from recbole_pos.layers.features import Features
 from recbole_pos.values import listed, nearest, shown
 
 KEYS = ("id", "items", "times", "at", "events", "user")
-ROWS = 1 << 14  # histories of parquet that are read at once
-UNIT = 1 << 16  # most histories of a part: to reach it, its row group is read from the start
+PART = 1 << 14  # histories of a file that are read at once
 # How values of a field are read: ids by name, and whether a value is a list of names; None for a
 # field of numbers.
 Field = tuple[Mapping[str, int], bool] | None
 NO_FIELDS: dict[str, dict[str, Field]] = {"events": {}, "user": {}}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Validate a value or a sequence, if need be with numbers of numpy as Python's own."""
+    value = list(value) if _is_list(value) else value
+    try:
+        return validate(value)
+    except ValidationError:
+        many = value if isinstance(value, list) else [value]
+        plain = [x.item() if isinstance(x, np.number) else x for x in many]
+        return validate(plain if isinstance(value, list) else plain[0])
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+
+
+Plain = WrapValidator(_validate_plain)
+Name = StrictStr | Annotated[StrictInt, Bounds(gt=-(2**63), lt=2**63)]
+Moment = Annotated[StrictFloat, Bounds(gt=-(2.0**63), lt=2.0**63)] | StrictStr | datetime
+_Number = Annotated[
+    Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None,
+    BeforeValidator(lambda value: None if value != value else value),  # NaN is missing
+]
+
+
+class History(BaseModel, extra="forbid", strict=True):
+    """One history; a list of items, oldest first, is one, too."""
+
+    id: Annotated[Name | None, Plain] = Bounds(None, description="returned; the index by default")
+    items: Annotated[list[Name], FailFast(), Plain] = Bounds(description="names, oldest first")
+    times: Annotated[list[Moment] | None, FailFast(), Plain] = Bounds(
+        None, description="sorted by, if any: numbers or ISO 8601"
+    )
+    at: Annotated[Moment | None, Plain] = Bounds(None, description="time of the request")
+    events: dict[str, Any] | None = Bounds(None, description="by field, a value for each item")
+    user: dict[str, Any] | None = Bounds(None, description="by field, a value")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return dict(given)
+        return {"items": given} if _is_list(given) else given
+
+
+_HISTORIES = TypeAdapter(Annotated[list[History], FailFast()])
+_NUMBERS = TypeAdapter(Annotated[list[_Number], Plain])
+_NAMES = TypeAdapter(Annotated[list[Name | None], Plain])
+_NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
+
+
+def describe_invalid(error: ValidationError, where: str = "") -> str:
+    """Return the first thing that a validation refused: its place, what is wrong, what was found.
+
+    Args:
+        error: the error.
+        where: place of the whole, such as ``histories``.
+    """
+    first = error.errors(include_url=False, include_context=False)[0]
+    for part in first["loc"]:
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif part not in ("str", "float", "datetime", "constrained-int", "constrained-float"):
+            where += f".{shown(part)[1:-1]}"  # the others name members of a union
+    return f"{where.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
 
 
 @dataclass(frozen=True)
@@ -74,53 +150,27 @@ class Histories:
         items: np.ndarray,
         lengths: np.ndarray,
         times: np.ndarray | None,
-        timed: np.ndarray | None = None,
-        at: np.ndarray | None = None,
-        features: Features | None = None,
+        at: np.ndarray | None,
+        features: Features,
     ) -> Histories:
-        """Return histories with events sorted by time and unknown items left out.
+        """Return histories sorted by time, ties in their order, without unknown items.
 
         Args:
-            ids: [b] names of the histories.
+            ids, lengths, at, features: as the attributes, of the interactions given.
             items: [m] item ids, 0 for unknown items.
-            lengths: [b] number of items of each history.
-            times: [m] times of the items; the order of equal times is kept.
-            timed: [b] whether a history has times; all if None. ``times`` are kept if all
-                histories with a known item have times.
-            at: [b] times of the requests, NaN where a request has none.
-            features: features of the [m] interactions and [b] users.
+            times: [m] their times, NaN where a history has none; ``times`` are kept only if no
+                known item lacks one.
         """
         row, order = np.repeat(np.arange(len(ids)), lengths), np.arange(len(items))
         if times is not None:
             order = np.lexsort((times, row))
-            items, times = items[order], times[order]
-        is_known = items > 0
-        places = torch.from_numpy(order[is_known])
-        features = Features() if features is None else features.map(lambda x: x[places])
-        kept = np.bincount(row[is_known], minlength=len(ids))
-        if times is not None:
-            has_all = kept.any() and (timed is None or timed[kept > 0].all())
-            times = times[is_known] if has_all else None
+        order = order[items[order] > 0]
+        known = np.bincount(row[order], minlength=len(ids))
+        times = None if times is None or np.isnan(times[order]).any() else times[order]
         at = None if at is None or np.isnan(at).all() else at
-        return cls(ids, items[is_known], kept, times, lengths - kept, None, at, features)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Histories]) -> Histories:
-        """Return the histories of all parts; with times if all parts with an event have times."""
-
-        def column(name: str, kind: type = np.int64) -> np.ndarray:
-            return np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
-
-        with_events = [part for part in parts if len(part.items)]
-        times = at = None
-        if with_events and all(part.times is not None for part in with_events):
-            times = np.concatenate([part.times for part in with_events])
-        if any(part.at is not None for part in parts):
-            at = np.concatenate([np.full(len(p), np.nan) if p.at is None else p.at for p in parts])
-        ids = [name for part in parts for name in part.ids]
-        features = _join([part.features for part in parts])
-        unknown = column("unknown")
-        return cls(ids, column("items"), column("lengths"), times, unknown, None, at, features)
+        place = torch.from_numpy(order)
+        features = features.map(lambda x: x[place])
+        return cls(ids, items[order], known, times, lengths - known, None, at, features)
 
     def asked_at(self, default: float) -> Histories:
         """Return the histories with ``default`` as the time of each request without a time.
@@ -148,42 +198,28 @@ class Histories:
     def some(self, rows: np.ndarray) -> Histories:
         """Return the histories of the given rows [r], in the order of ``rows``."""
         begin, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
-        index = gather_index(begin, lengths)
-        return Histories(
-            [self.ids[row] for row in rows],
-            self.items[index],
-            lengths,
-            None if self.times is None else self.times[index],
-            self.unknown[rows],
-            None if self.users is None else self.users[rows],
-            None if self.at is None else self.at[rows],
-            self._features(index, rows),
+        found, users = (
+            self._with_events(gather_index(begin, lengths), lengths),
+            torch.from_numpy(rows),
+        )
+        return replace(
+            found,
+            ids=[self.ids[row] for row in rows],
+            unknown=self.unknown[rows],
+            users=None if self.users is None else self.users[rows],
+            at=None if self.at is None else self.at[rows],
+            features=found.features.map(lambda x: x, lambda x: x[users]),
         )
 
-    def _features(self, events: np.ndarray, rows: np.ndarray) -> Features:
-        both = map(torch.from_numpy, (events, rows))
-        return self.features.map(*(lambda x, index=index: x[index] for index in both))
-
-    def having(self, row: np.ndarray, item: np.ndarray) -> int:
-        """Return for how many pairs [p] of a history (``row``, its number) and an item the history
-        has the item."""
-        rows, size = np.unique(row), int(max(item.max(initial=0), self.items.max(initial=0))) + 1
-        asked = self.some(rows)
-        pairs = np.sort(row * size + item)  # they are few, and np.isin would sort the events
-        events = np.repeat(rows, asked.lengths) * size + asked.items
-        place = np.minimum(np.searchsorted(pairs, events), len(pairs) - 1)
-        return len(np.unique(place[pairs[place] == events]))
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Return the number of the history [m] and the item [m] of each event."""
+        row = torch.repeat_interleave(torch.from_numpy(self.lengths))
+        return row, torch.from_numpy(self.items)
 
     def newest(self, most: int) -> Histories:
         """Return the histories cut to their ``most`` newest events."""
-        age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
-        keep = age <= most
-        times = None if self.times is None else self.times[keep]
-        lengths = np.minimum(self.lengths, most)
-        features = self._features(np.flatnonzero(keep), np.arange(len(self)))
-        return replace(
-            self, items=self.items[keep], lengths=lengths, times=times, features=features
-        )
+        events = np.flatnonzero(self._steps_back() <= most)
+        return self._with_events(events, np.minimum(self.lengths, most))
 
     def without(self, steps_back: np.ndarray) -> Histories:
         """Return the histories without one interaction each; the others keep their times.
@@ -191,28 +227,20 @@ class Histories:
         Args:
             steps_back: [b] interaction to leave out, 1 for the newest; 0 leaves none out.
         """
-        age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
-        keep = age != np.repeat(steps_back, self.lengths)
-        times = None if self.times is None else self.times[keep]
-        lengths = self.lengths - (steps_back > 0)
-        features = self._features(np.flatnonzero(keep), np.arange(len(self)))
+        events = np.flatnonzero(self._steps_back() != np.repeat(steps_back, self.lengths))
+        return self._with_events(events, self.lengths - (steps_back > 0))
+
+    def _steps_back(self) -> np.ndarray:
+        """Return the place of each event in its history, 1 for the newest."""
+        return np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
+
+    def _with_events(self, events: np.ndarray, lengths: np.ndarray) -> Histories:
+        """Return the histories with only some of the events, ``lengths`` of each."""
+        times, place = None if self.times is None else self.times[events], torch.from_numpy(events)
+        features = self.features.map(lambda x: x[place])
         return replace(
-            self, items=self.items[keep], lengths=lengths, times=times, features=features
+            self, items=self.items[events], lengths=lengths, times=times, features=features
         )
-
-
-def _join(parts: Sequence[Features]) -> Features:
-    """Concatenate the features of parts, columns of lists padded to the longest list."""
-
-    def stacked(columns: list[Tensor]) -> Tensor:
-        width = max(column.shape[-1] for column in columns)
-        return torch.cat([pad(x, (0, width - x.size(1))) if x.dim() > 1 else x for x in columns])
-
-    first = parts[0] if parts else Features()
-    return Features(
-        {name: stacked([part.events[name] for part in parts]) for name in first.events},
-        {name: stacked([part.users[name] for part in parts]) for name in first.users},
-    )
 
 
 def read_histories(
@@ -225,10 +253,9 @@ def read_histories(
     """Check histories, look up the ids of their items, and pack them.
 
     Args:
-        given: of each user a list of items, oldest first, or a mapping with ``items`` and perhaps
-            ``id``, ``times``, ``at``, the time of the request, ``events``, by field a value for
-            each item, and ``user``, a value by field; a Series of lists, by id; a DataFrame or a
-            table of Arrow with such columns. Where times are given, events are sorted by them.
+        given: a :class:`History` of each user, a mapping with its fields, or a list of items; a
+            Series of lists, by id; a DataFrame or a table of Arrow with columns like the fields.
+            Where times are given, events are sorted by them.
         ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
@@ -238,165 +265,133 @@ def read_histories(
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
     if isinstance(given, pa.Table):
-        if not any(fields.values()) and not fields.keys() & set(given.column_names):
-            return _read_table(given, ids, needs_time, unit)
         _require_columns(given.column_names, "histories")
+        if not any(fields.values()) and not fields.keys() & set(given.column_names):
+            found = _read_table(given, ids, needs_time, unit)
+            if found is not None:
+                return found
         given = given.to_pylist()
-    if isinstance(given, pd.DataFrame) and "items" in given:
+    if isinstance(given, pd.DataFrame):
+        if "items" not in given:
+            raise UsageError(
+                f"histories: expected columns items (lists), and perhaps id and times, found "
+                f"{', '.join(map(str, given.columns))[:100]}; of interactions, take "
+                "frame.groupby(USER)[ITEM].agg(list)"
+            )
         given = given.to_dict("records")
-    elif isinstance(given, pd.DataFrame):
-        raise UsageError(
-            f"histories: expected columns items (lists), and perhaps id and times, found "
-            f"{', '.join(map(str, given.columns))[:100]}; of interactions, take "
-            "frame.groupby(USER)[ITEM].agg(list)"
-        )
     elif isinstance(given, pd.Series):
         given = [{"id": name, "items": items} for name, items in given.items()]
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise UsageError(f"histories: expected a list of histories, found {shown(given)}")
-    names, lengths, requests = [], [], []
-    events: list[int] = []
-    moments: list[float] = []
-    timed: list[bool] = []
-    values: dict[tuple[str, str], list[Any]] = {(of, n): [] for of in fields for n in fields[of]}
-    for number, history in enumerate(given):
-        name, items, times, at = _fields(history, f"histories[{number}]", number, unit)
-        if times is None and needs_time and items:
+    return _read_rows(list(given), ids, needs_time, unit, fields)
+
+
+def _read_rows(
+    given: list[Any],
+    ids: Mapping[str, int],
+    needs_time: bool,
+    unit: float | None,
+    fields: Mapping[str, Mapping[str, Field]],
+) -> Histories:
+    """Read histories one by one, as :func:`read_histories` does."""
+    try:
+        histories = _HISTORIES.validate_python(given)
+    except ValidationError as error:
+        raise UsageError(describe_invalid(error, "histories")) from None
+    names, times, at = [], [], []
+    items: list[str] = []
+    for number, history in enumerate(histories):
+        where = f"histories[{number}]"
+        names.append(number if history.id is None else history.id)
+        items += map(str, history.items)
+        at.append(np.nan if history.at is None else read_moment(history.at, f"{where}.at", unit))
+        if history.times is None:
+            if needs_time and history.items:
+                raise UsageError(
+                    f"{where}: the model reads times, so each history needs them: "
+                    '{"items": [...], "times": [...]}'
+                )
+            times += [np.nan] * len(history.items)
+        elif len(history.times) != len(history.items):
             raise UsageError(
-                f"histories[{number}]: the model reads times, so each history needs them: "
-                '{"items": [...], "times": [...]}'
+                f"{where}.times: expected one for each of {len(history.items)} items, found "
+                f"{len(history.times)}"
             )
-        names.append(name)
-        lengths.append(len(items))
-        requests.append(at)
-        events += [ids.get(item, 0) for item in items]
-        timed.append(times is not None)
-        moments += [0.0] * len(items) if times is None else times
-        features = history if isinstance(history, Mapping) else {}
-        _take_fields(features, fields, len(items), f"histories[{number}]", values)
-    columns = {of: {n: _column(values[of, n], fields[of][n]) for n in fields[of]} for of in fields}
+        else:
+            times += [read_moment(time, f"{where}.times", unit) for time in history.times]
+    lengths = np.array([len(history.items) for history in histories], np.int64)
     return Histories.packed(
         names,
-        np.array(events, np.int64),
-        np.array(lengths, np.int64),
-        np.array(moments) if any(timed) else None,
-        np.array(timed),
-        np.array(requests),
-        Features(columns["events"], columns["user"]),
+        _look_up(pa.array(items, pa.large_string()), ids),
+        lengths,
+        np.array(times),
+        np.array(at),
+        _read_features(histories, fields, lengths),
     )
 
 
-def _take_fields(
-    history: Mapping[str, Any],
-    fields: Mapping[str, Mapping[str, Field]],
-    items: int,
-    where: str,
-    values: dict[tuple[str, str], list[Any]],
-) -> None:
-    """Append the values of a history to ``values``, by table (``events``, ``user``) and field.
+def _read_features(
+    histories: list[History], fields: Mapping[str, Mapping[str, Field]], lengths: np.ndarray
+) -> Features:
+    """Return the features that histories have under ``events`` and ``user``.
 
     Raises:
         UsageError: for a field that the model does not read, or values of the wrong kind or number.
     """
+    columns: dict[str, dict[str, Tensor]] = {}
     for table, readable in fields.items():
-        given = history.get(table) or {}
-        if not isinstance(given, Mapping):
-            raise UsageError(f"{where}.{table}: expected values by field, found {shown(given)}")
-        for name in given:
-            if name not in readable:
+        given = [getattr(history, table) or {} for history in histories]
+        for number, values in enumerate(given):
+            if unread := [name for name in values if name not in readable]:
                 raise UsageError(
-                    f"{where}.{table}: {shown(name)} is not read by the model"
-                    f"{nearest(str(name), readable) if readable else ''}; leave it out"
+                    f"histories[{number}].{table}: {shown(unread[0])} is not read by the model"
+                    f"{nearest(unread[0], readable) if readable else ''}; leave it out"
                 )
-        for name, kind in readable.items():
-            entries, place = given.get(name), f"{where}.{table}.{name}"
-            if table == "user":
-                entries = [entries]
-            elif entries is None:
-                entries = [None] * items
-            elif not _is_list(entries) or len(entries) != items:
-                raise UsageError(
-                    f"{place}: expected a list with a value for each of {items} items (null where "
-                    f"there is none), found {shown(entries)}"
-                )
-            values[table, name] += [_value(value, kind, place) for value in entries]
+        sizes = lengths if table == "events" else None
+        columns[table] = {
+            name: _read_column([one.get(name) for one in given], kind, f"{table}.{name}", sizes)
+            for name, kind in readable.items()
+        }
+    return Features(columns["events"], columns["user"])
 
 
-def _value(value: Any, kind: Field, where: str) -> Any:
-    """Return a number, an id, or a list of ids; NaN, 0 or an empty list where there is none."""
-    if value is None:
-        return math.nan if kind is None else [] if kind[1] else 0
-    if kind is None:
-        is_number = isinstance(value, (int, float, np.integer, np.floating))
-        if is_number and not isinstance(value, bool) and not abs(value) > LARGEST:  # NaN is missing
-            return float(value)
-        raise UsageError(f"{where}: expected numbers, found {shown(value)}")
-    ids, is_list = kind
-    names = value if is_list and _is_list(value) else [value]
-    if (_is_list(value) and not is_list) or not all(map(_is_name, names)):
-        raise UsageError(
-            f"{where}: expected {'lists of names' if is_list else 'names'}, found {shown(value)}"
-        )
-    found = [ids.get(str(name), 0) for name in names]
-    return [id_ for id_ in found if id_] if is_list else found[0]
-
-
-def _column(values: list[Any], kind: Field) -> Tensor:
+def _read_column(values: list[Any], kind: Field, name: str, lengths: np.ndarray | None) -> Tensor:
     """Return the values of one field as a tensor: numbers or ids [n], or lists of ids [n, s] that
-    are padded with 0."""
-    if kind is None:
-        return torch.tensor(values, dtype=torch.float32)
-    if not kind[1]:
-        return torch.tensor(values, dtype=torch.int64)
-    width = max(map(len, values), default=0) or 1
-    rows = [value + [0] * (width - len(value)) for value in values]
-    return torch.tensor(rows, dtype=torch.int64).view(-1, width)
+    are padded with 0.
 
-
-def _fields(
-    history: Any, where: str, number: int, unit: float | None
-) -> tuple[Any, list[str], list[float] | None, float]:
-    """Return id, items, times and request time (NaN if none) of a history, once they are checked.
-
-    Raises:
-        UsageError: naming the key that is wrong.
+    Args:
+        values: [b] value of each user, or list with one value for each interaction of it.
+        kind: how values are read.
+        name: name of the field, for messages.
+        lengths: [b] numbers of interactions; None for values of users.
     """
-    name, items, times, at = number, history, None, math.nan
-    if isinstance(history, Mapping):
-        if unknown := sorted(map(str, set(history) - set(KEYS))):
-            raise UsageError(f"{where}: {', '.join(unknown)[:80]} is not one of {', '.join(KEYS)}")
-        if "items" not in history:
-            raise UsageError(f'{where}: expected {{"items": [...]}}, found {shown(dict(history))}')
-        name, items, times = history.get("id", number), history["items"], history.get("times")
-        if history.get("at") is not None:
-            at = read_moment(history["at"], f"{where}.at", unit)
-        # json may name half a letter, a lone surrogate, which cannot be written
-        if not _is_name(name) or re.search("[\ud800-\udfff]", str(name)):
-            raise UsageError(f"{where}.id: expected a name, found {shown(name)}")
-    if not _is_list(items):
-        raise UsageError(f"{where}: expected a list of items, found {shown(items)}")
-    if times is not None and not _is_list(times):
-        raise UsageError(f"{where}.times: expected a list of numbers, found {shown(times)}")
-    if times is not None and len(times) != len(items):
-        raise UsageError(
-            f"{where}.times: expected one for each of {len(items)} items, found {len(times)}"
-        )
-    for item in items:
-        if not _is_name(item):
-            raise UsageError(f"{where}.items: expected names of items, found {shown(item)}")
-    if times is not None:
-        times = [read_moment(time, f"{where}.times", unit) for time in times]
-    return name, list(map(str, items)), times, at
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
-
-
-def _is_name(value: Any) -> bool:
-    """Return whether a value can be a name: a string, or a whole number of 64 bits."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return isinstance(value, str) or (whole and abs(value) < 2**63)
+    read = _NUMBERS if kind is None else _NAME_LISTS if kind[1] else _NAMES
+    flat: list[Any] = []
+    for number, value in enumerate(values):
+        where = f"histories[{number}].{name}"
+        if lengths is None:
+            value = [value]
+        elif value is None:
+            value = [None] * lengths[number]
+        elif not _is_list(value) or len(value) != lengths[number]:
+            raise UsageError(
+                f"{where}: expected a list with a value for each of {lengths[number]} items (null "
+                f"where there is none), found {shown(value)}"
+            )
+        try:
+            flat += read.validate_python(value)
+        except ValidationError as error:
+            raise UsageError(describe_invalid(error, where)) from None
+    if kind is None:
+        numbers = [np.nan if number is None else number for number in flat]
+        return torch.tensor(numbers, dtype=torch.float32)
+    ids, is_list = kind
+    if not is_list:
+        return torch.tensor([ids.get(str(one), 0) for one in flat], dtype=torch.int64)
+    rows = [one if isinstance(one, list) else [one] for one in flat]
+    found = [[ids[name] for name in map(str, row) if ids.get(name)] for row in rows]
+    padded = pad_sequence([torch.tensor(row or [0]) for row in (*found, [])], batch_first=True)
+    return padded[:-1]
 
 
 def read_moment(time: Any, where: str, unit: float | None) -> float:
@@ -410,20 +405,15 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
     Raises:
         UsageError: if it is not a finite number or a time, or a date where the field only orders.
     """
-    if not isinstance(time, (str, datetime)):
-        is_number = isinstance(time, (int, float, np.integer, np.floating))
-        if is_number and not isinstance(time, bool) and abs(time) < 2**63:  # false for NaN
+    if isinstance(time, (float, int, np.number)) and not isinstance(time, bool):
+        if abs(time) < 2**63:  # false for NaN
             return float(time)
-        raise UsageError(f"{where}: expected finite numbers, found {shown(time)}")
     try:
         if isinstance(time, str):  # Python 3.10 does not read the Z that stands for UTC
-            time_text = f"{time[:-1]}+00:00" if time[-1:] in ("Z", "z") else time
-            parsed = datetime.fromisoformat(time_text)
-        else:
-            parsed = time
-        parsed = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
-        since_epoch = (parsed - _EPOCH) / timedelta(microseconds=1)
-    except (ValueError, TypeError, OverflowError):
+            time = datetime.fromisoformat(f"{time[:-1]}+00:00" if time[-1:] in "Zz" else time)
+        time = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+        since_epoch = (time - _EPOCH) / timedelta(microseconds=1)
+    except (ValueError, TypeError, OverflowError, AttributeError):
         raise UsageError(
             f"{where}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
             f"{shown(time)}"
@@ -431,24 +421,46 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
     if unit is None:
         raise UsageError(
             f"{where}: expected numbers, as the time field of the data has, which counts no time; "
-            f"found {shown(time)}"
+            f"found {shown(str(time))}"
         )
     return since_epoch / (unit * 1e6)
 
 
-def read_lines(file: str | Path) -> Iterator[Any]:
-    """Yield the histories of a file of json lines.
+def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
+    """Yield the histories of a file of json lines, or of parquet (a folder, or named ``.parquet``),
+    at most ``PART`` at a time. Those without an id get their number.
 
     Raises:
-        UsageError: if it cannot be read, or a line is not json.
+        UsageError: if it cannot be read, a line is no history, or a column is missing.
     """
+    if Path(file).suffix != ".parquet" and not os.path.isdir(file):
+        histories = _read_lines(file)
+        while part := list(islice(histories, PART)):
+            yield part
+        return
+    with _reading(file):
+        data = ds.dataset(str(file), format="parquet")
+        _require_columns(data.schema.names, file)
+        names = [name for name in KEYS if name in data.schema.names]
+        for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
+            batch.validate(full=True)  # a damaged file may hold text that is not one
+            if len(batch):
+                yield pa.Table.from_batches([batch])
+
+
+def _read_lines(file: str | Path) -> Iterator[History]:
+    """Yield the histories of a file of json lines."""
     with _reading(file), open(file, encoding="utf-8-sig") as lines:
+        count = 0
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise UsageError(f"{file}, line {number} is no json: {error}") from None
+                    history = History.model_validate_json(line)
+                except ValidationError as error:
+                    raise UsageError(describe_invalid(error, f"{file}, line {number}")) from None
+                history.id = count if history.id is None else history.id
+                count += 1
+                yield history
 
 
 @contextmanager
@@ -460,139 +472,66 @@ def _reading(file: str | Path) -> Iterator[None]:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
 
-def is_parquet(file: str | Path) -> bool:
-    """Return whether histories are read as parquet: from a folder, or a file named ``.parquet``."""
-    return Path(file).suffix == ".parquet" or os.path.isdir(file)
-
-
-def list_units(file: str | Path, size: int) -> list[dict[str, Any]]:
-    """Split a file or folder into parts of at most ``size`` histories.
-
-    Returns:
-        The arguments of :func:`read_tables` for each part.
-
-    Raises:
-        UsageError: if the file cannot be read, or lacks the columns of histories.
-    """
-    units = []
-    with _reading(file):
-        data = ds.dataset(str(file), format="parquet")
-        _require_columns(data.schema.names, file)
-        for fragment in data.get_fragments():
-            for group in fragment.row_groups:
-                for begin in range(0, group.num_rows, size):
-                    part = {"file": fragment.path, "group": group.id}
-                    units.append({**part, "begin": begin, "end": min(begin + size, group.num_rows)})
-    return units
-
-
-def read_tables(file: str | Path, group: int, begin: int, end: int) -> Iterator[pa.Table]:
-    """Yield histories ``begin`` to ``end`` of a row group of a file, at most ``ROWS`` at a time.
-
-    Raises:
-        UsageError: if the file cannot be read.
-    """
-    rows_read = 0
-    with _reading(file), pq.ParquetFile(file) as opened:
-        names = [name for name in KEYS if name in opened.schema_arrow.names]
-        for batch in opened.iter_batches(ROWS, [group], names):
-            part = batch.slice(max(begin - rows_read, 0), max(end - max(rows_read, begin), 0))
-            rows_read += len(batch)
-            if len(part):
-                part.validate(full=True)  # a damaged file may hold text that is not one
-                yield pa.Table.from_batches([part])
-            if rows_read >= end:
-                return
-
-
 def _require_columns(names: list[str], where: Any) -> None:
     """Raise a UsageError unless a table has the columns of histories, each once."""
-    if missing := {"id", "items"} - set(names):
+    counts = {key: names.count(key) for key in KEYS}
+    if not (counts["id"] and counts["items"] and max(counts.values()) == 1):
         raise UsageError(
-            f"{where}: no column {' and '.join(sorted(missing))}; expected id, items (lists of "
-            f"names) and perhaps times (lists of numbers), found {listed(names)}"
+            f"{where}: expected the columns id, items (lists of names) and perhaps times (lists of "
+            f"numbers), each once; found {listed(names)}"
         )
-    if twice := [name for name in KEYS if names.count(name) > 1]:
-        raise UsageError(f"{where}: there are several columns {twice[0]}")
 
 
 def _read_table(
     table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
-) -> Histories:
-    """Read histories from columns ``id``, ``items`` (lists), and perhaps ``times`` and ``at``, as
-    :func:`read_histories` does, without a Python object for each item."""
-    _require_columns(table.column_names, "histories")
-    ids = table["id"].to_pylist()
-    if table["id"].null_count:
-        raise UsageError(f"histories: the id of {table['id'].null_count} is missing")
-    if not all(map(_is_name, ids[:1])):  # a column has one type
-        raise UsageError(f"histories: id: expected names, found {shown(ids[0])}")
-    lengths, items = _flatten(table["items"], "items", ids)
-    kind = items.type.value_type if pa.types.is_dictionary(items.type) else items.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not (is_text or pa.types.is_integer(kind) or pa.types.is_null(kind)):
-        raise UsageError(f"histories: items: expected lists of names, found {table['items'].type}")
-    # cast first: a dictionary-encoded column would be looked up by its codes
-    place = pc.index_in(items.cast(pa.string()), value_set=pa.array(item_ids, pa.string()))
-    events = place.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
-    times = at = None
-    if "times" in table.column_names:
-        sizes, values = _flatten(table["times"], "times", ids)
-        if (sizes != lengths).any():
-            first = int((sizes != lengths).argmax())
-            raise UsageError(
-                f"histories: times of {shown(ids[first])}: expected one for each of "
-                f"{lengths[first]} items, found {sizes[first]}"
-            )
-        times = _moments(values, "times", unit, np.repeat(np.arange(len(ids)), sizes), ids)
-    elif needs_time and len(events):
-        raise UsageError("histories: the model reads times: a column times of lists is needed")
-    if "at" in table.column_names:
-        at = _moments(table["at"].combine_chunks(), "at", unit, np.arange(len(ids)), ids)
-    return Histories.packed(ids, events, lengths, times, None, at)
+) -> Histories | None:
+    """Read columns ``id``, ``items``, and perhaps ``times`` and ``at``, without a Python object for
+    each item; None for a table that is not regular, whose rows have to be looked at one by one."""
+    columns = {name: table[name].combine_chunks() for name in KEYS if name in table.column_names}
+    lists = [columns[name] for name in ("items", "times") if name in columns]
+    is_regular = all(
+        (pa.types.is_list(x.type) or pa.types.is_large_list(x.type))
+        and not x.null_count + x.flatten().null_count
+        for x in lists
+    )
+    has_times = "times" in columns
+    if not is_regular or columns["id"].null_count or (needs_time and not has_times):
+        return None
+    names, items = columns["id"], columns["items"].flatten()
+    lengths, *others = (pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists)
+    times = _to_moments(columns["times"].flatten(), unit) if has_times else None
+    at = _to_moments(columns["at"], unit) if "at" in columns else None
+    if (
+        not (_holds_names(names.type) and _holds_names(items.type))
+        or any((other != lengths).any() for other in others)
+        or (has_times and (times is None or not (np.abs(times) < 2**63).all()))
+        or ("at" in columns and (at is None or (np.abs(at) >= 2**63).any()))
+    ):
+        return None
+    found = _look_up(items.cast(pa.large_string()), item_ids)
+    return Histories.packed(names.to_pylist(), found, lengths, times, at, Features())
 
 
-def _flatten(column: pa.ChunkedArray, name: str, ids: list[Any]) -> tuple[np.ndarray, pa.Array]:
-    """Return the lengths [b] of a column of lists and the values [m] in them.
-
-    Raises:
-        UsageError: for a column of another type, a missing list or a missing value.
-    """
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise UsageError(f"histories: {name}: expected lists, found {column.type}")
-    lengths, values = pc.list_value_length(column), pc.list_flatten(column).combine_chunks()
-    if lengths.null_count or values.null_count:
-        first = next(n for n, one in enumerate(column.to_pylist()) if one is None or None in one)
-        raise UsageError(f"histories: {name} of {shown(ids[first])}: a value is missing")
-    return lengths.to_numpy().astype(np.int64), values
+def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:
+    """Return the id of each name [m], 0 for an unknown one; equal names are looked up once."""
+    coded = names.dictionary_encode()
+    found = np.array([ids.get(name, 0) for name in coded.dictionary.to_pylist()], np.int64)
+    return found[coded.indices.to_numpy()]
 
 
-def _moments(
-    values: pa.Array, name: str, unit: float | None, row: np.ndarray, ids: list[Any]
-) -> np.ndarray:
-    """Return times [m] in the unit of the time field, from numbers or timestamps.
+def _holds_names(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(
+        of(kind) for of in (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
+    )
 
-    Args:
-        values: [m] times; those of requests (``at``) may be missing, which gives NaN.
-        row, ids: [m] number of the history of each value, and names of histories, for messages.
 
-    Raises:
-        UsageError: for a column of another type, or a number that is not finite.
-    """
-    kind = values.type
-    if pa.types.is_timestamp(kind) and unit is not None:
-        moments = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        return moments.to_numpy(zero_copy_only=False) / (unit * 1e6)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise UsageError(f"histories: {name}: expected numbers, found {kind}")
-    moments = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    is_wrong = ~(np.abs(moments) < 2**63)
-    if name == "at":  # NaN stands for a request without a time
-        is_wrong &= ~np.isnan(moments)
-    if is_wrong.any():
-        first = int(is_wrong.argmax())
-        raise UsageError(
-            f"histories: {name} of {shown(ids[row[first]])}: expected finite numbers, found "
-            f"{moments[first]}"
-        )
-    return moments
+def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:
+    """Return numbers or timestamps [m] in the unit of the time field, NaN for none; None for values
+    of another type."""
+    if pa.types.is_timestamp(values.type) and unit is not None:
+        since_epoch = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        return since_epoch.to_numpy(zero_copy_only=False) / (unit * 1e6)
+    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+        return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return None

@@ -24,7 +24,6 @@ from recbole_pos.serve.recommender import Recommender
 from recbole_pos.values import shown
 
 ALONE = "default"  # the name of a model that has none
-_NAMED = re.compile(r"(\w[\w.-]*)=(.+)")  # NAME=RUN_DIR
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class ModelHolder:
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")
         try:
-            folder = self.run_dir if run_dir is None else run_dir
-            self.now = _load(folder, self.data_path, self.item_vectors)
+            self.now = self._load(self.run_dir if run_dir is None else run_dir)
             self.run_dir = self.now.run_dir
             gc.collect()  # nothing else frees a model and its trainer, which refer to each other
             give_back()
@@ -77,14 +75,67 @@ class ModelHolder:
         finally:
             self._loading.release()
 
+    def _load(self, run_dir: str) -> LoadedModel:
+        """Load a model and recommend with it once, so that a broken run is found before it answers.
+
+        Raises:
+            UsageError: if the folder cannot be read.
+            CheckpointError: if the model cannot recommend.
+        """
+        try:
+            folder = RunFolder(run_dir).require()
+            saved_at = folder.checkpoint.stat().st_mtime
+            trained = Recommender.load(run_dir, self.data_path, item_vectors=self.item_vectors)
+        except (OSError, ValueError) as error:  # such as a name too long, or no permission to read
+            if isinstance(error, PosError):
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {reason}") from error
+        try:
+            _try(trained)
+        except Exception as error:
+            if isinstance(error, PosError):
+                raise
+            raise CheckpointError(
+                f"{run_dir}: the model cannot be asked: {type(error).__name__}: {error}"
+            ) from error
+        about = {
+            "model": trained.config["model"],
+            "run_dir": run_dir,
+            "trained": _utc(saved_at),
+            "loaded": _utc(time.time()),
+            "items": len(trained.items),
+            "users": trained.dataset.user_num - 1,
+            "events": trained.about()["interactions"],
+            "unknown_items": trained.growth.items,
+        }
+        if unfinished(folder):
+            about["unfinished"] = folder.how_to_finish
+        return LoadedModel(trained, run_dir, about)
+
+
+def _try(trained: Recommender) -> None:
+    """Recommend once, which also computes what is cached at first use."""
+    if trained.by_user:
+        users = np.flatnonzero(trained.dataset.log.lengths)[:1]
+        names = trained.dataset.field2id_token[trained.dataset.uid_field][users]
+        asked = trained.of_users(names.tolist())
+    else:
+        asked = trained.read([{"items": [trained.items[0]], "times": [0.0]}])
+    trained.ranked(asked, 1, False, trained.choice())
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
 
 class ModelHolders:
     """The models of a server by name, and which of them answers whom.
 
     Args:
         folders: folders of the runs by name of the model; ``ALONE`` names a single model.
-        shares: share of the ids that each model answers, by name; the first model answers all if
-            empty.
+        shares: share of the ids that each model answers, as ``NAME=PART``; the first model answers
+            all if empty.
         data_path, item_vectors: see :class:`ModelHolder`.
 
     Raises:
@@ -94,7 +145,7 @@ class ModelHolders:
     def __init__(
         self,
         folders: Mapping[str, str | Path],
-        shares: Mapping[str, float],
+        shares: Iterable[str] = (),
         data_path: str | None = None,
         item_vectors: str | None = None,
     ) -> None:
@@ -102,15 +153,20 @@ class ModelHolders:
             name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
         }
         self.first = next(iter(self.by_name))
-        by_model = shares or {self.first: 1.0}
-        for name in by_model:
+        given = [text.partition("=") for text in shares] or [(self.first, "=", "1")]
+        self._names = [name for name, _, _ in given]
+        for name in self._names:
             self.require(name, "--shares")
-        total = sum(by_model.values())
-        if not np.isclose(total, 1) or min(by_model.values()) < 0:
-            found = ", ".join(f"{name}={share:g}" for name, share in by_model.items())
-            raise UsageError(f"--shares: expected parts that are 1 together, found {found}")
-        self._names = list(by_model)
-        self._bounds = np.cumsum(list(by_model.values())) / total
+        try:
+            parts = np.array([float(part) for _, _, part in given])
+        except ValueError:
+            parts = np.array([np.nan])
+        if not (np.isclose(parts.sum(), 1) and (parts >= 0).all()):
+            raise UsageError(
+                "--shares: expected NAME=PART such as B=0.1, parts that are 1 together, found "
+                f"{' '.join(shares)}"
+            )
+        self._bounds = np.cumsum(parts) / parts.sum()
 
     def require(self, name: str, field: str = "model") -> ModelHolder:
         """Return the holder of the model with a name.
@@ -131,10 +187,10 @@ class ModelHolders:
         """
         if key is None:
             return self.first
-        digest = hashlib.blake2b(str(key).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        digest = hashlib.blake2b(str(key).encode(), digest_size=8).digest()
         place = int.from_bytes(digest, "big") / 2**64
-        last = len(self._names) - 1
-        return self._names[min(int(np.searchsorted(self._bounds, place, "right")), last)]
+        number = int(np.searchsorted(self._bounds, place, "right"))
+        return self._names[min(number, len(self._names) - 1)]
 
 
 def parse_models(given: Sequence[str]) -> dict[str, str]:
@@ -143,83 +199,13 @@ def parse_models(given: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: if one of several has no name, or two have the same.
     """
-    pairs = [_NAMED.fullmatch(text) for text in given]
+    pairs = [re.fullmatch(r"(\w[\w.-]*)=(.+)", text) for text in given]
     if len(given) == 1 and not pairs[0]:
         return {ALONE: given[0]}
-    names = [pair[1] for pair in pairs if pair]
-    if not given or len(set(names)) < len(given):
+    folders = {pair[1]: pair[2] for pair in pairs if pair}
+    if not given or len(folders) < len(given):
         raise UsageError(
             "RUN_DIR: expected the folder of a run, or several as NAME=RUN_DIR with different "
             f"names; found {' '.join(given) or 'none'}"
         )
-    return {pair[1]: pair[2] for pair in pairs if pair}
-
-
-def parse_shares(given: Iterable[str]) -> dict[str, float]:
-    """Return the share of each model by name, from ``NAME=PART ...``.
-
-    Raises:
-        UsageError: for a part that is not a number.
-    """
-    shares: dict[str, float] = {}
-    for text in given:
-        name, _, part = text.partition("=")
-        try:
-            shares[name] = float(part)
-        except ValueError:
-            raise UsageError(f"--shares: expected NAME=PART such as B=0.1, found {text}") from None
-    return shares
-
-
-def _load(run_dir: str, data_path: str | None, item_vectors: str | None) -> LoadedModel:
-    """Load a model and recommend with it once, so that a broken run is found before it answers.
-
-    Raises:
-        UsageError: if the folder cannot be read.
-        CheckpointError: if the model cannot recommend.
-    """
-    try:
-        folder = RunFolder(run_dir).require()
-        saved_at = folder.checkpoint.stat().st_mtime
-        trained = Recommender.load(run_dir, data_path, item_vectors=item_vectors)
-    except (OSError, ValueError) as error:  # such as a name too long, or no permission to read
-        if isinstance(error, PosError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {reason}") from error
-    try:
-        _try(trained)
-    except Exception as error:
-        if isinstance(error, PosError):
-            raise
-        raise CheckpointError(
-            f"{run_dir}: the model cannot be asked: {type(error).__name__}: {error}"
-        ) from error
-    about = {
-        "model": trained.config["model"],
-        "run_dir": run_dir,
-        "trained": _utc(saved_at),
-        "loaded": _utc(time.time()),
-        "items": len(trained.items),
-        "users": trained.dataset.user_num - 1,
-        "events": trained.events,
-        "unknown_items": trained.growth.items,
-    }
-    if unfinished(folder):
-        about["unfinished"] = folder.how_to_finish
-    return LoadedModel(trained, run_dir, about)
-
-
-def _try(trained: Recommender) -> None:
-    """Recommend once, which also computes what is cached at first use."""
-    if trained.by_user:
-        users = np.flatnonzero(trained.dataset.log.lengths)[:1]
-        names = trained.dataset.field2id_token[trained.dataset.uid_field][users]
-        asked = trained.of_users(names.tolist())
-    else:
-        asked = trained.read([{"items": [trained.items[0]], "times": [0.0]}])
-    list(trained.ranked(asked, 1, False, trained.choice()))
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+    return folders

@@ -10,16 +10,16 @@ import asyncio
 import gc
 import ipaddress
 import logging
-import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import uvicorn
@@ -42,7 +42,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve import bodies
 from recbole_pos.serve.bodies import Refusal, parse, to_json
-from recbole_pos.serve.holder import ALONE, LoadedModel, ModelHolders, parse_shares
+from recbole_pos.serve.holder import ALONE, LoadedModel, ModelHolders
 from recbole_pos.version import __version__
 
 PATIENCE = 30  # seconds for a body to arrive, and for requests under way to end
@@ -65,48 +65,42 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
-        def metric(kind: Any, name: str, text: str, labels: tuple = (), **options: Any) -> Any:
+        def metric(kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:
             return kind(f"recbole_pos_{name}", text, labels, registry=self.registry, **options)
 
-        self.requests = metric(Counter, "requests", "Requests answered", ("path", "status"))
+        self.requests = metric(Counter, "requests", "Requests answered", "path", "status")
         text = "From a request to its answer"
-        self.seconds = metric(Histogram, "request_seconds", text, ("path",), buckets=BUCKETS)
+        self.seconds = metric(Histogram, "request_seconds", text, "path", buckets=BUCKETS)
         text = "Histories and users recommended to"
-        self.histories = metric(Counter, "histories", text, ("model",))
+        self.histories = metric(Counter, "histories", text, "model")
         text = "From histories of a request to their recommendations, by the model"
-        self.scoring = metric(Histogram, "scoring_seconds", text, ("model",), buckets=BUCKETS)
+        self.scoring = metric(Histogram, "scoring_seconds", text, "model", buckets=BUCKETS)
         self.waiting = metric(Gauge, "waiting", "Requests being computed or waiting for it")
-        self.reloads = metric(Counter, "reloads", "Reloads of a model", ("model", "outcome"))
+        self.reloads = metric(Counter, "reloads", "Reloads of a model", "model", "outcome")
         for model in models:
             self.histories.labels(model)
             for outcome in ("done", "failed"):  # a rate needs the zero before the first
                 self.reloads.labels(model, outcome)
 
+    def measured(self, app: Any) -> Any:
+        """Return an ASGI application whose requests are counted and timed."""
 
-class Measured:
-    """An ASGI application whose requests are counted and timed."""
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            status, began = 500, time.perf_counter()
 
-    def __init__(self, app: Any, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+            async def send_on(message: Any) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request to the application; count it and time it."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        status, began = 500, time.perf_counter()
+            try:
+                await app(scope, receive, send_on)
+            finally:
+                path = scope["path"] if scope["path"] in PATHS else "other"
+                self.requests.labels(path, status).inc()
+                self.seconds.labels(path).observe(time.perf_counter() - began)
 
-        async def send_on(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_on)
-        finally:
-            path = scope["path"] if scope["path"] in PATHS else "other"
-            self.metrics.requests.labels(path, status).inc()
-            self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
+        return answer
 
 
 class Service:
@@ -122,8 +116,8 @@ class Service:
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
     ) -> None:
         self.settings, self.reporter = settings, reporter
-        shares = parse_shares(settings.shares)
-        self.holders = ModelHolders(folders, shares, settings.data_path, settings.item_vectors)
+        data = settings.data_path, settings.item_vectors
+        self.holders = ModelHolders(folders, settings.shares, *data)
         self.metrics = Metrics(folders)
         threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)
@@ -132,53 +126,58 @@ class Service:
     async def recommend(self, request: Request) -> Response:
         """Answer POST /recommend; with several models, by the model that each id belongs to."""
 
-        def recommend(model: LoadedModel, name: str, asked: bodies.RecommendBody) -> list[dict]:
-            with self.metrics.scoring.labels(name).time():
-                answers = bodies.recommend(model.recommender, asked, self.settings)
-            self.metrics.histories.labels(name).inc(len(answers))
-            return answers
-
-        def compute(loaded: dict[str, LoadedModel], body: bytes) -> bytes:
+        def compute(loaded: dict[str, LoadedModel], body: bytes) -> dict[str, Any]:
             asked = parse(bodies.RecommendBody, body)
             if asked.model is not None:
                 self.holders.require(asked.model)
             if len(loaded) == 1:
                 ((name, model),) = loaded.items()
-                answers = recommend(model, name, asked)
-                return to_json({"run_dir": model.run_dir, "recommendations": answers})
-            found: dict[Any, dict] = {}
-            for name, part in asked.by_model(self.holders.choose).items():
+                answers = self._recommend(name, model, asked)
+                return {"run_dir": model.run_dir, "recommendations": answers}
+            found: dict[int, dict] = {}
+            for name, (numbers, part) in asked.by_model(self.holders.choose).items():
                 try:
-                    answers = recommend(loaded[name], name, part)
+                    answers = self._recommend(name, loaded[name], part)
                 except UsageError as error:
                     status = getattr(error, "status", 422)
                     raise Refusal(status, f"model {name}: {error}") from None
-                found |= {(type(one["id"]), one["id"]): {**one, "model": name} for one in answers}
+                found |= {n: {**one, "model": name} for n, one in zip(numbers, answers)}  # noqa: B905
             folders = {name: model.run_dir for name, model in loaded.items()}
-            return to_json({"models": folders, "recommendations": list(found.values())})
+            return {"models": folders, "recommendations": [found[n] for n in sorted(found)]}
 
         return await self._compute(request, compute)
+
+    def _recommend(
+        self, name: str, model: LoadedModel, asked: bodies.RecommendBody
+    ) -> list[dict[str, Any]]:
+        """Return the answers of one model, which are counted and timed."""
+        with self.metrics.scoring.labels(name).time():
+            answers = bodies.recommend(model.recommender, asked, self.settings)
+        self.metrics.histories.labels(name).inc(len(answers))
+        return answers
 
     async def similar(self, request: Request) -> Response:
         """Answer POST /similar."""
 
-        def compute(loaded: dict[str, LoadedModel], body: bytes) -> bytes:
+        def compute(loaded: dict[str, LoadedModel], body: bytes) -> dict[str, Any]:
             asked = parse(bodies.SimilarBody, body)
             name = self.holders.first if asked.model is None else asked.model
             self.holders.require(name)
             answers = bodies.find_similar(loaded[name].recommender, asked, self.settings)
-            return to_json({"run_dir": loaded[name].run_dir, "similar": answers})
+            return {"run_dir": loaded[name].run_dir, "similar": answers}
 
         return await self._compute(request, compute)
 
     async def _compute(
-        self, request: Request, compute: Callable[[dict[str, LoadedModel], bytes], bytes]
+        self,
+        request: Request,
+        compute: Callable[[dict[str, LoadedModel], bytes], dict[str, Any]],
     ) -> Response:
         """Answer a request by a computation in the scoring thread.
 
         Args:
             request: the request.
-            compute: makes the body of the answer from the loaded models and the request's body.
+            compute: makes the answer from the loaded models and the request's body.
 
         Raises:
             Refusal: 503 while a model is being loaded, or too many requests are waiting.
@@ -194,7 +193,8 @@ class Service:
         self.metrics.waiting.set(self.waiting)
         try:
             loop = asyncio.get_running_loop()
-            return _json(200, await loop.run_in_executor(self.worker, compute, loaded, body))
+            answer = lambda: to_json(compute(loaded, body))  # noqa: E731
+            return _json(200, await loop.run_in_executor(self.worker, answer))
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
@@ -228,17 +228,17 @@ class Service:
         if asked.run_dir is not None and len(names) > 1:
             raise Refusal(422, f"model: give the one that changes, of {', '.join(names)}")
         for name in names:
-            await self.renew(name, asked.run_dir)
+            await asyncio.to_thread(self.renew, name, asked.run_dir)
         return await self.health()
 
-    async def renew(self, name: str, run_dir: str | None = None) -> None:
+    def renew(self, name: str, run_dir: str | None = None) -> None:
         """Load a model beside the one in use, and swap them.
 
         Raises:
             Refusal: if it cannot be loaded; the one in use stays.
         """
         try:
-            loaded = await asyncio.to_thread(self.holders.by_name[name].load, run_dir)
+            self.load(name, run_dir)
         except Exception as error:
             self.metrics.reloads.labels(name, "failed").inc()
             if isinstance(error, PosError):
@@ -248,81 +248,43 @@ class Service:
                 status, why = 500, f"{type(error).__name__}: {error}"
             raise Refusal(status, f"not reloaded, nothing has changed: {why}") from error
         self.metrics.reloads.labels(name, "done").inc()
-        self._report(loaded)
 
-    async def load_first(self) -> None:
-        """Load the first models."""
-        for holder in self.holders.by_name.values():
-            self._report(await asyncio.to_thread(holder.load))
-
-    async def renew_on_signal(self) -> None:
+    def renew_all(self) -> None:
         """Reload all models; print the reason where that fails."""
         for name in self.holders.by_name:
-            with suppress(Exception):  # the screen may be gone
-                try:
-                    await self.renew(name)
-                except Refusal as error:
+            try:
+                self.renew(name)
+            except Refusal as error:
+                with suppress(PosError):  # the screen may be gone
                     self.reporter.line(str(error))
 
-    def _report(self, loaded: LoadedModel) -> None:
+    def load(self, name: str, run_dir: str | None = None) -> None:
+        """Load the model of a name, and print that it is ready."""
+        loaded = self.holders.by_name[name].load(run_dir)
         with suppress(PosError):  # the screen may be gone
             self.reporter.line(f"{loaded.about['model']} of {loaded.run_dir} is ready")
 
 
-def make_app(service: Service, on_failure: Callable[[BaseException], None]) -> FastAPI:
-    """Return the application, which loads its models when it starts.
-
-    Args:
-        service: does the work of the routes.
-        on_failure: called if the first model cannot be loaded.
-    """
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        """Load the first models in the background, and reload all at SIGHUP."""
-        loop, tasks = asyncio.get_running_loop(), set()
-
-        def start(work: Any, on_end: Callable[[asyncio.Task], Any] | None = None) -> None:
-            tasks.add(
-                task := loop.create_task(work)
-            )  # the loop keeps only weak references to tasks
-            task.add_done_callback(tasks.discard)
-            if on_end is not None:
-                task.add_done_callback(on_end)
-
-        def report_failure(task: asyncio.Task) -> None:
-            if not task.cancelled() and (error := task.exception()):
-                on_failure(error)
-
-        start(service.load_first(), report_failure)
-        if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, lambda: start(service.renew_on_signal()))
-        yield
-        service.worker.shutdown()
-
+def make_app(service: Service) -> FastAPI:
+    """Return the application: the routes of a service, and its errors as json."""
     app = FastAPI(
         title="recbole-pos",
         version=__version__,
-        lifespan=lifespan,
         redirect_slashes=False,
         docs_url=None,  # pages that fetch their scripts from elsewhere
         redoc_url=None,
     )
-    app.add_middleware(Measured, metrics=service.metrics)
-    handlers = (
-        service.recommend,
-        service.similar,
-        service.reload,
-        service.health,
-        service.measured,
+    routes: tuple[tuple[str, Callable, Any], ...] = (
+        ("/recommend", service.recommend, bodies.RecommendBody),
+        ("/similar", service.similar, bodies.SimilarBody),
+        ("/reload", service.reload, bodies.ReloadBody),
     )
-    layouts = (bodies.RecommendBody, bodies.SimilarBody, bodies.ReloadBody, None, None)
-    for path, answer, body in zip(PATHS, handlers, layouts, strict=True):
-        about: dict[str, Any] = {"methods": ["POST" if body else "GET"], "response_model": None}
-        if body is not None:
-            content = {"application/json": {"schema": body.model_json_schema()}}
-            about["openapi_extra"] = {"requestBody": {"content": content}}
-        app.add_api_route(path, cast("Callable[..., Any]", answer), **about)
+    for path, answer, body in routes:
+        content = {"application/json": {"schema": body.model_json_schema()}}
+        about = {"requestBody": {"content": content}}
+        app.post(path, response_model=None, openapi_extra=about)(answer)
+    app.get("/health", response_model=None)(service.health)
+    app.get("/metrics", response_model=None)(service.measured)
     app.add_exception_handler(PosError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, lambda request, error: _json(400, b""))  # unread
@@ -350,21 +312,26 @@ def serve(
         RunFolder(folder).require()
     reporter, errors = Reporter(), []
     service = Service(folders, settings, reporter)
+
+    def load_first() -> None:
+        try:
+            for name in folders:
+                service.load(name)
+        except BaseException as error:
+            errors.append(error)
+            server.should_exit = True
+
     with _open_socket(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
         at = f"[{host}]" if listening.family == socket.AF_INET6 else host
         reporter.line(f"http://{at}:{port} (loading {', '.join(map(str, folders.values()))})")
         if not ipaddress.ip_address(host).is_loopback:
             reporter.line("there is no authentication: all who reach this address are answered")
-
-        def fail(error: BaseException) -> None:
-            errors.append(error)
-            server.should_exit = True
-
         config = uvicorn.Config(
-            make_app(service, fail),
+            service.metrics.measured(make_app(service)),
             http="h11",
             ws="none",
+            lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,  # who asks is who is connected: /reload goes by it
@@ -373,8 +340,13 @@ def serve(
         )
         server = uvicorn.Server(config)
         gc.freeze()  # libraries: else each reload searches them for garbage, and all requests wait
+        if hasattr(signal, "SIGHUP"):
+            renew = lambda *_: threading.Thread(target=service.renew_all).start()  # noqa: E731
+            signal.signal(signal.SIGHUP, renew)
+        threading.Thread(target=load_first).start()
         with suppress(KeyboardInterrupt):  # raised again by uvicorn, once everything is done
             server.run(sockets=[listening])
+        service.worker.shutdown()
     if errors:
         raise errors[0]
 
@@ -392,21 +364,18 @@ def _require_limits(settings: ServeArguments) -> None:
 def _open_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; raise a UsageError if it cannot."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio sends at once (TCP_NODELAY) where the protocol is named; else the second part of
-        # each answer waits 40 ms for the client to acknowledge the first
-        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
-        try:
-            if os.name == "posix":  # elsewhere it would share a port that is taken
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(512)
-        except OSError:
-            listening.close()
-            raise
-        return listening
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        address = (host, port)
+        listening = socket.create_server(
+            address, family=family, backlog=512, dualstack_ipv6=both and host == "::"
+        )
     except (OSError, UnicodeError) as error:
         raise UsageError(f"cannot listen on {host}, port {port}: {error}") from error
+    # inherited by connections; else the second part of each answer waits 40 ms for the client to
+    # acknowledge the first
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 async def _read_body(request: Request, most: int) -> bytes:

@@ -8,27 +8,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pandas.api.types import is_numeric_dtype
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import whole
 from recbole_pos.reporter import Reporter
-from recbole_pos.serve.explain import reason_columns
-from recbole_pos.serve.histories import (
-    UNIT,
-    Histories,
-    is_parquet,
-    list_units,
-    read_lines,
-    read_tables,
-)
-from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
+from recbole_pos.serve.histories import Histories, read_parts
+from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.values import escape_formula, shown
 
 _FEW = 30  # so many recommendations or fewer are printed, too
@@ -73,134 +65,103 @@ def recommend(
         CheckpointError: if the data the model was trained on are not there any more.
     """
     trained = Recommender.load(run_dir, data_path, histories_only=False)
-    return rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
+    return _rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
-@dataclass(frozen=True)
-class BulkRequest:
-    """A request for the recommendations of many users or histories.
+def write_recommendations(
+    run_dir: str | Path,
+    out: str | Path | None = None,
+    users: Sequence[str] | None = None,
+    histories: str | Path | None = None,
+    k: int = 10,
+    exclude_seen: bool | None = None,
+    items: str | Path | None = None,
+    exclude: str | Path | None = None,
+    data_path: str | Path | None = None,
+    at: str | None = None,
+    item_vectors: str | Path | None = None,
+    because: int = 0,
+) -> Path:
+    """Write recommendations to a file part by part, so that memory does not grow with histories.
 
-    Attributes:
-        run_dir, users, k: as of :func:`recommend`.
-        exclude_seen: whether items of a user's past are left out; None for what the run was
-            evaluated with.
+    Args:
+        run_dir, users, k, data_path: as of :func:`recommend`.
+        out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
+            None. A pipe or ``/dev/stdout`` is written to as it is.
+        histories: a file of histories instead of users, see
+            :func:`~recbole_pos.serve.histories.read_parts`.
+        exclude_seen: whether items of the past are left out; None for what the run was evaluated
+            with.
         items: a file with the names of the items to choose from, one on each line.
         exclude: such a file with the items to leave out.
-        histories: a file of json lines, ``{"id": ..., "items": [...], "times": [...]}``, or a file
-            or folder of parquet with such columns, instead of the users of the data.
-        data_path: the folder that holds the folder of the dataset.
         at: time of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
         because: how many past interactions that carried an item are named.
-    """
-
-    run_dir: str | Path
-    users: Sequence[str] | None = None
-    k: int = 10
-    exclude_seen: bool | None = None
-    items: str | Path | None = None
-    exclude: str | Path | None = None
-    histories: str | Path | None = None
-    data_path: str | Path | None = None
-    at: str | None = None
-    item_vectors: str | Path | None = None
-    because: int = 0
-
-    def names(self) -> dict[str, list[str] | None]:
-        """Return the names in the files ``items`` and ``exclude``; None where no file is given."""
-        files = {"items": self.items, "exclude": self.exclude}
-        return {
-            option: None if file is None else read_names(file) for option, file in files.items()
-        }
-
-    def load(self, reporter: Reporter) -> Recommender:
-        """Load the model, and report how its data have grown since training.
-
-        Raises:
-            UsageError: if both users and histories are given, or the run cannot be read.
-        """
-        if self.histories is not None and self.users is not None:
-            raise UsageError("give users or histories, not both")
-        trained = Recommender.load(self.run_dir, self.data_path, self.histories is not None)
-        if self.item_vectors is not None:
-            reporter.line(trained.add_items(self.item_vectors))
-        growth = trained.growth
-        if growth.users or growth.events:
-            reporter.line(
-                f"new since training: events {growth.events:,}, users {growth.users:,}; all of "
-                "them are read"
-            )
-        if growth.items:
-            reporter.line(
-                f"new since training: items {growth.items:,}, which the model does not know; "
-                f"events of them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
-            )
-        if trained.changed:
-            reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
-        return trained
-
-
-def read_at(text: str | None) -> float | str | datetime | None:
-    """Return the time of a request from text: a number in the unit of the time field, a date, or
-    ``now``."""
-    if text is None:
-        return None
-    if text == "now":
-        return datetime.now(timezone.utc)
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def write_recommendations(request: BulkRequest, out: str | Path | None = None) -> Path:
-    """Write recommendations to a file part by part, so that memory does not grow with users.
-
-    Args:
-        request: what to recommend.
-        out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
-            None. A pipe or ``/dev/stdout`` is written to as it is.
 
     Raises:
+        UsageError: for what is wrong with arguments, run or histories.
         StorageError: if the file cannot be written; an earlier file stays as it was.
     """
+    if histories is not None and users is not None:
+        raise UsageError("give users or histories, not both")
     keep_freed_memory()
-    run = RunFolder(request.run_dir).require()
-    file = run.path / "recommendations.csv" if out is None else Path(out)
+    file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
     # /dev/stdout gets the table alone
-    reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
-    with _writer(
-        file
-    ) as write:  # opened before the work: a path that cannot be written fails at once
-        names = request.names()
-        trained = request.load(reporter)
+    reporter, counts = Reporter(os.path.isfile(file) or not os.path.exists(file)), Counts()
+    with _writer(file) as write:  # opened first: a path that cannot be written fails at once
+        names = {"items": read_names(items), "exclude": read_names(exclude)}
+        trained = Recommender.load(run_dir, data_path, histories is not None)
+        if item_vectors is not None:
+            reporter.line(trained.add_items(item_vectors))
+        _report_growth(trained, reporter)
         choice = trained.choice(names["items"], names["exclude"])
         report_unknown(trained, reporter, **names)
-        by_user = request.histories is None
-        asked = trained.of_users(request.users) if by_user else _read(trained, request.histories)
-        asked = trained.requested(asked, read_at(request.at))
-        counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
-        has_formulas = file.suffix != ".parquet" and any(
-            escape_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
-        )
-        if has_formulas:
-            reporter.line(
-                "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
-                "would take them for formulas; parquet has them as they are"
-            )
-        if not len(asked):
-            write(pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(request.because)]))
-        with reporter.task("recommending", len(asked)) as task:
-            options = request.k, request.exclude_seen, choice, request.because
-            for part, seen in trained.parts(asked, *options):
-                table = rename_fields(part, trained) if by_user else part.astype({"id": str})
-                write(table.apply(lambda x: x.map(escape_formula)) if has_formulas else table)
-                task.advance(counts.add(part, seen))
-    if 0 < counts.rows <= _FEW and not (by_user and request.users is None):
+        parts = iter([trained.of_users(users)]) if histories is None else _read(trained, histories)
+        with reporter.task("recommending") as task:
+            for asked in parts:
+                asked = trained.requested(asked, read_at(at))
+                counts.unknown += int(asked.unknown.sum())
+                for part, seen in trained.parts(asked, k, exclude_seen, choice, because):
+                    task.advance(counts.add(part, seen))
+                    table = _rename_fields(part, trained) if histories is None else part
+                    if file.suffix != ".parquet":
+                        counts.escaped += _escape_formulas(table)
+                    write(table)
+    if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
         reporter.line(table.to_string(index=False))
-    counts.report(reporter, trained.config["model"], request.exclude_seen)
+    counts.report(reporter, trained.config["model"], exclude_seen)
     reporter.line(str(file))
     return file
+
+
+def _read(trained: Recommender, file: str | Path) -> Iterator[Histories]:
+    """Yield the histories of a file, a part at a time; an error names where its part begins."""
+    begin = 0
+    for part in read_parts(file):
+        try:
+            yield trained.read(part)
+        except UsageError as error:
+            raise UsageError(f"{file}, counted from {begin:,}: {error}") from error
+        begin += len(part)
+    if not begin:  # of which comes a table without rows
+        yield trained.read([])
+
+
+def _report_growth(trained: Recommender, reporter: Reporter) -> None:
+    """Print how the data have grown since training."""
+    growth = trained.growth
+    if growth.users or growth.events:
+        reporter.line(
+            f"new since training: events {growth.events:,}, users {growth.users:,}; all of "
+            "them are read"
+        )
+    if growth.items:
+        reporter.line(
+            f"new since training: items {growth.items:,}, which the model does not know; "
+            f"events of them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
+        )
+    if trained.changed:
+        reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
 
 
 @dataclass
@@ -213,6 +174,7 @@ class Counts:
         rows: recommendations.
         seen: recommendations of items that are in the history already.
         unknown: items of histories that the model does not know.
+        escaped: names that a spreadsheet would take for formulas.
     """
 
     people: int = 0
@@ -220,6 +182,7 @@ class Counts:
     rows: int = 0
     seen: int = 0
     unknown: int = 0
+    escaped: int = 0
 
     def add(self, part: pd.DataFrame, seen: int) -> int:
         """Add a table of recommendations; return the number of its users or histories.
@@ -230,14 +193,11 @@ class Counts:
         """
         first = part["rank"] == 1
         people = int(first.sum())
-        popular = int((first & (part["by"] != MODEL)).sum())
-        self.sum(Counts(people, popular, len(part), seen))
+        self.people += people
+        self.popular += int((first & (part["by"] != MODEL)).sum())
+        self.rows += len(part)
+        self.seen += seen
         return people
-
-    def sum(self, other: Counts) -> None:
-        """Add the counts of another part."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
     def report(self, reporter: Reporter, model: str, exclude_seen: bool | None) -> None:
         """Print the counts."""
@@ -256,20 +216,52 @@ class Counts:
                 f"{self.seen / self.rows:.0%} of them are in the history already; --exclude_seen "
                 "leaves these out"
             )
+        if self.escaped:
+            reporter.line(
+                "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
+                "would take them for formulas; parquet has them as they are"
+            )
 
 
-def _read(trained: Recommender, file: Any) -> Histories:
-    """Return the histories in parquet or in a file of json lines."""
-    if is_parquet(file):
-        tables = (table for unit in list_units(file, UNIT) for table in read_tables(**unit))
-        return Histories.joined([trained.read(table) for table in tables])
-    return trained.read(read_lines(file))
+def _escape_formulas(table: pd.DataFrame) -> int:
+    """Put a quotation mark before names that begin formulas; return the number of such names."""
+    count = 0
+    for name in table.columns[table.dtypes.map(lambda kind: not is_numeric_dtype(kind))]:
+        escaped = {text: escape_formula(text) for text in table[name].unique()}
+        if changed := sum(text != other for text, other in escaped.items()):
+            table[name] = table[name].map(escaped)
+            count += changed
+    return count
 
 
-def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
+def _rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     """Rename the columns ``id`` and ``item`` to the user and item fields of the data."""
     dataset = trained.dataset
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
+
+
+def read_at(text: str | None) -> float | str | datetime | None:
+    """Return the time of a request from text: a number in the unit of the time field, a date, or
+    ``now``."""
+    if text is None:
+        return None
+    if text == "now":
+        return datetime.now(timezone.utc)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def read_names(file: str | Path | None) -> list[str] | None:
+    """Return the names in a file, one on each line; spaces belong to names and are kept."""
+    if file is None:
+        return None
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")  # newlines of any system are \n here
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    return [line for line in text.split("\n") if line]
 
 
 def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
@@ -282,39 +274,29 @@ def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] 
             )
 
 
-def read_names(file: str | Path) -> list[str]:
-    """Return the names in a file, one on each line; spaces belong to names and are kept."""
-    try:
-        text = Path(file).read_text(encoding="utf-8-sig")  # newlines of any system are \n here
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
-    return [line for line in text.split("\n") if line]
-
-
 @contextmanager
 def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """Yield a function that appends a table to a csv or parquet file; for use in a ``with`` block.
 
     The file appears once all of it is written.
     """
-    is_parquet_file = file.suffix == ".parquet"
-    with whole(file, text=not is_parquet_file) as unfinished, ExitStack() as opened:
+    to_parquet = file.suffix == ".parquet"
+    with whole(file, text=not to_parquet) as unfinished, ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
         has_header = False
 
         def write(table: pd.DataFrame) -> None:
             """Append a table; the header of a csv file goes with the first."""
             nonlocal writer, has_header
-            if not is_parquet_file:
+            if not to_parquet:
                 table.to_csv(unfinished, header=not has_header, index=False)
                 has_header = True
                 return
-            reasons = len(table.columns) - len(_KINDS)
-            kinds = _KINDS + _REASON_KINDS * (reasons // len(_REASON_KINDS))
-            schema = pa.schema(zip(table, kinds, strict=True))
-            columns = pa.Table.from_pandas(table, schema, preserve_index=False)
+            reasons = (len(table.columns) - len(_KINDS)) // len(_REASON_KINDS)
+            schema = pa.schema(zip(table, _KINDS + _REASON_KINDS * reasons, strict=True))
             if writer is None:
                 writer = opened.enter_context(pq.ParquetWriter(unfinished, schema))
-            writer.write_table(columns)
+            table = table.astype({table.columns[0]: str})  # ids may be numbers
+            writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
 
         yield write

@@ -15,39 +15,35 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from recbole_pos.data.grown import Growth
-from recbole_pos.data.history import masks_history
+from recbole_pos.data.identity import Growth, extend_log
 from recbole_pos.data.item_vectors import read_new_vectors, to_files
-from recbole_pos.data.windows import gather_index
+from recbole_pos.data.windows import gather_index, masks_history
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.files import TemporaryFolder
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import (
     BATCH,
-    ExplainingModel,
     add_reasons,
-    reason_columns,
-    reasons,
+    leave_one_out,
     require_reasons,
 )
-from recbole_pos.serve.fitted import folder_of
+from recbole_pos.serve.fitted import FittedModel, folder_of, unpack
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, top_items
-from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
+from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
 
-POOL = 64  # batches whose histories are sorted by length: little padding
+POOL = 1 << 14  # histories that are sorted by length into batches: little padding
+EXPLAINED = 1 << 10  # the same with reasons, of which each is a history
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
-COLUMNS = ("rank", "item", "score", "by")
 
 
-class Recommender(ExplainingModel):
+class Recommender(FittedModel):
     """A trained model with its catalogue; made by :func:`recbole_pos.fit` and :meth:`load`.
 
     Ids are names, as in the files: a history is a list of item names, oldest first. A history of
@@ -81,7 +77,6 @@ class Recommender(ExplainingModel):
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(self.config["model"], type(experiment.model))
         counts = torch.from_numpy(dataset.popularity).float()
-        self.events = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
         self._has_warned = False
@@ -114,29 +109,23 @@ class Recommender(ExplainingModel):
             UsageError: if it is not the folder of a run, or lacks a dataset that the model needs.
             CheckpointError: if the data the model was trained on are not there any more.
         """
-        trained = cls._loaded(run_dir, data_path, histories_only)
+        must_read = data_path is not None or histories_only is False
+        has_dataset = must_read or finds_dataset(run_dir)
+        if must_read or (has_dataset and not histories_only):
+            trained = cls._with_data(run_dir, data_path)
+        else:
+            try:
+                trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
+            except NeedsDataset:
+                if not has_dataset:
+                    raise
+                trained = cls._with_data(run_dir, None)
+            else:
+                if not histories_only:
+                    missing = NeedsDataset("histories of users", trained.config)
+                    warnings.warn(str(missing), RunWarning, 2)
         if item_vectors is not None:
             trained.add_items(item_vectors)
-        return trained
-
-    @classmethod
-    def _loaded(
-        cls, run_dir: str | Path, data_path: str | Path | None, histories_only: bool | None
-    ) -> Recommender:
-        """Load the model, without its dataset where that is possible; see :meth:`load`."""
-        if data_path is not None or histories_only is False:
-            return cls._with_data(run_dir, data_path)
-        has_dataset = finds_dataset(run_dir)
-        if has_dataset and not histories_only:
-            return cls._with_data(run_dir, None)
-        try:
-            trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
-        except NeedsDataset:
-            if not has_dataset:
-                raise
-            return cls._with_data(run_dir, None)
-        if not histories_only:
-            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 3)
         return trained
 
     @classmethod
@@ -152,14 +141,14 @@ class Recommender(ExplainingModel):
             growth = later.growth
             has_new_users = not reads_users(dataset.config["model"], dataset.config.model_class)
             strangers = [*([] if has_new_users else later.users), *later.lonely]
-            return dataset.with_later(new_users=has_new_users)
+            return extend_log(dataset, later, has_new_users)
 
         experiment = load(run_dir, with_later, grown=True, data_path=data_path)
         return cls(experiment, growth, strangers, folder_of(run_dir))
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
-        return _unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
+        return unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
 
     def add_items(self, item_vectors: Any) -> str:
         """Add items that were not in the training data to the catalogue, by their content vectors.
@@ -172,7 +161,7 @@ class Recommender(ExplainingModel):
             A sentence with the number of new items.
 
         Raises:
-            UsageError: if the model reads no content or other attributes, or vectors do not fit.
+            UsageError: if the model does not read content alone, or vectors do not fit.
         """
         model, dataset = self.experiment.model, self.dataset
         if getattr(model, "content_source", None) is None:
@@ -188,21 +177,17 @@ class Recommender(ExplainingModel):
         self.scorer = Scorer(model, self.config)
         for cached in ("_every", "_directions"):
             self.__dict__.pop(cached, None)
-        self._require_readable(names)
-        return f"new items by their content: {len(names):,}"
-
-    @torch.inference_mode()
-    def _require_readable(self, item_names: np.ndarray) -> None:
-        """Raise a UsageError if the model cannot encode a history of new items, tried with one."""
-        if not len(item_names):
-            return
         try:
-            self.scorer.states(self.read([{"items": [item_names[0]], "times": [0.0], "at": 0.0}]))
+            with torch.inference_mode():
+                for name in names[:1]:
+                    history = {"items": [name], "times": [0.0], "at": 0.0}
+                    self.scorer.scores(self.read([history]))
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
                 "do not have; add them to the data and train again"
             ) from error
+        return f"new items by their content: {len(names):,}"
 
     def recommend(
         self,
@@ -223,10 +208,10 @@ class Recommender(ExplainingModel):
             users: names of users in the data; all with an event if neither these nor histories
                 are given.
             histories: of each person a list of items, oldest first, or a mapping with ``items``
-                and perhaps ``id``, ``times`` and ``at`` (in the unit of the time field, or as ISO
-                8601 has them, UTC where no zone is given), ``events`` and ``user`` (for models with
-                ``event_features`` and ``user_features``: by field a list with one value an item,
-                and a value); a Series of lists, by id, or a DataFrame with such columns.
+                and perhaps ``id``, ``times`` and ``at`` (in the unit of the time field, or ISO
+                8601, in UTC without a zone), ``events`` and ``user`` (``event_features`` by field,
+                one value an item, and ``user_features``); a Series of lists, by id; a DataFrame or
+                an Arrow table with such columns.
             k: items a person; fewer rows where fewer are left to recommend.
             exclude_seen: leave out what a history has; None for what the run was evaluated with.
             allowed: names of the items to choose from, such as those in stock; all if None.
@@ -257,10 +242,8 @@ class Recommender(ExplainingModel):
         choice = self.choice(allowed, excluded, boosts)
         asked = self.of_users(users) if histories is None else self.read(histories)
         asked = self.requested(asked, at)
-        parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice, because)]
-        if not parts:
-            return pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(because)])
-        return pd.concat(parts, ignore_index=True)
+        parts = self.parts(asked, k, exclude_seen, choice, because)
+        return pd.concat([table for table, _ in parts], ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
         """Check histories and look up the ids of their items; see :func:`read_histories`.
@@ -279,28 +262,24 @@ class Recommender(ExplainingModel):
     @cached_property
     def _fields(self) -> dict[str, dict[str, Field]]:
         """Fields of interactions and users that histories may have, beside items and times."""
-        names = self.dataset.field2id_token
-
-        def describe(name: str, embed: Any) -> Field:
-            ids: dict[str, int] = (
-                {} if embed.numeric else {one: i for i, one in enumerate(names[name])}
-            )
-            return None if embed.numeric else (ids, bool(embed.is_list))
-
-        return {
-            table: {name: describe(name, embed) for name, embed in fields.items()}
-            for table, fields in self.scorer.fields.items()
-        }
+        fields: dict[str, dict[str, Field]] = {table: {} for table in self.scorer.fields}
+        for table, embeds in self.scorer.fields.items():
+            for name, embed in embeds.items():
+                fields[table][name] = None
+                if not embed.numeric:
+                    names = self.dataset.field2id_token[name]
+                    fields[table][name] = (
+                        {one: i for i, one in enumerate(names)},
+                        bool(embed.is_list),
+                    )
+        return fields
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
         """Return histories with a time of the request each, if the model reads it.
 
         Args:
             asked: the histories.
-            at: time of the requests that have none; now if None.
-
-        Warns:
-            RunWarning: once, if the present time is taken.
+            at: time of the requests that have none; now if None, with a warning the first time.
 
         Raises:
             UsageError: for a time that the model does not read, or before the newest event.
@@ -322,9 +301,8 @@ class Recommender(ExplainingModel):
             )
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
-                "at: the model reads the time of the request: now is taken", RunWarning, 3
-            )
+            text = "at: the model reads the time of the request: now is taken"
+            warnings.warn(text, RunWarning, 3)
         return asked.asked_at(time.time() / self._unit)
 
     @cached_property
@@ -338,7 +316,7 @@ class Recommender(ExplainingModel):
         first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
         return seconds if 1 < first and last < 2100 - 1970 else None
 
-    def of_users(self, users: Sequence[str] | None = None) -> Histories:
+    def of_users(self, users: Sequence[str | int] | None = None) -> Histories:
         """Return the histories of users in the data, each user once; of all with an event if None.
 
         Raises:
@@ -359,10 +337,9 @@ class Recommender(ExplainingModel):
             if not n and user not in self.strangers
         ]
         if absent or not wanted:
-            named = ", ".join(map(shown, absent[:5])) + (", ..." if len(absent) > 5 else "")
             raise UsageError(
                 f"users: {len(absent)} of {len(wanted)} have no event in "
-                f"{shown(dataset.dataset_name)}{': ' if absent else ''}{named}"
+                f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
         events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         items, times = log.items[events].numpy(), log.times[events].numpy()
@@ -372,8 +349,8 @@ class Recommender(ExplainingModel):
 
     def choice(
         self,
-        allowed: Iterable[str] | None = None,
-        excluded: Iterable[str] | None = None,
+        allowed: Iterable[str | int] | None = None,
+        excluded: Iterable[str | int] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> Choice:
         """Return the items that may be recommended and their boosts; unknown names are left out.
@@ -409,32 +386,31 @@ class Recommender(ExplainingModel):
         return Choice(torch.arange(1, len(self.ids) + 1))
 
     def parts(
-        self,
-        asked: Histories,
-        k: int,
-        exclude_seen: bool | None,
-        choice: Choice,
-        because: int = 0,
+        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Yield tables as :meth:`recommend` returns them, pool by pool in the order of ``asked``,
         each with how many of its items are in the history already."""
-        names = np.array(asked.ids, dtype=object)
         require_reasons(self.scorer, because, asked)
-        for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
+        hides_seen = self.hides_seen(exclude_seen)
+        size = EXPLAINED if because else POOL
+        for begin in range(0, max(len(asked), 1), size):
+            pool = asked.some(np.arange(begin, min(begin + size, len(asked))))
+            row, rank, item, score = self.ranked(pool, k, exclude_seen, choice)
             table = pd.DataFrame(
                 {
-                    "id": names[row],
+                    "id": np.array(pool.ids, dtype=object)[row],
                     "rank": rank,
                     "item": self.items[item - 1],
                     "score": score,
-                    "by": np.where(by, MODEL, POPULARITY),
+                    "by": np.where(pool.lengths[row] > 0, MODEL, POPULARITY),
                 }
             )
             if because:
-                hide = self.hides_seen(exclude_seen)
-                found = reasons(self.scorer, asked, row, item, because, choice, hide)
-                table = add_reasons(table, found, self.items)
-            yield table, 0 if exclude_seen else asked.having(row, item)
+                effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
+                table = add_reasons(table, effects, because, self.items)
+            owner, n_items = np.repeat(np.arange(len(pool)), pool.lengths), len(self.items) + 1
+            seen = pd.Series(row * n_items + item).isin(owner * n_items + pool.items)
+            yield table, int(seen.sum())
 
     def require_id(self, name: str) -> int:
         """Return the id of an item; a UsageError if it is not known."""
@@ -445,51 +421,93 @@ class Recommender(ExplainingModel):
     @torch.inference_mode()
     def ranked(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the recommendations of :meth:`parts` as arrays [p]: number of the history, rank
-        from 1, id of the item, score, and whether the score is the model's."""
+    ) -> tuple[np.ndarray, ...]:
+        """Return recommendations as arrays [p], history by history and the best first: number of
+        the history, rank from 1, id of the item, and score."""
         self.require_k(k)
-        hide = self.hides_seen(exclude_seen)
-        for begin in range(0, len(asked), BATCH * POOL):
-            pool = np.arange(begin, min(begin + BATCH * POOL, len(asked)))
-            pool = pool[np.argsort(asked.lengths[pool], kind="stable")]
-            found = [
-                self._batch(asked.some(rows), rows, k, hide, choice)
-                for rows in np.split(pool, np.arange(BATCH, len(pool), BATCH))
-            ]
-            row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
-            order = np.lexsort((rank, row))
-            yield row[order], rank[order], item[order], score[order], by[order]
+        hides_seen, by_length = self.hides_seen(exclude_seen), asked.lengths.argsort(kind="stable")
+        empty, known = np.split(by_length, [int((asked.lengths == 0).sum())])
+        found = [tuple(np.empty(0, kind) for kind in ("i8", "i8", "i8", "f4"))]
+        if len(empty):  # the same for all of them
+            best = top_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
+            found.append(_to_rows(empty, *(np.repeat(x, len(empty), 0) for x in best)))
+        for begin in range(0, len(known), BATCH):
+            rows = known[begin : begin + BATCH]
+            batch = asked.some(rows)
+            barred = batch.pairs() if hides_seen else None
+            best = top_items(self.scorer.scores(batch), choice, k, barred)
+            found.append(_to_rows(rows, *best))
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        order = np.lexsort((columns[1], columns[0]))
+        return tuple(column[order] for column in columns)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
         """Return whether seen items are excluded: as requested, or else as in evaluation."""
         return masks_history(self.config) if exclude_seen is None else exclude_seen
 
-    def _batch(
-        self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
-    ) -> tuple[np.ndarray, ...]:
-        """Return the recommendations of a batch; the most popular items for empty histories."""
-        found = []
-        for by_model in (True, False):
-            members = np.flatnonzero((asked.lengths > 0) == by_model)
-            if not len(members):
-                continue
-            group = asked.some(members)
-            barred = None
-            if exclude_seen:
-                of_row = torch.repeat_interleave(torch.from_numpy(group.lengths))
-                barred = of_row, torch.from_numpy(group.items)
-            if by_model:
-                score, item = top_items(self.scorer.scores(group), choice, k, barred)
-            else:  # the same for all of them
-                score, item = top_items(
-                    lambda ids: self.popularity[ids][None], Choice(choice.items), k
-                )
-                score, item = (np.repeat(x, len(group), 0) for x in (score, item))
-            row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
-            by = np.full(len(row), by_model)
-            found.append((rows[members][row], rank + 1, item[row, rank], score[row, rank], by))
-        return tuple(map(np.concatenate, zip(*found)))  # noqa: B905
+    @torch.inference_mode()
+    def explain(
+        self,
+        history: Any = None,
+        items: Sequence[str] | None = None,
+        k: int = 10,
+        user: str | None = None,
+        exclude_seen: bool | None = None,
+        at: float | str | datetime | None = None,
+    ) -> pd.DataFrame:
+        """Return how score and rank of items change without each of the past interactions.
+
+        Each interaction is left out in turn, with its time; the others and the time of
+        the request stay. Items are ranked among the same candidates as before.
+        :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
+
+        Args:
+            history: one history, as in :meth:`Recommender.recommend`.
+            items: names of the items to explain; the k recommended items if None.
+            k: number of recommended items to explain.
+            user: name of a user in the data, instead of a history.
+            exclude_seen: as in :meth:`Recommender.recommend`.
+            at: time of the request, as there.
+
+        Returns:
+            A row an item and a past interaction the model reads, items as given or the best first,
+            interactions that carried the item most first: ``item``, ``rank``, ``score``, ``past``,
+            the item of the interaction, ``steps_back``, 1 for the newest, ``score_change`` and
+            ``rank_change``: what is added without it; missing if it is the only one.
+
+        Raises:
+            UsageError: if no item of the history is known, the model reads no history, or an item
+                cannot be recommended.
+        """
+        if (history is None) == (user is None):
+            raise UsageError("give a history or a user, one of the two")
+        asked = self.read([history]) if user is None else self.of_users([user])
+        asked = self.requested(asked, at)
+        require_reasons(self.scorer, 1, asked)
+        if not asked.lengths[0]:
+            raise UsageError(
+                "history: no item of it is known to the model, so it gets the most popular items"
+            )
+        choice = self.choice()
+        if items is None:
+            item = self.ranked(asked, k, exclude_seen, choice)[2]
+        else:
+            item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
+        if not len(item):
+            raise UsageError("items: none to explain")
+        if self.hides_seen(exclude_seen) and (seen := np.isin(item, asked.items)).any():
+            raise UsageError(
+                f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
+                "are excluded; set exclude_seen to false"
+            )
+        row, hides_seen = np.zeros(len(item), dtype=np.int64), self.hides_seen(exclude_seen)
+        found = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
+        found = found.sort_values(["pair", "score_change"], kind="stable", ignore_index=True)
+        found.insert(0, "item", self.items[item[found["pair"]] - 1])
+        found["past"] = self.items[found["past"] - 1]
+        found = found.astype({"rank": np.int64, "rank_change": "Int64"})
+        columns = ["item", "rank", "score", "past", "steps_back", "score_change", "rank_change"]
+        return found[columns]
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
@@ -503,9 +521,9 @@ class Recommender(ExplainingModel):
         vectors, asked = self.scorer.require_vectors(), self.requested(self.read(histories))
         states = np.zeros((len(asked), vectors.size(1)), dtype=np.float32)
         known = np.flatnonzero(asked.lengths)
-        for rows in np.split(known, np.arange(BATCH, len(known), BATCH)):
-            if len(rows):
-                states[rows] = self.scorer.states(asked.some(rows)).cpu().numpy()
+        for begin in range(0, len(known), BATCH):
+            rows = known[begin : begin + BATCH]
+            states[rows] = self.scorer.states(asked.some(rows)).cpu().numpy()
         return states
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -537,8 +555,7 @@ class Recommender(ExplainingModel):
         Raises:
             UsageError: for unknown items, or a model without vectors.
         """
-        is_single = isinstance(items, str) or not isinstance(items, Iterable)
-        names = [str(item) for item in ([items] if is_single else items)]
+        names = list(map(str, np.atleast_1d(items)))
         for name in names:
             self.require_id(name)
         row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
@@ -557,42 +574,25 @@ class Recommender(ExplainingModel):
         self.require_k(k)
         vectors = self._directions
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
-        cosine, item = top_items(
-            lambda some: products(vectors[ids], vectors, some),
-            choice,
-            k,
-            (torch.arange(len(ids)), ids),
-        )
-        row, rank = np.nonzero(cosine > -np.inf)
-        return row, rank + 1, item[row, rank], cosine[row, rank]
+        barred = torch.arange(len(ids)), ids
+        best = top_items(lambda some: products(vectors[ids], vectors, some), choice, k, barred)
+        return _to_rows(np.arange(len(ids)), *best)
 
     @cached_property
     def _directions(self) -> Tensor:
         """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
-    def require_k(self, k: int) -> int:
-        """Return k; raise a UsageError unless it is from 1 to the number of items."""
+    def require_k(self, k: int) -> None:
+        """Raise a UsageError unless k is from 1 to the number of items."""
         if not (is_whole(k) and 1 <= k <= len(self.items)):
             raise UsageError(
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
-        return k
 
 
-def _unpack(
-    kind: type[Recommender],
-    files: dict[str, bytes],
-    dataset: Any,
-    growth: Growth,
-    strangers: list[str],
-) -> Recommender:
-    """Restore a pickled model: write its run into a temporary folder and load it from there."""
-    home = TemporaryFolder()
-    for name, content in files.items():
-        (home.path / name).write_bytes(content)
-    if dataset is None:
-        experiment = load_without_data(home.path)
-    else:
-        experiment = load(home.path, dataset=dataset, grown=True)
-    return kind(experiment, growth, strangers, RunFolder(home.path), [home])
+def _to_rows(asked: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the best items [b, k] of what is asked for [b] as arrays [p]: what is asked for, rank
+    from 1, item and score; without those whose score is -inf, where few are left."""
+    row, rank = np.nonzero(score > -np.inf)
+    return asked[row], rank + 1, item[row, rank], score[row, rank]

@@ -14,7 +14,7 @@ from typing import Any
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.kinds import SIDE_FEATURES
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
