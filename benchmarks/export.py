@@ -30,7 +30,6 @@ from recbole_pos.serve.export import load_program, random_histories
 from recbole_pos.serve.programs import (
     Encoder,
     Recommend,
-    input_names,
     make_encoder,
     trace,
     write_onnx,
@@ -76,10 +75,10 @@ def row_of(name: str, folder: Path, requests: int) -> list[str]:
     given = random_histories(encoder, torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
     allowed = {"allowed": torch.ones(1, encoder.model.n_items, dtype=torch.bool)}
     inputs = {**given, **allowed}
-    ordered = {name: inputs[name] for name in input_names(module)}
+    ordered = {name: inputs[name] for name in module.inputs}
     program = trace(module)
     torch.export.save(program, folder / f"{name}.pt2")
-    write_onnx(program, folder / f"{name}.onnx", input_names(module), ("best", "scores"))
+    write_onnx(program, folder / f"{name}.onnx", module.inputs, ("best", "scores"))
     asked = [eager(encoder, given, made.dataset.log)]
     for suffix in ("pt2", "onnx"):
         run = load_program(folder / f"{name}.{suffix}")

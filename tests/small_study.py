@@ -1,21 +1,59 @@
-"""A study of a few seconds, which its test files train."""
+"""A study of a few seconds, which its test files train, and one whose runs look as if trained."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from recbole_pos.study.dispatcher import keep_state
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.results import DONE, FAILED
+from recbole_pos.study.scheduler import Scheduler
+from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_source import Source
+
 SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
 BASE = {**SMALL, "model": "PosSASRec", "n_layers": 1, "train_batch_size": 16}
+NOPE = {"NoPE": {"position": ["nope"]}}
+ROWS = {**NOPE, "Learned": {"position": ["learned"]}}
 
 
 def study(tiny: Path, **more: Any) -> dict[str, Any]:
     """Two rows and two seeds; more keys of a study win."""
-    return {
-        "dataset": "tiny",
-        "title": "A study",
-        "base": {**BASE, "data_path": str(tiny)},
-        "rows": {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}},
-        "seeds": 2,
-        **more,
-    }
+    base = {**BASE, "data_path": str(tiny)}
+    content = {"dataset": "tiny", "title": "A study", "base": base, "rows": ROWS, "seeds": 2}
+    return {**content, **more}
+
+
+def plan(tiny: Path, **more: Any) -> Plan:
+    """The plan of this study."""
+    return make_plan(Source("study", study(tiny, **more)))
+
+
+def train(
+    made: Scheduler, values: dict[Any, float | None] | None = None, fits: int = 1000
+) -> list[str]:
+    """As if so many fits were trained, and then a report were asked for.
+
+    Args:
+        made: the fits.
+        values: (trial, seed) -> validation value, None for one that fails; 0.1 for others.
+        fits: how many.
+
+    Returns:
+        Names of the fits, with * for those that were only tested.
+    """
+    folder, names = made.folder, []
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.write_plan(made.plan)
+    while len(names) < fits and (job := made.ready()):
+        names.append(job.fit.name + " *" * (job.begin is not None))
+        value = (values or {}).get((job.fit.trial, job.fit.seed), 0.1)
+        status = FAILED if value is None else DONE
+        facts = {"status": status, "best_valid": {"ndcg@10": value or 0.0}}
+        folder.write_fit(job.digest, {**facts, **made.describe(job.fit)})
+        folder.run(job.digest).write_config(job.config.plain)
+        folder.run(job.digest).checkpoint.touch()
+        made.end(job.fit, status, "" if value else "it diverged", folder.fit(job.digest))
+    keep_state(made)
+    return names

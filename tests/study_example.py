@@ -8,10 +8,9 @@ import yaml
 
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, gains
-from recbole_pos.study.results import Results
+from recbole_pos.study.results import Results, TieCount
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source
-from recbole_pos.study.ties import TieCount
 
 STUDY = """
 title: Position schemes on a generated shop
@@ -76,34 +75,21 @@ def example(users: int = 1500, seed: int = 0) -> Results:
             if one - 2020 >= seeds:
                 lines.append({**line, "status": "waiting"})
                 continue
-            noise = rng.normal(rng.normal(0, 0.08), 0.7, users) * (row != "Pop")
-            log = hard + own + noise
+            log = hard + own + rng.normal(rng.normal(0, 0.08), 0.7, users) * (row != "Pop")
             if row == "RoPE + kernel":
                 log = logs["RoPE", one] + rng.normal(-0.01, 0.05, users)
             logs[row, one] = log
             rank = np.floor(np.exp(np.maximum(log, 0.0))) - 1
             frames[row, one] = targets.assign(rank=rank)
-            epochs = int(rng.integers(14, 26)) if weights else 1
-            best = gains(rank, "ndcg@10").mean() * 1.3
-            curves += [
-                {"row": row, "seed": one, "epoch": epoch + 1, "value": value}
-                for epoch, value in enumerate(
-                    best * (1 - np.exp(-(np.arange(epochs) + 1) / 5)) + rng.normal(0, 0.001, epochs)
-                )
-                if weights
-            ]
-            lines.append(
-                {
-                    **line,
-                    "ndcg@10": gains(rank, "ndcg@10").mean(),
-                    "hit@10": gains(rank, "hit@10").mean(),
-                    "itemcoverage@10": rng.normal(0.6, 0.03),
-                    "validation": best if weights else None,
-                    "seconds": seconds * rng.uniform(0.8, 1.2),
-                    "parameters": weights,
-                    "epochs": epochs,
-                }
-            )
+            line |= {name: gains(rank, name).mean() for name in ("ndcg@10", "hit@10")}
+            best, epochs = line["ndcg@10"] * 1.3, int(rng.integers(14, 26)) if weights else 1
+            for epoch, noise in enumerate(rng.normal(0, 0.001, epochs), 1):
+                point = {"row": row, "seed": one, "epoch": epoch}
+                if weights:
+                    curves.append({**point, "value": best * (1 - np.exp(-epoch / 5)) + noise})
+            line |= {"itemcoverage@10": rng.normal(0.6, 0.03), "epochs": epochs}
+            line |= {"seconds": seconds * rng.uniform(0.8, 1.2), "parameters": weights}
+            lines.append({**line, "validation": best if weights else None})
     reason = "the loss is not a number after 3 epochs; a smaller learning_rate often helps"
     failed = {"row": "FPARec", "status": "failed", "reason": reason}
     lines += [{**failed, "seed": one} for one in plan.seeds]
@@ -126,9 +112,8 @@ def example(users: int = 1500, seed: int = 0) -> Results:
         ranks=RankTable.from_runs(frames),
         curves=pd.DataFrame(curves),
         searches=pd.DataFrame(searches),
-        curve_metric="ndcg@10",
-        ties=TieCount(users=users, test=users // 3, valid=users // 2, expected=0.2 * users),
+        ties=TieCount(users=users, test=users // 3),
         data={"users": users, "items": 900, "events": 18_200, "split": "leave one out by time"},
         versions={"recbole-pos": "0.2.0", "recbole": "1.2.0", "torch": "2.13.0"},
-        commands=("recbole-pos compare shop.yaml --data_path FOLDER",),
+        command="recbole-pos compare shop.yaml --data_path FOLDER",
     )

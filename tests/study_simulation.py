@@ -19,7 +19,6 @@ from scipy import stats
 from recbole_pos.study.ranks import gains
 from recbole_pos.study.statistics import SeedNoise, estimate, pseudo_values
 
-LEVEL = 0.95
 # What 1,000 studies must cover: a share of 0.95 itself varies by 0.7% there, and intervals that are
 # a little wide, as these are where seeds hardly matter, are no fault. Three seeds of two rows of
 # which one is three times as noisy are the worst case, 93%, as of any test of that kind (Welch's).
@@ -104,7 +103,7 @@ class Case:
 def interval(rows: list[np.ndarray], size: np.ndarray) -> tuple[float, float]:
     """What a study says about its second row and its first, as ``statistics.differences`` does."""
     values = [pseudo_values(row, size) for row in rows]
-    return estimate(values[1], values[0], SeedNoise.pool(values)).interval(LEVEL)
+    return estimate(values[1], values[0], SeedNoise.pool(values)).interval()
 
 
 @dataclass

@@ -22,7 +22,6 @@ from recbole_pos import PosRecommender
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.serve.export import random_histories
-from recbole_pos.serve.export_readme import write_lines
 from recbole_pos.serve.programs import make_encoder, trace
 
 pytestmark = pytest.mark.slow
@@ -81,6 +80,10 @@ def test_the_lines_of_the_readme(
     scores[0] = -torch.inf
     best = scores.topk(10)
     assert [name for name, _ in reported] == names[best.indices.numpy()].tolist()
+    if (model, form) == ("PosSASRec", "onnx"):  # the page has the same lines, of ml-100k
+        shown = lines.replace(json.dumps(names[1:4].tolist()), '["50", "181", "172"]')
+        page = Path(__file__).parent.parent / "docs" / "export.md"
+        assert f"```python\n{shown.replace('[-12:]', '[-50:]')}```" in page.read_text("utf-8")
     if has_faiss:
         assert len(set(re.findall(r"'(i\d+)'", near[0])) & {name for name, _ in reported}) >= 9
     np.testing.assert_allclose([float(score) for _, score in reported], best.values, atol=2e-4)
@@ -113,12 +116,6 @@ def test_what_cannot_be_exported(runs: Path, tmp_path: Path, experiment: Any, ca
     for model in ("SASRec", "SPop", "AnchoredSRGNN"):
         with pytest.raises(UsageError, match=f"{model} cannot be exported: its forward"):
             make_encoder(experiment(model).model)
-
-
-def test_the_lines_of_the_page() -> None:
-    page = Path(__file__).parent.parent / "docs" / "export.md"
-    lines = write_lines("onnx", [], [None, "50", "181", "172"], 50)
-    assert f"```python\n{lines}\n```" in page.read_text(encoding="utf-8")
 
 
 class Counting(PosRecommender):

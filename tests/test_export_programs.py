@@ -24,7 +24,6 @@ from recbole_pos.serve.export import load_program, random_histories
 from recbole_pos.serve.programs import (
     Encoder,
     Recommend,
-    input_names,
     make_encoder,
     trace,
     write_onnx,
@@ -68,7 +67,7 @@ def written(module: Encoder | Recommend, form: str, folder: Path) -> Callable[..
     if form == "onnx":
         pytest.importorskip("onnxruntime")
         outputs = ("vector",) if isinstance(module, Encoder) else ("best", "scores")
-        write_onnx(program, path, input_names(module), outputs)
+        write_onnx(program, path, module.inputs, outputs)
     else:
         torch.export.save(program, path)
     return load_program(path)
@@ -231,7 +230,7 @@ def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> 
         "lengths": torch.from_numpy(lengths),
         "times": times.masked_fill(outside, 0),
     }
-    found = program({name: given[name] for name in input_names(encoder)})[0]
+    found = program({name: given[name] for name in encoder.inputs})[0]
     torch.testing.assert_close(found, expected, **CLOSE)
     if reads == "own":  # which is not nothing
         model.inference = "none"

@@ -233,7 +233,7 @@ def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> No
     pop = rp.fit("Pop", fitted.source[0], **UNTRAINED)
     both = rp.compare([fitted.folder.path, pop.folder.path], run_dir=tmp_path, verbose=False)
     assert set(both.table["row"]) == {"PosSASRec", "Pop"} and "ndcg@10" in set(both.table["metric"])
-    assert "| Pop |" in repr(both) and "<td>Pop</td>" in both._repr_html_()
+    assert "| Pop |" in repr(both) and ">Pop</th>" in both._repr_html_()
     assert both.plot()._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="^kind: "):
         both.plot("nothing")

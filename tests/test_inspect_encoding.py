@@ -118,23 +118,23 @@ def test_a_trained_model(run: Path, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "option"),
     [
-        (["ldpe"], "ldpe is learned: give a trained model"),
-        (["rope"], "rope is not an encoding of positions"),
-        (["spe", "--length", "1", "5"], "at least 2, found 1 5"),
-        (["spe", "--hidden_size", "0"], "--hidden_size: 0 is below 1"),
-        (["--checkpoint", "RUN"], "ldpe of this model ends at 12 events"),
-        (["spe", "--checkpoint", "RUN"], "spe: this model has ldpe, learned"),
-        (["--checkpoint", "RUN", "--hidden_size", "8"], "has its own"),
+        (["ldpe"], "ldpe"),
+        (["rope"], "rope"),
+        (["spe", "--length", "1", "5"], "--length: "),
+        (["spe", "--hidden_size", "0"], "--hidden_size: "),
+        (["--checkpoint", "RUN"], "--length: ldpe"),
+        (["spe", "--checkpoint", "RUN"], "spe: "),
+        (["--checkpoint", "RUN", "--hidden_size", "8"], "--hidden_size: "),
     ],
     ids=str,
 )
-def test_errors(run: Path, tmp_path: Path, monkeypatch, capsys, arguments, message) -> None:
+def test_errors(run: Path, tmp_path: Path, monkeypatch, capsys, arguments, option) -> None:
     monkeypatch.chdir(tmp_path)
     given = [str(run) if word == "RUN" else word for word in arguments]
     assert main(["inspect", "encoding", *given]) == 2
-    assert message in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"error: {option}")
     assert not list(tmp_path.iterdir())
 
 

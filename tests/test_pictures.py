@@ -112,17 +112,13 @@ WIDE_OPTIONS = [f"x^{letter}$" * 9 for letter in "abcdefg"]
 # The extremes of each kind: one of everything, and much of it with long names.
 PICTURES = {
     "curves of one epoch": curves(1, SHORT),
-    "curves of 400 epochs": curves(400, LONG),
     "curves without validation": curves(2, SHORT, validated=False),
-    "attention of one event": attention(1, 1, 1, SHORT),
     "attention of two heads in 4 layers": attention(4, 2, 30, LONG),
     "positions of one event": positions(["learned"], 1, LONG),
     "kernels of 4 layers": kernel(5, LONG),
-    "measures of one layer": measures(1, 8, 2, LONG),
     "measures of 8 layers": measures(8, 8, 3, LONG),
     "periods of 8 layers": periods(8, 8, LONG),
     "encoding of 2": encoding([2], 1, LONG),
-    "encoding of 2 lengths": encoding([3, 50], 64, LONG),
     "one relation": relations(["brand"], 1, 1, SHORT),
     "relations of 8 layers": relations(WIDE_FIELDS, 8, 8, LONG),
     "a search of 8 options": search(["learning_rate", *WIDE_OPTIONS], 5, LONG, "min"),

@@ -164,17 +164,12 @@ def test_histories_of_pandas(trained: recbole_pos.Recommender) -> None:
 
 
 NONSENSE: list[Any] = [
-    *(None, True, 3, -1.5, float("nan"), float("inf"), 10**5000, "", "i1", "\x00", "x" * 10**5),
-    *([], {}, [[]], [["i1"]], {"items": "i1"}, ["i1", 5, "i2"], ["i1"] * 10_000, {"items": []}),
-    *({"item": ["i1"]}, {"items": ["i1"], "times": [float("nan")]}, b"i1", object(), ["i1", None]),
-    *({"items": ["i1", "i2"], "times": [1]}, {"items": ["i1"], "times": "1"}),
+    *(None, True, -1.5, float("nan"), 10**5000, "i1", "x" * 10**5, b"i1", object(), [[]]),
+    *([], {}, {"items": "i1"}, ["i1", 5, "i2"], {"items": []}, {"item": ["i1"]}, ["i1", None]),
+    *({"items": ["i1", "i2"], "times": [1]}, {"items": ["i1"], "times": [float("nan")]}),
     *({"items": ["i1"], "times": [10**400]}, {"items": ["i1"] * 9, "times": [-1e300] * 9}),
-    *({"id": [1], "items": ["i1"]}, {"id": None, "items": ["i1"]}, {1: 2, "items": []}),
-    *(
-        {"items": ["i2", "i1"], "times": [9e9, -4]},
-        {"items": ["i3"], "times": [0]},
-        np.array(["i1"]),
-    ),
+    *({"id": [1], "items": ["i1"]}, {1: 2, "items": []}, np.array(["i1"])),
+    *({"items": ["i2", "i1"], "times": [9e9, -4]}, {"items": np.array([3]), "times": range(1)}),
 ]
 
 

@@ -6,25 +6,22 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
 from recbole_pos.errors import UnknownKey, UsageError
-from recbole_pos.study.asked import plan_of_models
-from recbole_pos.study.configs import row_config, run_digest
-from recbole_pos.study.expand import (
+from recbole_pos.study.comparing import describe_size, plan_table
+from recbole_pos.study.configs import (
     check_plan,
     digest,
-    dry_run,
-    dry_run_sentence,
-    list_fits,
-    with_unread,
+    note_unread,
+    row_config,
+    run_digest,
 )
-from recbole_pos.study.plan import Attach, Plan, Ties
-from recbole_pos.study.results import Results
-from recbole_pos.study.study_file import make_plan, read_plan
-from recbole_pos.study.study_report import protocol
+from recbole_pos.study.plan import Attach, Plan, list_fits
+from recbole_pos.study.scheduler import Scheduler
+from recbole_pos.study.study_file import make_plan, plan_of_models, read_plan
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
 
 STUDY = """\
@@ -65,19 +62,23 @@ def study(tmp_path: Path):
     return read
 
 
+def plan_of(content: dict[str, Any]) -> Plan:
+    return make_plan(Source("here", content))
+
+
 # what a study says
 
 
 def test_a_study_is_read_whole(study):
     plan = study()
     assert list(plan.rows) == ["NoPE", "RoPE", "Ours", "RoPE + kernel", "Pop"]
-    assert plan.rows["RoPE + kernel"].attach == Attach("RoPE", ("kernel",))
+    assert plan.rows["RoPE + kernel"].attach == Attach(to="RoPE", schemes=("kernel",))
     assert plan.rows["RoPE + kernel"].options == {"learning_rate": 1e-4}
     assert plan.seeds == (2020, 2021, 2022) and plan.reference == "NoPE"
     assert plan.metrics == ("ndcg@10", "hit@10")
     assert plan.paper == {"NoPE": {"ndcg@10": 0.0316, "hit@10": 0.0571}}
     assert plan.bins == {"history": [5, 15], "cold": True}
-    assert plan.ties == Ties("random", 7) and str(plan.ties) == "random(7)"
+    assert plan.ties == "random(7)"
     assert [table.reference for table in plan.tables] == ["NoPE", "RoPE"]
     assert plan.tables[1].title == "RoPE, RoPE + kernel"
     assert plan.options("Ours") == {
@@ -90,10 +91,9 @@ def test_a_study_is_read_whole(study):
 
 
 def test_little_is_needed():
-    content = {"dataset": "shop", "rows": {"A": {"model": "SASRec"}, "B": {"model": "Pop"}}}
-    plan = make_plan(Source("here", content))
+    plan = plan_of({"dataset": "shop", "rows": {"A": {"model": "SASRec"}, "B": {"model": "Pop"}}})
     assert plan.title == "2 rows on shop" and plan.reference == "A" and plan.seeds == (2020,)
-    assert plan.tables[0].rows == ("A", "B") and plan.unit == "user" and plan.ties == Ties()
+    assert plan.tables[0].rows == ("A", "B") and plan.unit == "user" and plan.ties == "file"
 
 
 def test_rows_that_are_attached_come_after_what_they_are_attached_to(study):
@@ -102,7 +102,7 @@ def test_rows_that_are_attached_come_after_what_they_are_attached_to(study):
     plan = study(text)
     order = plan.order()
     assert order.index("RoPE") < order.index("late") < order.index("RoPE + kernel")
-    assert plan.root("RoPE + kernel") == "RoPE"
+    assert plan.ancestors("late") == ["late", "RoPE"]
     assert plan.coupled("RoPE + kernel", "late") and not plan.coupled("RoPE", "NoPE")
     done: set[str] = set()
     for fit in list_fits(plan):
@@ -127,22 +127,27 @@ def test_fits_of_a_study(study):
     assert finals == sorted(finals)  # a study that is cut short has whole rounds of seeds
 
 
-def test_a_dry_run_says_how_much_it_is(study):
-    plan = study()
-    table = dry_run(plan).set_index("configuration")
-    assert table["runs"].to_dict() == {
-        "NoPE": 4,
-        "RoPE": 4,
-        "Ours": 4,
-        "RoPE + kernel": 3,
-        "Pop": 3,
+def test_a_dry_run_says_how_much_it_is(tmp_path):
+    rows = {
+        "NoPE": {"position": ["nope"]},
+        "RoPE + kernel": {"attach": {"to": "NoPE", "schemes": ["kernel"]}},
+        "Pop": {"model": "Pop", "search": False},
     }
-    assert table["trials"].to_dict()["Pop"] == 0 and table["after"]["RoPE + kernel"] == "RoPE"
-    assert table["options"]["NoPE"] == "position: [nope]"
-    assert table["search"]["NoPE"] == "hidden_dropout_prob: 0.2, 0.3"
-    assert dry_run_sentence(plan) == (
-        "Kernel attention, Table 2: 5 configurations, 3 seeds, 18 runs (6 of a search, 12 "
-        "after it) on amazon-beauty; differences are from NoPE"
+    base, grid = {"model": "PosSASRec"}, {"hidden_dropout_prob": [0.2, 0.3]}
+    content = {"dataset": "ml-100k", "base": base, "rows": rows, "search": grid, "seeds": 3}
+    plan = plan_of(content)
+    scheduler = Scheduler(plan, StudyFolder(tmp_path))
+    table = plan_table(scheduler, {})
+    assert table.columns == ("configuration", "options", "search", "made of", "runs")
+    cells = [[cell.text for cell in line] for line in table.lines]
+    assert cells == [
+        ["NoPE", "position: [nope]", "hidden_dropout_prob: 0.2, 0.3", "", "4"],
+        ["RoPE + kernel", "", "", "NoPE", "3"],
+        ["Pop", "model: Pop", "", "", "3"],
+    ]
+    assert describe_size(scheduler) == (
+        "3 rows on ml-100k: 3 configurations, 3 seeds, 10 runs (2 of a search, 8 after it) on "
+        "ml-100k; differences are from NoPE"
     )
 
 
@@ -151,7 +156,7 @@ def test_a_space_has_a_budget(study):
     plan = study(STUDY.replace("search: {hidden_dropout_prob: [0.2, 0.3]}\n", space))
     search = plan.rows["NoPE"].search
     assert search.trials == 20 and search.grid is None
-    assert search.lines["learning_rate"].endswith("study.yaml, line 15")
+    assert plan.search_lines("NoPE")["learning_rate"].endswith("study.yaml, line 15")
     assert len(list_fits(plan)) == 3 * 20 + 15
     repeats = [
         fit.name for fit in list_fits(plan) if fit.repeats
@@ -165,7 +170,7 @@ WRONG = [
     ("title: K", "titel: K", 1, "titel.*mean title"),
     ("dataset: amazon-beauty\n", "", None, "dataset"),
     ("reference: NoPE", "reference: NoPe", 14, "'NoPe'.*NoPE"),
-    ("model: PosSASRec\n", "modle: PosSASRec\n", 6, "RoPE has no model.*modle"),
+    ("model: PosSASRec\n", "modle: PosSASRec\n", 6, "RoPE.*modle"),
     ("to: RoPE,", "to: Rope2,", 10, "'Rope2'.*RoPE"),
     ("to: RoPE,", "to: RoPE + kernel,", 10, "circle"),
     ("learning_rate: 1e-4", "position: [nope]", 10, "position: .*RoPE"),
@@ -174,12 +179,15 @@ WRONG = [
     ("{hidden_dropout_prob: [0.2, 0.3]}", "{space: tune.yaml}", 12, "trials"),
     ("seeds: [2020, 2021, 2022]", "seeds: 3\nsearch_seeds: 4", 14, "search_seeds"),
     ("history: [5", "histroy: [5", 16, "histroy.*mean history"),
-    ("paper: {NoPE", "paper: {NOPE2", 17, "'NOPE2'"),
-    ("random(7)", "random", 19, r"ties: .*random\(SEED\)"),
+    ("random(7)", "random", 19, "ties"),
     ("n_layers: 2}", "eval_args: {}}", 18, "eval_args .*line 3"),
     ("rows: [NoPE, Ours]", "rows: [NoPE, Our]", 21, "'Our'"),
     ("  Ours: {", "  NoPE: {", 9, "'NoPE' is given twice"),
     ("  Ours: {", "  'Ours, seed 1': {", 9, "seed 0"),
+    ("model: PosSASRec\n", "retest: NoPE\n", 8, "position"),
+    ("model: PosSASRec\n    position: [rope]", "retest: [NoPE]", 7, "retest"),
+    ("model: PosSASRec\n    position: [rope]", "retest: NoPE", 6, "mask_history"),
+    ("model: PosSASRec\n    position: [rope]", "retest: NoPE\n    epochs: 3", 8, "epochs"),
 ]
 
 
@@ -213,7 +221,7 @@ def test_whatever_stands_anywhere_is_taken_or_refused_in_words():
         except UsageError as error:
             assert str(error).startswith("here: ")  # noqa: PT017 (either is right)
         else:
-            list_fits(plan), dry_run(plan), dry_run_sentence(plan)
+            list_fits(plan)
 
 
 @pytest.mark.parametrize(
@@ -263,11 +271,11 @@ def second(tmp_path: Path):
 def test_base_and_rows_are_taken_over_option_by_option(second):
     plan = second(base={"epochs": 2}, rows={"time": {"n_layers": 1}, "RoPE": None}, title="Second")
     assert plan.title == "Second" and plan.seeds == (2020, 2021, 2022)
-    assert plan.base == {"model": "PosSASRec", "epochs": 2, "topk": [10]}
+    assert plan.base.options == {"model": "PosSASRec", "epochs": 2, "topk": [10]}
     assert list(plan.rows) == ["NoPE", "time", "RoPE"] and plan.reference == "time"
     assert plan.rows["time"].options == {"position": ["time_rope"], "n_layers": 1}
     plan = second(base=None, rows={"time": None})
-    assert plan.base == FIRST["base"] and plan.rows["time"].options == FIRST["rows"]["time"]
+    assert plan.base.options == FIRST["base"] and plan.rows["time"].options == FIRST["rows"]["time"]
 
 
 def test_what_belongs_to_rows_or_data_goes_with_them(second):
@@ -290,7 +298,7 @@ def test_what_belongs_to_rows_or_data_goes_with_them(second):
         ({"rows": {"NoPE": {"seed": 3}}}, "second.yaml, line 4: .*seed"),
         ({"tables": 3}, "second.yaml, line 2: tables"),
         ({"seeds": 0, "rows": ["NoPE"]}, "second.yaml, line 4: seeds"),
-        ({"like": "bad.yaml"}, "bad.yaml, line 2: configuration A has no model"),
+        ({"like": "bad.yaml"}, "bad.yaml, line 2: A: it has no model"),
         ({"like": "base.yaml", "base": {"epochs": 2}}, "base.yaml, line 2: base"),
     ],
 )
@@ -371,34 +379,27 @@ def test_what_the_models_refuse_is_told_with_its_line(study, word, line):
 
 def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study):
     def check(options: dict[str, Any]) -> dict[str, Any]:
-        reads = {"Pop": (), "KernelAttention": ("n_layers",)}.get(
-            options["model"], ("n_layers", "n_heads")
-        )
+        reads = {"Pop": (), "KernelAttention": ("n_layers",)}
         for key in ("n_heads", "n_layers", "n_beads"):
-            if key in options and key not in reads:
+            if key in options and key not in reads.get(options["model"], ("n_layers", "n_heads")):
                 raise UnknownKey(f"configuration: unknown key {key!r}", key)
         return options
 
     text = STUDY.replace("n_layers: 2}", "n_heads: 4, n_layers: 2}")
-    plan = with_unread(study(text), check)
+    note_unread(plan := study(text), check)
     found = check_plan(plan, check)
     assert not {"n_heads", "n_layers"} & set(found["Pop"])
     assert "n_heads" not in found["Ours"] and found["Ours"]["n_layers"] == 2
     assert found["RoPE + kernel"]["n_heads"] == 4
-    assert {row.name: row.unread for row in plan.rows.values() if row.unread} == {
-        "Ours": ("n_heads",),
-        "Pop": ("n_heads", "n_layers"),
-    }
-    printed = " ".join(protocol(Results(plan=plan, runs=pd.DataFrame())))
-    assert "n_heads 4 (not read by Ours and Pop), n_layers 2 (not read by Pop)" in printed
     # one that no one reads, or that is a row's own, is a mistake
-    for wrong, line in (("n_heads: 4", 3), ("model: Pop", 11)):
-        bad = study(text.replace(wrong, f"{wrong}, n_beads: 1"))
-        with pytest.raises(UsageError, match=f"line {line}: .*unknown key 'n_beads'"):
-            check_plan(with_unread(bad, check), check)
-    both = study(text.replace("model: Pop", "model: Pop, n_heads: 1"))
-    with pytest.raises(UsageError, match="line 11: configuration Pop: unknown key 'n_heads'"):
-        check_plan(with_unread(both, check), check)
+    for old, wrong, line in (
+        ("n_heads: 4", "n_beads", 3),
+        ("model: Pop", "n_beads", 11),
+        ("model: Pop", "n_heads", 11),
+    ):
+        note_unread(bad := study(text.replace(old, f"{old}, {wrong}: 1")), check)
+        with pytest.raises(UsageError, match=f"line {line}: .*unknown key '{wrong}'"):
+            check_plan(bad, check)
 
 
 # when a run of a study is the same run
@@ -407,18 +408,13 @@ def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study):
 def test_digest_is_of_values_not_of_how_they_are_written():
     one = {"a": 1, "b": [0.5, {"c": None}], "d": True}
     assert digest(one, "data") == digest({"d": True, "b": (0.5, {"c": None}), "a": 1.0}, "data")
-    assert len(digest(one)) == 16
-    others = [
-        {**one, "a": 2},
-        {**one, "a": True},
-        {**one, "d": 1},
-        {**one, "e": None},
-        {**one, "b": [{"c": None}, 0.5]},
-        {**one, "a": "1"},
-        {**one, "a": float("inf")},
-    ]
-    assert len({digest(other, "data") for other in [one, *others]}) == len(others) + 1
+    changes: list[dict[str, Any]] = [{"a": 2}, {"a": True}, {"d": 1}, {"e": None}, {"a": "1"}]
+    changes += [{"b": [{"c": None}, 0.5]}, {"a": float("inf")}]
+    digests = {digest(other, "data") for other in [one, *({**one, **more} for more in changes)]}
+    assert len(digests) == len(changes) + 1
     assert digest(one, "data") != digest(one, "other data") != digest(one)
+    with pytest.raises(UsageError, match=r"a\.b"):
+        digest({"a": {"b": object()}})
 
 
 def test_digest_stays_the_same_from_version_to_version():
@@ -432,8 +428,3 @@ def test_digest_stays_the_same_from_version_to_version():
 def test_runs_of_0_2_keep_their_names(model, name):
     """An option that is new changes none where it is left out, so nothing is trained again."""
     assert run_digest(row_config({"model": model, "dataset": "ml-100k"}), {"data": "x"}) == name
-
-
-def test_digest_takes_plain_values_only():
-    with pytest.raises(UsageError, match="a.b: .* is not a plain value"):
-        digest({"a": {"b": object()}})

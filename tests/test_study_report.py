@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from rich.console import Console
-from study_example import example
+from study_example import STUDY, example
 
 from recbole_pos.study.charts import all_charts
 from recbole_pos.study.collect import write_results
@@ -39,7 +40,9 @@ from recbole_pos.study.result_tables import (
 )
 from recbole_pos.study.results import Comparison, Results, compare
 from recbole_pos.study.statistics import estimate
+from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_report import findings, html, protocol
+from recbole_pos.study.study_source import Source
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
 
@@ -54,14 +57,15 @@ def found(results) -> Comparison:
     return compare(results, results.plan.tables[0])
 
 
-def without_ranks(results: Results) -> Results:
-    return dataclasses.replace(results, ranks=None)
+def table_plan(*rows: str, metric: str = "ndcg@10") -> TablePlan:
+    """A table whose reference is the first row."""
+    return TablePlan(title=" and ".join(rows), rows=rows, metrics=(metric,), reference=rows[0])
 
 
 def nothing_yet(results: Results) -> Results:
     runs = results.runs[["row", "seed"]].assign(status="waiting")
     empty = {name: getattr(results, name)[:0] for name in ("curves", "searches")}
-    return dataclasses.replace(without_ranks(results), runs=runs, **empty)
+    return dataclasses.replace(results, ranks=None, runs=runs, **empty)
 
 
 def line_of(table: RenderedTable, row: str) -> dict[str, Cell]:
@@ -83,7 +87,7 @@ def test_means_are_those_that_the_runs_report(results, found):
 
 
 def test_a_row_that_shares_models_with_the_reference_is_paired_by_seed(results):
-    pair = TablePlan("pair", ("RoPE", ATTACHED), ("ndcg@10",), "RoPE")
+    pair = table_plan("RoPE", ATTACHED)
     found = compare(results, pair).differences.iloc[0]
     assert results.ranks is not None
     totals, _ = results.ranks.totals("ndcg@10")
@@ -92,13 +96,13 @@ def test_a_row_that_shares_models_with_the_reference_is_paired_by_seed(results):
 
 
 def test_what_has_no_ranks_has_means_alone(results):
-    found = compare(without_ranks(results), results.plan.tables[0])
+    found = compare(dataclasses.replace(results, ranks=None), results.plan.tables[0])
     assert len(found.means) == 21 and found.differences.empty and not found.bins
     assert differences_table(found) is None
-    shown = metrics_table(without_ranks(results), found)
+    shown = metrics_table(dataclasses.replace(results, ranks=None), found)
     assert not any(column.startswith("NDCG@10 -") for column in shown.columns)
     # a metric that is no mean over targets cannot be compared by target
-    table = TablePlan("coverage", ("NoPE", "RoPE"), ("itemcoverage@10",), "NoPE")
+    table = table_plan("NoPE", "RoPE", metric="itemcoverage@10")
     assert compare(results, table).differences.empty
 
 
@@ -117,38 +121,29 @@ def test_the_main_table(results, found):
     assert line_of(table, "NoPE")["NDCG@10 - NoPE"] == Cell()
     assert line_of(table, "Pop")["NDCG@10 - NoPE"].text.endswith("*")
     assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
-    assert "600 targets, one per user; users are taken as independent." in table.notes
+    assert "600 targets; users are taken as independent." in table.notes
     assert any(note.startswith("† one seed") for note in table.notes)
 
 
 def test_validation_has_a_column_where_the_table_asks_for_it(results, found):
-    asked = dataclasses.replace(results.plan.tables[0], validation=True)
+    asked = results.plan.tables[0].model_copy(update={"validation": True})
     both = compare(results, asked)
-    table = metrics_table(results, both)
-    column = "NDCG@10, validation"
+    table, column = metrics_table(results, both), "NDCG@10, validation"
     assert column not in metrics_table(results, found).columns
     reported = results.done.groupby("row")["validation"].mean()
     assert line_of(table, "RoPE")[column].text.startswith(number(reported["RoPE"]))
     assert line_of(table, "Pop")[column] == Cell()  # it has none
     best = [row for row in results.plan.rows if line_of(table, row)[column].bold]
     assert best == [reported.idxmax()]
-    # nothing else moves, and the figures are in the file
     assert both.differences.equals(found.differences)
-    lines = pd.read_csv(io.StringIO(tidy([both]).to_csv(index=False)))
-    assert set(lines["metric"]) - set(asked.metrics) == {"validation"}
+    assert set(tidy([both])["metric"]) - set(asked.metrics) == {"validation"}
 
 
 def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
-    first = results.runs[results.runs["seed"] == 2020]
-    assert results.ranks is not None
-    keep = (results.ranks.runs["seed"] == 2020).to_numpy()
-    ranks = RankTable(
-        results.ranks.runs[keep].reset_index(drop=True),
-        results.ranks.targets,
-        results.ranks.rank[keep],
-        results.ranks.unit,
-    )
-    alone = dataclasses.replace(results, runs=first, ranks=ranks)
+    first, keep = results.runs["seed"] == 2020, results.ranks.runs["seed"] == 2020
+    runs = results.ranks.runs[keep].reset_index(drop=True)
+    ranks = RankTable(runs, results.ranks.targets, results.ranks.rank[keep])
+    alone = dataclasses.replace(results, runs=results.runs[first], ranks=ranks)
     found = compare(alone, results.plan.tables[0])
     assert found.differences["p_holm"].min() < 0.05 and not found.differences["star"].any()
     table = metrics_table(alone, found)
@@ -158,9 +153,9 @@ def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
 
 
 def test_sessions_of_several_targets_are_counted_once(results):
-    assert results.ranks is not None
-    ranks = dataclasses.replace(results.ranks, unit=np.arange(600) % 71)
-    plan = dataclasses.replace(results.plan, unit="session_id")
+    targets = results.ranks.targets.assign(user=np.arange(600) % 71)
+    ranks = dataclasses.replace(results.ranks, targets=targets)
+    plan = results.plan.model_copy(update={"unit": "session"})
     grouped = dataclasses.replace(results, ranks=ranks, plan=plan)
     found = compare(grouped, plan.tables[0])
     notes = metrics_table(grouped, found).notes
@@ -173,17 +168,13 @@ def test_bins_and_failures_and_searches(results, found):
     table = bins_table(found, "history")
     assert re.fullmatch(r"history 6 to 15 \(\d+ targets\)", table.columns[2])
     assert re.match(r"[+-]0\.\d{4}\*? \[", line_of(table, "Pop")[table.columns[1]].detail)
-    failed = failures_table(results)
-    assert failed is not None and len(failed.lines) == 3
-    assert failed.lines[0][2].text.startswith("the loss is not a number")
+    failed, searched = failures_table(results), search_table(results)
+    assert len(failed.lines) == 3 and "not a number" in failed.lines[0][2].text
     assert failures_table(nothing_yet(results)) is None
-    searched = search_table(results)
-    assert searched is not None
     assert line_of(searched, "RoPE")["chosen"] == Cell("hidden_dropout_prob: 0.3")
     assert "validation only" in searched.notes[0]
     unfinished = dataclasses.replace(results, searches=results.searches.assign(chosen=False))
-    searched = search_table(unfinished)
-    assert searched is not None and line_of(searched, "RoPE")["chosen"] == Cell("not yet")
+    assert line_of(search_table(unfinished), "RoPE")["chosen"] == Cell("not yet")
 
 
 def test_tables_as_text(results, found):
@@ -194,20 +185,13 @@ def test_tables_as_text(results, found):
     for block in page.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count(" | ") for line in block.splitlines()}) == 1
-    console = Console(file=io.StringIO(), width=200)
-    for table in all_tables(results, [found]):
-        console.print(table)
-    assert "[-" in console.file.getvalue() and "FPARec" in console.file.getvalue()
 
 
 def test_text_of_the_users_is_no_markup():
-    table = RenderedTable(
-        "[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",)
-    )
-    console = Console(file=io.StringIO(), width=80)
-    console.print(table)
-    for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
-        assert text in console.file.getvalue()
+    columns, lines = ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),)
+    table = RenderedTable("[red]t", columns, lines, ("[i]note",))
+    text = on_terminal(table, 80)
+    assert all(part in text for part in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"))
     assert "| [blue]a\\|b | 1 |" in table.markdown()
 
 
@@ -265,7 +249,6 @@ def test_the_protocol_follows_from_the_plan(results):
         "Every configuration had the same tuning budget, 2 trials (Pop: none) with seed 2020"
         in message
     )
-    assert "RoPE + kernel is made from the trained models of RoPE" in message
     assert "200 of 600 test items" in message
 
 
@@ -327,21 +310,11 @@ def test_the_report_says_everything(results, found, text):
     assert re.search(r"0\.\d{4} ±\N{NO-BREAK SPACE}0\.\d{4}<", text)  # figures keep their sign
     assert re.search(r">\d+\N{NO-BREAK SPACE}min \d+\N{NO-BREAK SPACE}s<", text)
     words = " ".join(_Page(text).words)
-    for part in (
-        results.plan.title,
-        results.plan.question,
-        *findings(results, found),
-        *protocol(results),
-        "the loss is not a number after 3 epochs",
-        "recbole-pos compare shop.yaml",
-        "2.13.0",
-        "0a1b2c3",
-        "hidden_dropout_prob: 0.3",
-        "NDCG@10 by history",
-        "NDCG@10 against training time",
-        "NDCG@10 against number of parameters",
-        "Validation ",
-    ):
+    titles = ("NDCG@10 by history", "NDCG@10 against training time", "Validation ", "parameters")
+    facts = ("the loss is not a number after 3 epochs", "recbole-pos compare shop.yaml", "2.13.0")
+    facts += ("0a1b2c3", "hidden_dropout_prob: 0.3", "question: ")
+    sentences = (*findings(results, found), *protocol(results))
+    for part in (results.plan.title, results.plan.question, *sentences, *titles, *facts):
         assert part in words
 
 
@@ -349,8 +322,8 @@ def test_names_of_the_users_begin_no_formula(results, tmp_path):
     """In the files for spreadsheets; programs read them as they are."""
     names = {"NoPE": "=1+1", "Kernel": "@x"}
     rows = {names.get(name, name): row for name, row in results.plan.rows.items()}
-    table = TablePlan("t", ("=1+1", "@x"), ("ndcg@10",), "=1+1")
-    plan = dataclasses.replace(results.plan, rows=rows, tables=(table,), paper={})
+    table = table_plan("=1+1", "@x")
+    plan = results.plan.model_copy(update={"rows": rows, "tables": [table], "paper": {}})
     ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace(names))
     runs = results.runs.replace(names)
     write_results(dataclasses.replace(results, plan=plan, ranks=ranks, runs=runs), tmp_path)
@@ -363,46 +336,31 @@ def test_names_of_the_users_begin_no_formula(results, tmp_path):
 
 def test_names_of_the_users_are_no_html(results):
     evil = '<script>alert("x")</script> $a$ & [b]'
-    plan = dataclasses.replace(
-        results.plan,
-        title=evil,
-        question=evil,
-        rows={**results.plan.rows, evil: results.plan.rows["NoPE"]},
-        tables=(TablePlan(evil, (evil, "RoPE"), ("ndcg@10",), evil),),
-    )
-    assert results.ranks is not None
-    renamed = {"NoPE": evil}
-    ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace(renamed))
-    changed = {
-        name: getattr(results, name).replace(renamed) for name in ("runs", "curves", "searches")
-    }
-    odd = dataclasses.replace(results, plan=plan, ranks=ranks, commands=(evil,), **changed)
+    content = {"title": evil, "question": evil, "tables": [table_plan(evil, "RoPE")]}
+    rows = {**results.plan.rows, evil: results.plan.rows["NoPE"]}
+    plan = results.plan.model_copy(update={**content, "rows": rows})
+    named = {name: getattr(results, name).replace("NoPE", evil) for name in ("runs", "curves")}
+    ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace("NoPE", evil))
+    odd = dataclasses.replace(results, plan=plan, ranks=ranks, command=evil, **named)
     page = _Page(html(odd, [compare(odd, plan.tables[0])]))
     assert not any(tag == "script" for tag, _, _ in page.attributes)
     assert evil in " ".join(page.words)
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
-def test_a_table_whose_rows_have_no_run_yet_beside_one_that_has(results, found):
+def test_a_report_of_nothing_yet(results, found):
     empty = nothing_yet(results)
-    both = tidy([found, compare(empty, empty.plan.tables[0])])
-    pd.testing.assert_frame_equal(both, tidy([found]))
-
-
-def test_a_report_of_nothing_yet(results):
-    empty = nothing_yet(results)
-    found = compare(empty, empty.plan.tables[0])
-    words = " ".join(_Page(html(empty, [found])).words)
-    assert "No run has finished yet." in words
-    assert all_charts(empty, found) == []
-    assert "0 of 3" in markdown(empty, [found])
-    assert len(tidy([found])) == 0
+    none = compare(empty, empty.plan.tables[0])
+    words = " ".join(_Page(html(empty, [none])).words)
+    assert "No run has finished yet." in words and "0 of 3" in markdown(empty, [none])
+    assert all_charts(empty, none) == [] and len(tidy([none])) == 0
+    pd.testing.assert_frame_equal(tidy([found, none]), tidy([found]))
 
 
 def test_pictures_are_the_same_each_time_and_say_what_they_show(results, found):
     charts, again = all_charts(results, found), all_charts(results, found)
     assert [chart.svg for chart in charts] == [chart.svg for chart in again]
-    assert len(charts) == 7
+    assert len(charts) == 4
     for chart in charts:
         assert chart.alternative and "Kernel" in chart.alternative
         head = chart.svg[: chart.svg.index(">")]
@@ -447,39 +405,24 @@ def test_no_figure_and_no_word_is_broken(results, found, width: int) -> None:
             assert set(FIGURE.findall(cell)) <= whole | set(FIGURE.findall(" ".join(table.columns)))
 
 
-def test_what_is_folded_is_folded_between_figures() -> None:
+def test_a_narrow_terminal_folds_between_figures_and_names_the_columns_it_omits() -> None:
     for width, cell in ((120, "0.1080 ± 0.0034"), (70, "± 0.0034")):
         assert cell in body(on_terminal(METRICS, width)), width
     assert "[+0.0357, +0.0646]" in body(on_terminal(METRICS, 70))  # in a line of its own
-
-
-def test_columns_go_in_their_order_and_are_named() -> None:
     assert "Left out" not in on_terminal(METRICS, 74)
     text = " ".join(on_terminal(METRICS, 60).split())
     assert "Left out for want of width: HR@10 and epochs; table.md has all columns." in text
-    assert {"PosSASRec", "+0.0501*"} <= set(body(on_terminal(METRICS, 60)))
     few = on_terminal(METRICS, 24)  # the name and the main metric are the last to stay
     assert {"PosSASRec", "0.1080"} <= set(body(few)) and "+0.0501" not in few
 
 
-def test_names_of_many_words_are_folded_between_them() -> None:
-    name = "AttrFormer from all attributes of behaviour and none of posterior targets"
-    table = RenderedTable("t", ("row", "x"), ((Cell(name), Cell("0.1080 ± 0.0034")),))
-    cells = body(on_terminal(table, 50))
-    assert " ".join(cells[2::2]) == name
-
-
 def test_cold_targets_have_a_column_where_content_is_read(results, found):
     """Recall of the targets without a training interaction; not where no configuration has more."""
-    plan = results.plan
     assert not any("cold" in column for column in metrics_table(results, found).columns)
-    rows = {
-        name: dataclasses.replace(row, options={**row.options, "item_vectors": "v.npy"})
-        if name == "NoPE"
-        else row
-        for name, row in plan.rows.items()
-    }
-    knowing = dataclasses.replace(results, plan=dataclasses.replace(plan, rows=rows))
+    content = yaml.safe_load(STUDY)
+    content["rows"]["NoPE"]["item_vectors"] = "v.npy"
+    plan = make_plan(Source("shop.yaml", content))
+    knowing = dataclasses.replace(results, plan=plan)
     table = metrics_table(knowing, compare(knowing, plan.tables[0]))
     cold = results.ranks.targets["popularity"].to_numpy() == 0
     of_row = (results.ranks.runs["row"] == "RoPE").to_numpy()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,9 +9,8 @@ from scipy import stats
 from study_simulation import Case, cover
 
 from recbole_pos.errors import UsageError
-from recbole_pos.study.bins import all_masks, labels, masks
-from recbole_pos.study.plan import Ties
-from recbole_pos.study.ranks import RankTable, gains, is_from_ranks
+from recbole_pos.study.ranks import RankTable, all_masks, gains, is_from_ranks, labels
+from recbole_pos.study.results import count_ties
 from recbole_pos.study.statistics import (
     SeedNoise,
     differences,
@@ -23,7 +20,6 @@ from recbole_pos.study.statistics import (
     pseudo_values,
     sign_flips,
 )
-from recbole_pos.study.ties import count_ties
 
 
 def table_of(case: Case, rng: np.random.Generator, names: str = "ABCDEFGH") -> RankTable:
@@ -67,7 +63,7 @@ def test_runs_are_compared_target_by_target_whatever_their_order(rng):
     assert (table.rank[0] == table.rank[1]).all()
     totals, size = table.totals("hit@10")
     assert size.tolist() == [1, 2] and totals["A"].tolist() == [[0, 2]]
-    assert means(table, ["hit@10"])["mean"].tolist() == pytest.approx([2 / 3, 2 / 3])
+    assert means(table, "hit@10")["mean"].tolist() == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_runs_of_a_row_stand_in_the_order_of_their_seeds():
@@ -81,28 +77,16 @@ def test_runs_of_a_row_stand_in_the_order_of_their_seeds():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"item": [5, 6, 8]}, r"B, seed 1 and A, seed 1 cannot be compared: 1 of 3 .* in item"),
-        ({"user": [3, 1, 1]}, r"test targets differ, in unit"),
-        ({"rank": [0, -1, 1]}, r"ranks of B, seed 1: 1 of 3 are negative or no numbers"),
-        ({"rank": [0, np.nan, 1]}, r"ranks of B, seed 1: 1 of 3 are negative or no numbers"),
+        ({"item": [5, 6, 8]}, "B, seed 1 and A, seed 1 cannot be compared"),
+        ({"user": [3, 1, 1]}, "B, seed 1 and A, seed 1 cannot be compared"),
+        ({"rank": [0, -1, 1]}, "ranks of B, seed 1"),
+        ({"rank": [0, np.nan, 1]}, "ranks of B, seed 1"),
     ],
 )
 def test_runs_of_other_targets_are_refused(change, message):
     frame = pd.DataFrame({"user": [3, 1, 3], "item": [5, 6, 7], "rank": [0, 20, 1]})
     with pytest.raises(UsageError, match=message):
         RankTable.from_runs({("A", 1): frame, ("B", 1): frame.assign(**change)})
-
-
-def test_what_a_run_lacks_is_named():
-    frame = pd.DataFrame({"user": [1], "rank": [0]})
-    with pytest.raises(UsageError, match="A, seed 1: no column session; found user, rank"):
-        RankTable.from_runs({("A", 1): frame}, unit="session")
-    with pytest.raises(UsageError, match="tested on 2 and 1 targets"):
-        RankTable.from_runs({("A", 1): frame, ("B", 1): pd.concat([frame, frame])})
-    with pytest.raises(UsageError, match="one has the columns unit, item, the other unit"):
-        RankTable.from_runs({("A", 1): frame, ("B", 1): frame.assign(item=3)})
-    with pytest.raises(UsageError, match="found no run"):
-        RankTable.from_runs({})
 
 
 # noise
@@ -182,17 +166,12 @@ def test_rows_that_share_seeds_are_compared_seed_by_seed(rng):
     assert estimate(attached[:1], base[:1], coupled=True).seed_noise == "unknown"
 
 
-def test_one_unit_tells_nothing():
-    found = estimate(np.ones((2, 1)), np.zeros((2, 1)))
-    assert np.isnan(found.error) and found.difference == 1
-
-
 def test_where_nothing_differs_nothing_is_known():
-    nothing = np.zeros((3, 20))
-    found = estimate(nothing, nothing)
-    assert found.difference == 0 and np.isnan(found.error) and np.isnan(found.p)
-    pooled = SeedNoise(1e-6, 0.0, 4, 0.1)
-    assert np.isnan(estimate(nothing[:1], nothing, pooled).error)
+    nothing, pooled = np.zeros((3, 20)), SeedNoise(1e-6, 0.0, 4, 0.1)
+    for found in (estimate(nothing, nothing), estimate(nothing[:1], nothing, pooled)):
+        assert found.difference == 0 and np.isnan(found.error) and np.isnan(found.p)
+    one = estimate(np.ones((2, 1)), np.zeros((2, 1)))
+    assert one.difference == 1 and np.isnan(one.error)
     hit = nothing.copy()
     hit[0, 0] = 1  # one seed hit one unit: degrees of freedom are still those of the seeds
     found = estimate(hit, nothing)
@@ -234,14 +213,14 @@ def test_holm():
 
 def test_differences_are_those_of_the_means(rng):
     table = table_of(Case((3, 2, 1), units=300, targets=3.0), rng)
-    mean = means(table, ["ndcg@10"]).set_index("row")
-    found = differences(table, ["ndcg@10"], "A").set_index("row")
+    mean = means(table, "ndcg@10").set_index("row")
+    found = differences(table, "ndcg@10", "A", "BC").set_index("row")
     assert list(found.index) == ["B", "C"]
     expected = mean["mean"] - mean["mean"]["A"]
     assert found["difference"].to_dict() == pytest.approx(expected.drop("A").to_dict())
     assert (found["low"] < found["difference"]).all() & (found["difference"] < found["high"]).all()
     assert found["seed_noise"].to_dict() == {"B": "own", "C": "pooled"}
-    assert (found["units"] == 300).all() and (found["targets"] == len(table.unit)).all()
+    assert (found["units"] == 300).all() and (found["targets"] == len(table.targets)).all()
     assert np.isnan(mean["deviation"]["C"]) and mean["seeds"].tolist() == [3, 2, 1]
 
 
@@ -249,10 +228,10 @@ def test_rows_of_the_same_models_count_once_in_the_pool(rng):
     table = table_of(Case((1, 1, 3), units=300), rng)
     twin = pd.DataFrame({"row": ["D"] * 3, "seed": [2020, 2021, 2022]})
     runs = pd.concat([table.runs, twin], ignore_index=True)
-    both = RankTable(runs, table.targets, np.vstack([table.rank, table.rank[2:]]), table.unit)
-    alone = differences(table, ["ndcg@10"], "A", rows=["B"])
-    bound = differences(both, ["ndcg@10"], "A", rows=["B"], coupled=lambda a, b: {a, b} == {*"CD"})
-    loose = differences(both, ["ndcg@10"], "A", rows=["B"])
+    both = RankTable(runs, table.targets, np.vstack([table.rank, table.rank[2:]]))
+    alone = differences(table, "ndcg@10", "A", "B")
+    bound = differences(both, "ndcg@10", "A", "B", coupled=lambda a, b: {a, b} == {*"CD"})
+    loose = differences(both, "ndcg@10", "A", "B")
     assert alone["df"][0] == bound["df"][0] < loose["df"][0]
 
 
@@ -261,34 +240,26 @@ def test_a_star_needs_two_seeds_on_both_sides(rng):
     ranks, _ = case.ranks(rng)
     table = table_of(case, rng)
     same = pd.concat([table.runs, table.runs[:1].assign(row="D")], ignore_index=True)
-    table = RankTable(same, table.targets, np.vstack([table.rank, table.rank[2]]), table.unit)
-    found = differences(table, ["ndcg@10"], "A").set_index("row")
+    table = RankTable(same, table.targets, np.vstack([table.rank, table.rank[2]]))
+    found = differences(table, "ndcg@10", "A", "BCD").set_index("row")
     assert found.loc["B", "star"] and found.loc["B", "p_holm"] < 0.05
     assert found.loc["D", "p_holm"] < 0.05 and not found.loc["D", "star"]
     assert not found.loc["C", "star"]
-    assert not differences(table, ["ndcg@10"], "D").set_index("row").loc["A", "star"]
+    assert not differences(table, "ndcg@10", "D", "A")["star"].any()
 
 
 def test_bins_are_compared_on_their_targets_alone(rng):
     table = table_of(Case((2, 2), units=200), rng)
     first = np.arange(200) < 50
     bins = {"first": first, "rest": ~first, "none": np.zeros(200, dtype=bool)}
-    found = differences(table, ["hit@10"], "A", bins=bins).set_index("bin")
+    found = differences(table, "hit@10", "A", "B", bins).set_index("bin")
     assert found["targets"].to_dict() == {"first": 50, "rest": 150, "none": 0}
-    whole = differences(table, ["hit@10"], "A")["difference"][0]
+    whole = differences(table, "hit@10", "A", "B")["difference"][0]
     parts = found["difference"]["first"] * 50 + found["difference"]["rest"] * 150
     assert parts / 200 == pytest.approx(whole)
     assert np.isnan(found["difference"]["none"]) and not found["star"]["none"]
-    empty = means(table, ["hit@10"], bins).set_index("bin").loc["none"]
+    empty = means(table, "hit@10", bins).set_index("bin").loc["none"]
     assert empty["mean"].isna().all()
-
-
-def test_an_unknown_row_is_named(rng):
-    table = table_of(Case((1, 1), units=20), rng)
-    with pytest.raises(UsageError, match="no runs of configuration 'Z'; known are A, B"):
-        differences(table, ["hit@10"], "Z")
-    with pytest.raises(UsageError, match="no runs of configuration 'a'; nearest known: A"):
-        differences(table, ["hit@10"], "A", rows=["a"])
 
 
 # generated studies on intervals and stars; `make simulate` has more of them
@@ -322,7 +293,9 @@ def test_the_noise_between_seeds_is_needed():
 
 def test_stars_of_a_table_without_differences_are_rare(rng):
     case = Case((3, 3, 3, 3), units=200)
-    starred = [differences(table_of(case, rng), ["ndcg@10"], "A")["star"].any() for _ in range(60)]
+    starred = [
+        differences(table_of(case, rng), "ndcg@10", "A", "BCD")["star"].any() for _ in range(60)
+    ]
     assert np.mean(starred) <= 0.1
 
 
@@ -338,63 +311,40 @@ def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
 # ties and bins
 
 
-def _by_hand(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> tuple[int, int, int, float]:
-    """Every order that keeps the times, tried."""
-    users, test, valid, expected = 0, 0, 0, 0.0
-    for one in np.unique(user):
-        mine = np.flatnonzero(user == one)
-        if len(mine) < 3:
-            continue
-        kept = mine[np.argsort(time[mine], kind="stable")]
-        orders = [
-            order
-            for order in itertools.permutations(mine)
-            if (np.diff(time[list(order)]) >= 0).all()
-        ]
-        users += 1
-        test += len({item[order[-1]] for order in orders}) > 1
-        valid += len({item[order[-2]] for order in orders}) > 1
-        expected += np.mean([item[order[-1]] != item[kept[-1]] for order in orders])
-    return users, test, valid, expected
-
-
 def test_ties_are_those_of_every_order_tried():
     rng = np.random.default_rng(0)
     for _ in range(30):
         user, time, item = (rng.integers(high, size=30) for high in (8, 4, 4))
-        keep = pd.Series(user).groupby(user).cumcount().to_numpy() < 6
-        user, time, item = user[keep], time[keep], item[keep]
         found = count_ties(user, time, item)
-        users, test, valid, expected = _by_hand(user, time, item)
-        assert (found.users, found.test, found.valid) == (users, test, valid)
-        assert found.expected == pytest.approx(expected)
+        users, tied = 0, 0
+        for one in np.unique(user):
+            mine = np.flatnonzero(user == one)
+            last = mine[time[mine] == time[mine].max()]  # any of them may be the last in order
+            users += len(mine) > 2
+            tied += len(mine) > 2 and len({item[place] for place in last}) > 1
+        assert (found.users, found.test) == (users, tied)
 
 
 def test_ties_are_said_in_a_sentence():
     user, time = np.repeat([1, 2], 3), np.array([1, 2, 2, 1, 2, 3])
     item = np.array([5, 6, 7, 5, 6, 7])
     found = count_ties(user, time, item)
-    assert found.sentence("shop") == (
+    assert found.sentence("shop", "file") == (
         "On shop, 1 of 2 test items (50%) depend on the order of interactions with equal times; "
         "here it is that of the file."
     )
-    assert "it is random, seed 7" in found.sentence("shop", Ties("random", 7))
-    assert "excluded" in found.sentence("shop", Ties("drop"))
-    assert count_ties(user, np.arange(6), item).sentence("shop") == (
-        "No test item of shop depends on the order of equal times."
-    )
+    assert "it is random(7)" in found.sentence("shop", "random(7)")
+    assert "excluded" in found.sentence("shop", "drop")
+    none = count_ties(user, np.arange(6), item).sentence("shop", "file")
+    assert none == "No test item of shop depends on the order of equal times."
     assert count_ties(user[:2], time[:2], item[:2]).users == 0
 
 
 def test_bins_are_named_by_what_is_in_them():
     assert labels("history", [5, 15]) == ["history up to 5", "history 6 to 15", "history over 15"]
     assert labels("popularity", [1, 2])[1] == "popularity 2"
-    assert labels("age", [3600, 86400, 7 * 86400]) == [
-        "age up to 1 hour",
-        "age 1 hour to 1 day",
-        "age 1 day to 7 days",
-        "age over 7 days",
-    ]
+    ages = ["age up to 1 h", "age 1 h to 1 d", "age 1 d to 7 d", "age over 7 d"]
+    assert labels("age", [3600, 86400, 7 * 86400]) == ages
 
 
 def test_every_target_is_in_one_bin_of_each_kind():
@@ -404,5 +354,5 @@ def test_every_target_is_in_one_bin_of_each_kind():
         assert (np.stack(list(bins.values())).sum(0) == 1).all()
     assert found["history"]["history 6 to 15"].tolist() == [False, False, True, True, False, False]
     assert found["cold"]["cold items"].sum() == 2
-    with pytest.raises(UsageError, match="no column age, so there are no bins by age; found hist"):
-        masks(targets, "age", [5])
+    with pytest.raises(UsageError, match="no column age"):
+        all_masks(targets, {"age": [5]})

@@ -142,33 +142,21 @@ class AttentionMaps:
 
     Attributes:
         weights: [h, newest, newest] of each layer: row i is a query, the last row the newest event.
-        sums: [h, newest] of each layer: sum of a whole row, older events included.
         histories: number of histories averaged.
         longest: number of events of the longest history.
     """
 
     weights: list[np.ndarray]
-    sums: list[np.ndarray]
     histories: int
     longest: int
 
     @property
     def caption(self) -> str:
-        """Text that says which histories are shown, and what rows sum to."""
+        """Text that says which histories are shown."""
         newest = self.weights[0].shape[-1]
-        shown_sums = [layer.sum(-1) for layer in self.weights]
         if self.longest > newest:
-            text = f"newest {newest} of up to {self.longest} events of {self.histories:,} histories"
-        else:
-            text = f"{self.histories:,} histories of {newest} events"
-        if not all(np.allclose(row, 1, atol=1e-3) for row in self.sums):
-            return f"{text}; rows of this attention do not sum to one"
-        if all(np.allclose(row, 1, atol=1e-3) for row in shown_sums):
-            return f"{text}; every row sums to one"
-        rows = np.stack(shown_sums)
-        return (
-            f"{text}; rows sum to {rows.min():.2f} to {rows.max():.2f}, the rest is on older events"
-        )
+            return f"newest {newest} of up to {self.longest} events of {self.histories:,} histories"
+        return f"{self.histories:,} histories of {newest} events"
 
 
 @torch.no_grad()
@@ -191,7 +179,6 @@ def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> Atte
     newest = min(newest, int(lengths.max()))
     chosen = np.flatnonzero(lengths >= newest)
     heads, room = max(layer.n_heads for layer in layers), chunk_elements(torch.device(model.device))
-    # [newest, newest + 1, h], the last column what a row sums to
     totals: list[Any] = [0.0 for _ in layers]
     for part in weight_batches(lengths[chosen], heads, room):
         rows = loader.collate_fn(chosen[part].tolist())[0]
@@ -200,16 +187,9 @@ def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> Atte
         row = torch.arange(len(end), device=end.device)[:, None, None]
         for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
-            cut = weights[row, end[:, :, None], :, end[:, None, :]]  # [b, newest, newest, h]
-            whole = weights.sum(-1)[row[..., 0], end]  # [b, newest, h]
-            totals[number] += torch.cat((cut.sum(0), whole.sum(0)[:, None]), 1)
+            totals[number] += weights[row, end[:, :, None], :, end[:, None, :]].sum(0)
     means = [(total / len(chosen)).permute(2, 0, 1).cpu().numpy() for total in totals]
-    return AttentionMaps(
-        [mean[..., :-1] for mean in means],
-        [mean[..., -1] for mean in means],
-        len(chosen),
-        int(lengths[chosen].max()),
-    )
+    return AttentionMaps(means, len(chosen), int(lengths[chosen].max()))
 
 
 def weight_batches(lengths: np.ndarray, heads: int, elements: int) -> list[np.ndarray]:

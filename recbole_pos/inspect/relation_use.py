@@ -30,7 +30,7 @@ from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer, SparseProduct
 from recbole_pos.model.attrformer import AttrFormer
-from recbole_pos.relations.declare import TIME, Relation
+from recbole_pos.relations.declare import TIME
 from recbole_pos.relations.lookup import PackedSequences
 
 LAYERS = (BLUE, VERMILION, GREEN, PINK)  # colours of layers
@@ -137,74 +137,57 @@ def measure_relations(
     """
     declared = [relation for relation in model.declared if relation.source != "user"]
     layers = list(cast("Iterable[RelationLayer]", model.trm_encoder.layer))
-    sums = _Sums(len(declared), len(layers))
+    count, events = len(declared) + 1, 0  # of rows and columns: the relations, and users last
+    known, read = np.zeros(count), np.zeros((count, 2))  # all, of other users
+    squares = np.zeros((len(layers), count + 2))  # relations, self-attention, states
     for rows in batches:
         users = model.lookup.users[rows.events]
         seen: list[tuple[Tensor, SequenceContext, Tensor]] = []
-        keep = seen.append
-        hooks = [
-            layer.register_forward_hook(lambda _, args, out, keep=keep: keep((*args, out)))
-            for layer in layers
-        ]
+        keep = lambda _, args, out, seen=seen: seen.append((*args, out))  # noqa: E731
+        hooks = [layer.register_forward_hook(keep) for layer in layers]
         try:
             model.row_states(rows, None)
         finally:
             for hook in hooks:
                 hook.remove()
         relations = seen[0][1].relations
-        sums.events += len(users)
+        events += len(users)
         if relations.heads is not None:
-            sums.read[:-1] += _count_reads(relations.heads, users)
-            known = [relation.known(rows.events, model.lookup) for relation in model.lookup.heads]
-            sums.known[:-1] += [events.sum() for events in known]
+            read[:-1] += _count_reads(relations.heads, users)
+            known[:-1] += [x.known(rows.events, model.lookup).sum() for x in model.lookup.heads]
         if relations.users is not None:
-            count = _count_reads(relations.users, users)
-            sums.read[-1] += count[0] - [len(users), 0]  # an event's own state is no relation here
+            own = [len(users), 0]  # an event's own state is no relation here
+            read[-1] += _count_reads(relations.users, users)[0] - own
             assert model.lookup.user_table is not None
-            sums.known[-1] += model.lookup.user_table.known[users].sum()
+            known[-1] += model.lookup.user_table.known[users].sum()
         for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
-            sums.squares[number] += _sum_squares(layer, x, ctx, out)
-    require_finite([sums.squares], "what relations add")
-    return sums.summarise(model, declared, layers), sums.events
-
-
-class _Sums:
-    """Sums over batches: events known to and read by each relation, and squares of what it adds.
-
-    Rows and columns are relations, users last.
-    """
-
-    def __init__(self, relations: int, layers: int) -> None:
-        self.events = 0
-        self.known = np.zeros(relations + 1)
-        self.read = np.zeros((relations + 1, 2))  # all, of other users
-        self.squares = np.zeros((layers, relations + 3))  # heads, users, self-attention, states
-
-    def summarise(
-        self, model: AttrFormer, declared: Sequence[Relation], layers: Sequence[RelationLayer]
-    ) -> list[RelationUse]:
-        """Return the use of each of the declared relations of heads, then of users."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            others = self.read[:, 1] / self.read[:, 0]
-            heads = np.sqrt(self.squares[:, :-3] / self.squares[:, -2:-1])
-            users = np.sqrt(self.squares[:, -3] / self.squares[:, -1])
-        known, read = self.known / self.events, self.read[:, 0] / self.events
-        attention = [layer.multi_head_attention for layer in layers if declared]
-        mix = [module.relation_mix.cpu().tolist() for module in attention]
-        shares = list(zip(known, read, others, strict=True))
-        uses = []
-        for i, relation in enumerate(declared):
-            field = TIME if relation.table == TIME else relation.field
-            weights = [layer[i] for layer in mix]
-            adds = heads[:, i].tolist()
-            uses.append(RelationUse(field, relation.source, *shares[i], adds, weights, []))
-        if model.lookup.user_table is not None:
-            fields = ", ".join(x.field for x in model.declared if x.source == "user")
-            gates = [layer.user_gate for layer in layers]
-            gate = [float("nan") if weight is None else float(weight) for weight in gates]
-            adds = np.where([layer.aggregates for layer in layers], users, np.nan).tolist()
-            uses.append(RelationUse(fields, "user", *shares[-1], adds, [], gate))
-        return uses
+            squares[number] += _sum_squares(layer, x, ctx, out)
+    require_finite([squares], "what relations add")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = list(
+            zip(known / events, read[:, 0] / events, read[:, 1] / read[:, 0], strict=True)
+        )
+        adds = np.sqrt(squares[:, :-3] / squares[:, -2:-1])
+        users_add = np.sqrt(squares[:, -3] / squares[:, -1])
+    mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
+    uses = [
+        RelationUse(
+            TIME if relation.table == TIME else relation.field,
+            relation.source,
+            *shares[i],
+            adds[:, i].tolist(),
+            [weights[i] for weights in mix],
+            [],
+        )
+        for i, relation in enumerate(declared)
+    ]
+    if model.lookup.user_table is not None:
+        fields = ", ".join(x.field for x in model.declared if x.source == "user")
+        gates = [layer.user_gate for layer in layers]
+        gate = [float("nan") if weight is None else float(weight) for weight in gates]
+        added = np.where([layer.aggregates for layer in layers], users_add, np.nan).tolist()
+        uses.append(RelationUse(fields, "user", *shares[-1], added, [], gate))
+    return uses, events
 
 
 def _count_reads(product: SparseProduct, users: np.ndarray) -> np.ndarray:

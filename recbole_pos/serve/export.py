@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor
 
 from recbole_pos.data.protocols import Dataset
@@ -21,17 +22,16 @@ from recbole_pos.experiment.catalogue import NeedsDataset
 from recbole_pos.experiment.run import load, load_without_data
 from recbole_pos.files import replacing, writing
 from recbole_pos.model.models import registered_name
-from recbole_pos.serve.export_readme import write_readme
 from recbole_pos.serve.programs import (
     Encoder,
     Recommend,
-    input_names,
     make_encoder,
     require_onnx,
     trace,
     write_onnx,
 )
-from recbole_pos.values import check_choice, is_whole, shown
+from recbole_pos.values import SECONDS, Options, check_choice, is_whole, shown
+from recbole_pos.version import __version__
 
 FORMATS = ("onnx", "torch_export")
 SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}
@@ -96,58 +96,106 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
     Raises:
         UsageError: if a program cannot be made, or differs from the model.
     """
-    k = min(k, dataset.item_num - 1)
+    names: list[Any] = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
+    top = Recommend(encoder, min(k, len(names) - 1))
     parts: list[tuple[str, Encoder | Recommend, tuple[str, ...]]] = [
         ("vector", encoder, ("vector",)),
-        ("recommend", Recommend(encoder, k), ("best", "scores")),
+        ("recommend", top, ("best", "scores")),
     ]
     for name, module, outputs in parts:
         program, path = trace(module), folder / f"{name}.{SUFFIX[format]}"
         if format == "onnx":
-            write_onnx(program, path, input_names(module), outputs)
+            write_onnx(program, path, module.inputs, outputs)
         else:
             memory = io.BytesIO()  # where a file cannot be written, torch ends the process
             torch.export.save(program, memory)
             path.write_bytes(memory.getbuffer())
         if isinstance(module, Encoder):
             _require_same(module, load_program(path))
-    names = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
+    tokens = {
+        name: None
+        if embed.numeric
+        else [None, *dataset.field2id_token[name.partition("_")[2]][1:].tolist()]
+        for name, embed in encoder.fields.items()
+    }
+    files = {"items": names} | ({"features": tokens} if tokens else {})
+    for name, content in files.items():
+        text = json.dumps(content, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
     vectors = encoder.model.item_vectors().numpy()
-    (folder / "items.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
     np.save(folder / "vectors.npy", vectors)
-    if encoder.fields:
-        tokens = {
-            name: None
-            if embed.numeric
-            else [None, *dataset.field2id_token[name.partition("_")[2]][1:].tolist()]
-            for name, embed in encoder.fields.items()
-        }
-        (folder / "features.json").write_text(
-            json.dumps(tokens, ensure_ascii=False), encoding="utf-8"
-        )
-    pq.write_table(_table(names, vectors), folder / "vectors.parquet")
-    text = write_readme(
-        registered_name(type(encoder.model)), encoder, format, k, names, dataset.config
-    )
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
-    """Return ids, names and vectors of items as a table, without padding."""
     flat = pa.array(vectors[1:].reshape(-1))
     columns = {
         "id": pa.array(range(1, len(names)), pa.int64()),
         "name": pa.array(names[1:], pa.string()),
         "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
     }
-    return pa.table(columns)
+    pq.write_table(pa.table(columns), folder / "vectors.parquet")
+    text = make_readme(encoder, format, top.k, names, dataset.config)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def make_readme(encoder: Encoder, format: str, k: int, names: list[Any], config: Options) -> str:
+    """Return the README of an exported model: how to run it, and what its files and inputs are.
+
+    Args:
+        encoder: the exported encoder, for its inputs.
+        format: ``onnx`` or ``torch_export``.
+        k: number of recommended items.
+        names: names of the items by id; the first is padding. The first three are the example.
+        config: configuration of the run.
+    """
+    unit, n = config["timestamp_unit"], encoder.model.max_seq_length
+    about = {
+        "times": f"float64 [B, L], {unit} as in the data, 0 behind the shorter ones",
+        "at": f"float64 [B], the time of each request, {unit} as in the data",
+    }
+    example = {"items": "np.array([history])", "lengths": "np.array([len(history)])"}
+    example["allowed"] = f"np.ones((1, {len(names)}), dtype=bool)"
+    example |= {"times": "np.array([times])", "at": "np.array([times[-1] + 3600.0])"}
+    for name, embed in encoder.fields.items():
+        sizes = [("B", "1"), *[("L", "len(history)")] * name.startswith("events_")]
+        sizes += [("s", "1")] * bool(not embed.numeric and embed.is_list)
+        symbols, numbers = map(", ".join, zip(*sizes, strict=True))
+        kind = "float32" if embed.numeric else "int64"
+        what = "a number, NaN for none" if embed.numeric else "ids by `features.json`, 0 for none"
+        about[name] = f"{kind} [{symbols}], {what}"
+        none = "np.nan" if embed.numeric else "0"
+        example[name] = f"np.full(({numbers},), {none}, np.{kind})"
+    given = [name for name in Recommend(encoder, k).inputs if (name, format) != ("allowed", "onnx")]
+    hourly = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("export_readme.md.jinja").render(
+        model=registered_name(type(encoder.model)),
+        version=__version__,
+        onnx=format == "onnx",
+        suffix=SUFFIX[format],
+        history=json.dumps(names[1:4], ensure_ascii=False),
+        times=hourly if "times" in given else None,
+        given=", ".join(f'"{name}": {example[name]}' for name in given),
+        inputs=[(name, about[name]) for name in given if name in about],
+        k=k,
+        n=n,
+        size=f"{len(names):,}",
+        d=encoder.model.item_vectors().size(1),
+    )
 
 
 def load_program(path: Path) -> Program:
     """Return a function that runs a written program: from inputs by name to a list of outputs."""
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
-        return lambda given: _list(module(*given.values()))
+
+        def evaluate(given: dict[str, Tensor]) -> list[Tensor]:
+            outputs = module(*given.values())
+            return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+        return evaluate
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -159,10 +207,6 @@ def load_program(path: Path) -> Program:
         return [torch.from_numpy(x) for x in outputs]
 
     return run
-
-
-def _list(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
-    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
@@ -195,4 +239,4 @@ def random_histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -
     given = {"items": items, "lengths": lengths, "times": times.masked_fill(is_padding, 0)}
     given["at"] = times[:, -1] + 3600 / model.time_unit
     given |= encoder.random_features(items.shape, draw)
-    return {name: given[name] for name in input_names(encoder)}
+    return {name: given[name] for name in encoder.inputs}

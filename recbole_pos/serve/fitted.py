@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from recbole_pos.conversion.frames import Dataset, html_table
+from recbole_pos.conversion.frames import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue
@@ -142,35 +142,25 @@ class FittedModel:
         return self.folder
 
     def __repr__(self) -> str:
-        return "\n".join(": ".join(line) for line in self._lines())
-
-    def _repr_html_(self) -> str:
-        result, (head, *lines) = self.result, self._lines()
-        columns = {} if result is None else {"valid": result.best_valid, "test": result.test}
-        by_part = {name: column for name, column in columns.items() if column}
-        names = dict.fromkeys(metric for column in by_part.values() for metric in column)
-        rows = [(m, *(f"{column[m]:.4f}" for column in by_part.values())) for m in names]
-        body = html_table(("metric", *by_part), rows) if rows else ""
-        text = [f"<div>{html.escape(': '.join(line))}</div>" for line in lines if line[0] != "test"]
-        return f"<div><b>{html.escape(': '.join(head))}</b>{''.join(text)}{body}</div>"
-
-    def _lines(self) -> list[tuple[str, str]]:
-        """Return names and texts of the facts that the model shows of itself."""
         facts, result = self.about(), self.result
         counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
-        lines = [(f"{facts['model']} on {facts['dataset']}", counts)]
+        lines = [f"{facts['model']} on {facts['dataset']}: {counts}"]
         if result is None:
             is_half = self.folder is not None and unfinished(self.folder)
-            return [*lines, ("training", "not finished" if is_half else "unknown")]
+            return f"{lines[0]}\ntraining: {'not finished' if is_half else 'unknown'}"
         split = ", ".join(f"{kind}: {value}" for kind, value in (facts["split"] or {}).items())
         lines += [
-            ("training", f"{result.epochs} epochs, best {result.best_epoch}, seed {result.seed}"),
-            ("protocol", f"split {split}; {result.test_targets:,} test targets among "
-             f"{result.candidates}"),
-        ]  # fmt: skip
-        if result.test:
-            lines.append(("test", ", ".join(f"{m} {v:.4f}" for m, v in result.test.items())))
-        return lines + [("warning", text) for text in result.warnings]
+            f"training: {result.epochs} epochs, best {result.best_epoch}, seed {result.seed}",
+            f"protocol: split {split}; {result.test_targets:,} test targets among "
+            f"{result.candidates}",
+        ]
+        for part, metrics in (("valid", result.best_valid), ("test", result.test)):
+            if metrics:
+                lines.append(f"{part}: {', '.join(f'{m} {v:.4f}' for m, v in metrics.items())}")
+        return "\n".join(lines + [f"warning: {text}" for text in result.warnings])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 def folder_of(path: str | Path) -> RunFolder | None:

@@ -41,22 +41,22 @@ class Encoder(nn.Module):
         super().__init__()
         self.model, self.relations = model.eval().requires_grad_(False), relations
         self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
-        self.inputs = ["times"] * self.needs_time + ["at"] * model.reads_request
         tables = {} if model.event_features is None else model.event_features.by_table()
         # inputs such as events_rating and user_country, and what embeds them
         self.fields = {f"{t}_{name}": embed for t in tables for name, embed in tables[t].items()}
-        self.inputs += self.fields
+        more = ["times"] * self.needs_time + ["at"] * model.reads_request
+        self.inputs = ("items", "lengths", *more, *self.fields)
 
-    def forward(self, items: Tensor, lengths: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         """Return the vectors [B, d] of histories.
 
         Args:
-            items: [B, L] ids, padded with 0 on the right.
-            lengths: [B] lengths of the histories.
-            inputs: those that ``self.inputs`` names: times [B, L] float64, times of the requests
-                [B] float64, features of interactions [B, L] or [B, L, s], of users [B] or [B, s].
+            inputs: those that ``self.inputs`` names: ids of items [B, L], padded with 0 on the
+                right, lengths [B], times [B, L] float64, times of the requests [B] float64,
+                features of interactions [B, L] or [B, L, s], of users [B] or [B, s].
         """
         model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
+        items, lengths = given.pop("items"), given.pop("lengths")
         times, at = (model._seconds(given.pop(name, None)) for name in ("times", "at"))
         events, users = (
             {name.removeprefix(prefix): x for name, x in given.items() if name.startswith(prefix)}
@@ -98,17 +98,17 @@ class Recommend(nn.Module):
         self.encoder, self.k = encoder, k
         padding = torch.arange(encoder.model.n_items) == 0
         self.register_buffer("padding", padding, persistent=False)
+        self.inputs = (*encoder.inputs[:2], "allowed", *encoder.inputs[2:])
 
-    def forward(
-        self, items: Tensor, lengths: Tensor, allowed: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return items [B, k] and their scores [B, k]; 0 and -inf where fewer are allowed.
 
         Args:
-            items, lengths, inputs: as of :class:`Encoder`.
-            allowed: [B or 1, items] boolean; item 0, which is padding, never is.
+            inputs: as of :class:`Encoder`, the third of them ``allowed``: [B or 1, items] boolean;
+                item 0, which is padding, never is.
         """
-        vector = self.encoder(items, lengths, *inputs)
+        items, lengths, allowed, *more = inputs
+        vector = self.encoder(items, lengths, *more)
         scores = vector @ self.encoder.model.item_vectors().t()
         row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
         left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
@@ -146,27 +146,14 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
         return Encoder(model, relations)
     if reads is not None:
         raise UsageError(f"inference_relations: {name} has none, AttrFormer alone does")
-    base = PosRecommender
-    own = [
-        x for x in ("forward", "compute_states", "full_sort_predict") if _differs(model, base, x)
-    ]
+    methods = ("forward", "compute_states", "full_sort_predict")
+    own = [x for x in methods if getattr(type(model), x) is not getattr(PosRecommender, x)]
     if own:
         raise UsageError(
             f"{name} cannot be exported: it defines {', '.join(own)}, whose meaning is unknown; "
             "define encode or states alone"
         )
     return Encoder(model)
-
-
-def _differs(model: Any, base: type, name: str) -> bool:
-    return getattr(type(model), name) is not getattr(base, name)
-
-
-def input_names(module: Encoder | Recommend) -> tuple[str, ...]:
-    """Return the names of the inputs of a program, in their order."""
-    top = isinstance(module, Recommend)
-    encoder = module.encoder if isinstance(module, Recommend) else module
-    return ("items", "lengths", *["allowed"] * top, *encoder.inputs)
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
@@ -193,13 +180,12 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
         if values.dim() > 1 + name.startswith("events_"):
             shape[values.dim() - 1] = Dim(f"longest_{name}", min=1)
         given[name] = values, shape
-    arguments, shapes = zip(*(given[name] for name in input_names(module)), strict=True)
-    first = len(arguments) - len(encoder.inputs)  # place of the first of ``encoder.inputs``
+    arguments, shapes = zip(*(given[name] for name in module.inputs), strict=True)
     try:
         return torch.export.export(
             module,
             arguments,
-            dynamic_shapes=(*shapes[:first], shapes[first:]) if encoder.inputs else shapes,
+            dynamic_shapes=(shapes,),
             prefer_deferred_runtime_asserts_over_guards=True,  # some guards hold, unproved
         )
     except Exception as error:  # torch's own are of many kinds
@@ -294,9 +280,8 @@ def _scalar(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence logs and warnings of the ONNX exporter; for use in a ``with`` block."""
-    levels = {
-        log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))
-    }
+    names = ("torch.onnx", "onnxscript", "onnx_ir")
+    levels = {log: log.level for log in map(logging.getLogger, names)}
     for log in levels:
         log.setLevel(logging.ERROR)
     try:

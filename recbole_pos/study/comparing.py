@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import os
-import statistics
-import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import ray
 from matplotlib.figure import Figure
 
 from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
-from recbole_pos.config.plugins import allow, pack
+from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import beside
-from recbole_pos.data.location import dataset_name, require_dataset
-from recbole_pos.data.targets import describe_warnings
+from recbole_pos.data.location import dataset_name, name_and_folder, require_dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.folder import versions
+from recbole_pos.experiment.folder import make_folder
+from recbole_pos.files import only_writer
+from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.cluster import Resources, connect, room_for, stop
-from recbole_pos.runs.progress import live_view
-from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.runs.storage import Mirror
-from recbole_pos.runs.worker import MOST_LOSSES, train_run
-from recbole_pos.study.asked import (
-    complete,
-    plan_and_folder,
-    require_metrics,
-    require_same_study,
-    run_folders,
-)
-from recbole_pos.study.charts import draw_results
+from recbole_pos.runs.cluster import connect, stop
+from recbole_pos.study.charts import KINDS, all_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
-from recbole_pos.study.configs import data_key, require_twins
-from recbole_pos.study.expand import check_plan, with_unread
-from recbole_pos.study.packed import PackedStudy, require_place
-from recbole_pos.study.packed import pack as pack_study
+from recbole_pos.study.configs import check_plan, complete, note_unread, require_twins
+from recbole_pos.study.dispatcher import Dispatcher, keep_state
+from recbole_pos.study.packed import PackedStudy, pack, require_place
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.preview import preview
-from recbole_pos.study.rendered_table import RenderedTable, span
-from recbole_pos.study.result_tables import tidy
-from recbole_pos.study.results import DONE, FAILED, Results
-from recbole_pos.study.scheduler import Job, Scheduler
-from recbole_pos.study.study_folder import StudyFolder, commit
-from recbole_pos.study.ties import count_ties
+from recbole_pos.study.ranks import is_from_ranks
+from recbole_pos.study.rendered_table import Cell, RenderedTable
+from recbole_pos.study.result_tables import all_tables, tidy
+from recbole_pos.study.results import DONE, Comparison, Results
+from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
+from recbole_pos.study.statistics import ALL
+from recbole_pos.study.study_file import change_plan, make_plan, plan_of_models, read_plan
+from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.study.study_source import Source
+from recbole_pos.values import check_choice
+
+_STATES = {
+    DONE: "{} finished",
+    CONTINUED: "{} to resume from a checkpoint",
+    NEW: "{} to be trained",
+    OPEN: "{} that a search decides first",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,6 +59,7 @@ class Compared:
             where ranks are kept, also the difference from the reference with interval, p and star.
         tables: tables of the report; the first is the text of this object.
         results: results that charts are drawn from.
+        comparisons: numbers of the plan's tables.
         source: the dataset, whose temporary files are deleted with this object.
     """
 
@@ -72,6 +69,7 @@ class Compared:
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     tables: Sequence[RenderedTable] = ()
     results: Results | None = None
+    comparisons: Sequence[Comparison] = ()
     source: Any = None
 
     def plot(self, kind: str = "differences") -> Figure:
@@ -84,7 +82,12 @@ class Compared:
         Raises:
             UsageError: for another kind, or if the results lack its values.
         """
-        return draw_results(self.results, kind)
+        check_choice("kind", kind, KINDS)
+        charts = all_charts(self.results, self.comparisons[0]) if self.results else []
+        for chart in charts:
+            if chart.kind == kind:
+                return chart.figure
+        raise UsageError(f"plot: {kind}: of these runs nothing is known to draw")
 
     def __repr__(self) -> str:
         return "\n\n".join(table.markdown() for table in self.tables[:1])
@@ -144,276 +147,218 @@ def compare(
     allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     reporter = Reporter(args.verbose)
-    if runs := run_folders(what):
-        for name in ("known", "pack"):
-            if getattr(args, name):
-                raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
+    if runs := _run_folders(what):
+        if args.known or args.pack:
+            raise UsageError("--known, --pack: go with models or a study, not with folders of runs")
         return _show(collect_runs(runs, args.reference), reporter, Path(args.run_dir or "compared"))
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
-    plan, folder = plan_and_folder(what, dataset, base, args)
-    plan = with_unread(plan, complete)
-    require_same_study(plan, folder, args.report)
+    plan, folder = _plan_and_folder(what, dataset, base, args)
+    note_unread(plan, complete)
+    _require_same_study(plan, folder)
     if args.pack:
         require_place(args.pack)
     files = (args.known,) if isinstance(args.known, (str, Path)) else args.known
     packed = [PackedStudy(path) for path in files]
-    if args.report and not packed:
-        return _finish(plan, folder, args, reporter)
-    configs = check_plan(plan, complete)
-    require_metrics(plan, configs)
-    require_twins(configs)
-    for config in configs.values():
-        require_dataset(plan.dataset, Path(config["data_path"]), [], config)
-    if not args.report:
-        folder.use_storage(args.storage, make=not args.dry_run)
-    scheduler = Scheduler(plan, folder, args.rows, packed)
-    if args.dry_run:
-        sentences, table = preview(scheduler)
-        for line in [*sentences, *map(str, packed)]:
-            reporter.line(line)
-        reporter.table(table)
-        return None
-    if packed:
-        scheduler.require_packed()
-    # a cluster that does not answer is found out before there is a folder
-    joined = args.address is not None and not args.report and connect(args.address)
-    try:
-        with folder.held():
-            folder.write_plan(plan)
-            if args.report:
-                scheduler.take()
-                _keep(scheduler)
-            else:
-                _train(scheduler, args, reporter, {c["model"] for c in configs.values()})
-    finally:
-        stop(joined)
-    return replace(_finish(plan, folder, args, reporter, scheduler), source=data)
-
-
-def _finish(
-    plan: Plan,
-    folder: StudyFolder,
-    args: CompareArguments,
-    reporter: Reporter,
-    scheduler: Scheduler | None = None,
-) -> Compared:
-    """Write tables, the report and, if requested, the packed study; return the comparison."""
-    shown = _show(collect_results(plan, folder), reporter, folder.path)
-    if scheduler is not None:
-        for name, reason in scheduler.unmade():
-            reporter.line(f"{name}: failed: {reason}")
-        for study in scheduler.packed:
-            reporter.line(str(study))
+    scheduler = None
+    if packed or not args.report:
+        configs = check_plan(plan, complete)
+        _require_metrics(plan, configs)
+        require_twins(configs)
+        for config in configs.values():
+            require_dataset(plan.dataset, Path(config["data_path"]), [], config)
+        if not args.report:
+            folder.use_storage(args.storage, make=not args.dry_run)
+        if packed or args.dry_run:
+            rehearsal = Scheduler(plan, folder, args.rows, packed)
+            if args.dry_run:
+                _preview(rehearsal, reporter)
+                return None
+            rehearsal.left()  # raises what is wrong with a pack before anything of it is taken
+        scheduler = Scheduler(plan, folder, args.rows, packed)
+        # a cluster that does not answer is found out before there is a folder
+        joined = args.address is not None and not args.report and connect(args.address)
+        try:
+            make_folder(folder.path)
+            with only_writer(folder.path, "compared"):
+                folder.write_plan(plan)
+                if args.report:
+                    scheduler.take()
+                    keep_state(scheduler)
+                else:
+                    models = {config["model"] for config in configs.values()}
+                    Dispatcher(scheduler, args, reporter, models).train()
+        finally:
+            stop(joined)
+    results = collect_results(plan, folder)
+    if args.report and results.done.empty:
+        raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
+    shown = _show(results, reporter, folder.path)
+    for name, reason in (scheduler.unmade() if scheduler else {}).items():
+        reporter.line(f"{name}: failed: {reason}")
+    for study in packed:
+        reporter.line(str(study))
     if args.pack:
-        count = pack_study(plan, folder, args.pack)
+        count = pack(plan, folder, args.pack)
         reporter.line(f"{args.pack}: {count} run{'s' * (count != 1)}")
-    return shown
+    return replace(shown, source=data)
 
 
-def _keep(scheduler: Scheduler) -> None:
-    """Write which runs belong to the study, and the facts of its data, into its folder."""
-    scheduler.folder.write_current(scheduler.plan, scheduler.digests)
-    scheduler.folder.write_facts(collect_facts(scheduler))
+def _run_folders(what: Any) -> list[Path]:
+    """Return the folders of runs that `compare` is given; empty if it is given anything else."""
+    several = what if isinstance(what, (list, tuple)) else [what]
+    paths = [Path(item) for item in several if isinstance(item, (str, Path))]
+    runs = [path for path in paths if (path / "config.yaml").is_file()]
+    if runs and not 1 < len(runs) == len(several):
+        raise UsageError(
+            f"compare: {runs[0]} is one run; name two folders of runs or more, and nothing else"
+        )
+    return runs
 
 
-def _train(
-    scheduler: Scheduler, args: CompareArguments, reporter: Reporter, models: set[str]
-) -> None:
-    """Train all fits that are left.
+def _plan_and_folder(
+    what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
+) -> tuple[Plan, StudyFolder]:
+    """Return the plan of models, or of a study's file, mapping or folder, and its folder.
 
-    Args:
-        scheduler: the fits.
-        args: arguments of the comparison, with resources and limits.
-        reporter: where progress is shown.
-        models: names of the models, whose custom code other processes need.
+    ``dataset`` and the options ``base`` win over those of a study."""
+    folder = None
+    changes: dict[str, Any] = {"seeds": args.seeds, "reference": args.reference}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if dataset:
+        dataset, place = name_and_folder(dataset, base.get("data_path") or "dataset/")
+        base = base if place is None else {**base, "data_path": place}
+    if isinstance(what, (list, tuple)):
+        names = [
+            model if isinstance(model, str) else register_model(model).__name__ for model in what
+        ]
+        if not dataset:
+            raise UsageError("no dataset (-d) given")
+        plan = plan_of_models(dataset, names, args.vary, base=base, **changes)
+        return plan, StudyFolder.from_plan(plan, args.run_dir)
+    if args.vary:
+        raise UsageError(
+            "--vary: goes with models (-m); the configurations of a study are in its file"
+        )
+    if isinstance(what, dict):
+        plan = make_plan(Source("study", what))
+    elif Path(what).is_dir():
+        folder = StudyFolder(what)
+        kept = folder.read_plan()
+        if kept is None:
+            raise UsageError(f"{what} is not the folder of a study: no study.json")
+        plan = kept
+    else:
+        plan = read_plan(what)
+    if dataset and dataset != plan.dataset:
+        changes["dataset"] = dataset
+    if base or changes:
+        plan = change_plan(plan, changes, base)
+    return plan, folder or StudyFolder.from_plan(plan, args.run_dir)
 
-    Raises:
-        KeyboardInterrupt: with the command that resumes the study.
+
+def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Require that every metric of the tables follows from ranks, or is computed for every row."""
+    metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
+    wanted = [metric for metric in metrics if not is_from_ranks(metric)]
+    wanted += plan.metrics[:1] * any(table.validation for table in plan.tables)
+    for row, config in configs.items():
+        names = config["metrics"]
+        names = [names] if isinstance(names, str) else names
+        computed = [f"{name.lower()}@{cutoff}" for name in names for cutoff in config["topk"]]
+        if missing := next((metric for metric in wanted if metric not in computed), None):
+            raise plan.source.error(
+                ("metrics",),
+                f"metrics: {missing} is not computed for {row}, but {', '.join(computed)}; give it "
+                "in the base, as in metrics: [NDCG, ItemCoverage], topk: [10, 20]",
+            )
+
+
+def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
+    """Raise a UsageError if the folder has a study of another dataset."""
+    kept = folder.read_plan()
+    if kept is not None and kept.dataset != plan.dataset:
+        raise UsageError(
+            f"{folder.path} is a study of {kept.dataset}, not of {plan.dataset}; choose another "
+            "--run_dir"
+        )
+
+
+def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
+    """Print the configurations that would be trained.
+
+    The data are read only if the study has runs already, to find which of them are still its.
     """
     folder = scheduler.folder
-    waiting = scheduler.ready()
-    _keep(scheduler)
-    if waiting is None:
-        return
-    started = connect(args.address)
-    resources = Resources(args.cpus_per_trial, args.gpus_per_trial, storage=folder.storage)
-    remote: Any = ray.remote(max_retries=MOST_LOSSES, **resources.for_ray)  # type: ignore[call-overload]
-    packed = {model: pack(model) for model in models}
-    shared: dict[tuple[str, bool], Any] = {}
-    made_by = commit()
-    running: dict[Any, tuple[Job, float]] = {}
-    twins: list[Job] = []  # fits with the same run as one that is in training
-    progress = StudyProgress(reporter, scheduler, running)
-
-    def begin(job: Job) -> None:
-        """Write the facts of a run, and start its training in a Ray task."""
-        test = job.fit.stage != "trial"
-        key = data_key(job.config), test
-        if key not in shared:
-            shared[key] = ray.put(SharedData(scheduler.datasets.prepare(job.config), test))
-        facts = {"row": job.fit.row, "seed": job.fit.seed, "stage": job.fit.stage}
-        facts |= {"trial": job.fit.trial, "commit": made_by, "model": job.config["model"]}
-        facts |= {"searched": scheduler.searched(job.fit)}
-        folder.write_fit(job.digest, {"status": "running", **facts})
-        folder.write_current(scheduler.plan, scheduler.digests)
-        path, source = (
-            str(folder.run(digest).path.resolve()) if digest else None
-            for digest in (job.digest, job.begin)
-        )
-        modules = packed.get(job.config["model"], b"")
-        given = (job.config.plain, path, shared[key], resources, modules, source)
-        running[remote(train_run).remote(*given)] = job, time.monotonic()
-
-    try:
-        most = args.max_concurrent or room_for(resources)
-        with live_view(reporter, progress.lines):
-            while waiting is not None or running:
-                while waiting is not None and len(running) < most:
-                    if any(job.digest == waiting.digest for job, _ in running.values()):
-                        twins.append(waiting)
-                    else:
-                        begin(waiting)
-                    waiting = scheduler.ready()
-                ended, _ = ray.wait(list(running), timeout=1.0)
-                for task in ended:
-                    job, since = running.pop(task)
-                    found = _outcome(task, folder.mirror(job.digest))
-                    folder.write_fit(job.digest, found)
-                    for one in (job, *(twin for twin in twins if twin.digest == job.digest)):
-                        scheduler.end(one.fit, found["status"], found.get("reason", ""), found)
-                    twins = [twin for twin in twins if twin.digest != job.digest]
-                    # so that a report is up to date meanwhile, or after a kill
-                    folder.write_facts({**folder.facts(), **_collect_outcomes(scheduler)})
-                    progress.end(job, found, time.monotonic() - since)
-                if ended and waiting is None:
-                    waiting = scheduler.ready()
-    except KeyboardInterrupt:
-        for task in running:
-            ray.cancel(task, force=True)
-        raise KeyboardInterrupt(
-            f"interrupted; finished runs and the last checkpoints of others are kept in "
-            f"{folder.path}; continue with `recbole-pos compare {folder.path}`"
-        ) from None
-    finally:
-        _keep(scheduler)
-        stop(started)
+    left = scheduler.left() if folder.runs.is_dir() or scheduler.packed else {}
+    reporter.line(describe_size(scheduler))
+    if left:
+        # a final run that a trial has trained counts only if it has to be trained again
+        fits = [fit for fit in scheduler.fits if not fit.repeats or left[fit.name] == NEW]
+        counts = Counter(left[fit.name] for fit in fits)
+        states = [text.format(counts[state]) for state, text in _STATES.items() if counts[state]]
+        reporter.line(f"In {folder.path}: {', '.join(states)}")
+    for study in scheduler.packed:
+        reporter.line(str(study))
+    reporter.table(plan_table(scheduler, left))
 
 
-class StudyProgress:
-    """The progress of a study: a line for each run that ends, and an overview of active runs.
-
-    Args:
-        reporter: where lines are printed.
-        scheduler: the fits and their states.
-        running: active task -> its job and start time; changes during the training.
-    """
-
-    def __init__(
-        self, reporter: Reporter, scheduler: Scheduler, running: Mapping[Any, tuple[Job, float]]
-    ) -> None:
-        self.reporter, self.scheduler, self.running = reporter, scheduler, running
-        self.seconds: list[float] = []
-
-    def end(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
-        """Print a line about a run that has ended."""
-        if found["status"] == DONE:
-            self.seconds.append(seconds)
-            metric, best = self.scheduler.plan.metrics[0], found.get("best_valid") or {}
-            valid = f"  valid {metric} {best[metric]:.4f}" if metric in best else ""
-            text = f"{found['epochs']} epochs{valid}  {span(seconds)}"
-        else:
-            text = f"failed: {found.get('reason', '')}"
-        count = len(self.scheduler.fits)
-        self.reporter.line(
-            f"[{count - self.scheduler.pending()} of {count}] {job.fit.name}: {text}"
-        )
-
-    def lines(self) -> list[str]:
-        """Return the lines of the progress: an overview, and one for each active run."""
-        count, left = len(self.scheduler.fits), self.scheduler.pending()
-        running = list(self.running.values())
-        failed = sum(status == FAILED for status in self.scheduler.status.values())
-        parts = [f"{count - left - failed} of {count} runs done", f"{len(running)} running"]
-        parts += [f"{failed} failed"] if failed else []
-        if self.seconds and left:
-            each = statistics.mean(self.seconds)
-            parts.append(f"about {span(each * left / max(len(running), 1))} left")
-        lines = [f"{self.scheduler.plan.title}: {', '.join(parts)}"]
-        for job, since in running:
-            parts = [span(time.monotonic() - since)]
-            if not self.scheduler.folder.storage:  # else its files may be on another machine
-                with (
-                    suppress(OSError),
-                    open(self.scheduler.folder.run(job.digest).metrics, "rb") as file,
-                ):
-                    parts.insert(0, f"epoch {sum(1 for _ in file)} of {job.config['epochs']}")
-            lines.append(f"  {job.fit.name}: {', '.join(parts)}")
-        return lines
+def describe_size(scheduler: Scheduler) -> str:
+    """Return one line on the size of a study: configurations, seeds and runs."""
+    plan, rows, seeds = scheduler.plan, len(scheduler.rows), len(scheduler.plan.seeds)
+    fits = [fit for fit in scheduler.fits if not fit.repeats]
+    searched = sum(fit.stage == "trial" for fit in fits)
+    parts = f" ({searched} of a search, {len(fits) - searched} after it)" if searched else ""
+    return (
+        f"{plan.title}: {rows} configuration{'s' * (rows > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
+        f"{len(fits)} runs{parts} on {plan.dataset}; differences are from {plan.reference}"
+    )
 
 
-def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the facts of a report: versions, data, ties of times, warnings, searches."""
-    facts: dict[str, Any] = {"versions": versions()}
-    if scheduler.datasets.kept:
-        dataset = next(iter(scheduler.datasets.kept.values()))
-        log = dataset.log
-        facts["data"] = {
-            "users": dataset.user_num - 1,
-            "items": dataset.item_num - 1,
-            "events": len(log),
-            "checksum": dataset.identity["data"][:16],
+def plan_table(scheduler: Scheduler, left: Mapping[str, str]) -> RenderedTable:
+    """Return a table of the configurations of a study, with the states of their runs if known."""
+    lines = []
+    for name in scheduler.rows:
+        row = scheduler.plan.rows[name]
+        fits = [fit for fit in scheduler.fits if fit.row == name and not fit.repeats]
+        options = {
+            **row.options,
+            **({"config_files": row.config_files} if row.config_files else {}),
         }
-        facts["warnings"] = describe_warnings(dataset.split.summary)
-        if "LS" in (dataset.split.summary.get("split") or {}):
-            columns = (log.users.numpy(), log.times.numpy(), log.items.numpy())
-            ties = count_ties(*columns)
-            if ties.test or not facts["warnings"]:  # no test item depends on copies of interactions
-                facts["ties"] = asdict(ties)
-    return {**facts, **_collect_outcomes(scheduler)}
+        line = {"configuration": name}
+        line["options"] = ", ".join(f"{key}: {_written(v)}" for key, v in options.items())
+        line |= {
+            "search": str(row.search or ""),
+            "made of": row.parent or "",
+            "runs": str(len(fits)),
+        }
+        for state in (DONE, CONTINUED) if left else ():
+            line[state] = str(sum(left[fit.name] == state for fit in fits))
+        lines.append(line)
+    columns = [key for key in lines[0] if any(line[key] for line in lines)]
+    cells = tuple(tuple(Cell(line[key]) for key in columns) for line in lines)
+    words = frozenset(range(columns.index("runs")))
+    spare = tuple(columns.index(key) for key in ("made of", "search") if key in columns)
+    return RenderedTable("", tuple(columns), cells, (), words, spare)
 
 
-def _collect_outcomes(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the choices of searches, also of rows not asked for, and the fits that have no run."""
-    chosen = scheduler.folder.facts().get("chosen") or {}
-    chosen_by = {row: search.metric for row, search in scheduler.searches.items()}
-    chosen_by = {**(scheduler.folder.facts().get("chosen_by") or {}), **chosen_by}
-    return {
-        "chosen": {**chosen, **scheduler.chosen()},
-        "chosen_by": chosen_by,
-        "unmade": dict(scheduler.unmade()),
-    }
-
-
-def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
-    """Return the facts of a run from its task; a failed run if its process was lost too often.
-
-    Args:
-        task: the Ray task.
-        mirror: copy of the run on a storage, from which files are fetched; None without one.
-    """
-    try:
-        facts = ray.get(task)
-        if mirror is not None and facts["status"] == DONE:
-            mirror.fetch()
-        return {**facts, "status": DONE if facts["status"] == DONE else FAILED}
-    except OSError as error:
-        return {"status": FAILED, "reason": f"its run cannot be read from the storage: {error}"}
-    except ray.exceptions.RayError as error:
-        text = str(error).strip().splitlines()
-        return {"status": FAILED, "reason": f"its process was lost: {text[0] if text else error}"}
+def _written(value: Any) -> str:
+    """Return a value of an option as text."""
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write tables and report, and print the tables."""
-    written = write_results(results, folder)
-    for shown in written.tables:
-        reporter.table(shown)
+    comparisons, files = write_results(results, folder)
+    tables = all_tables(results, comparisons)
+    for table in tables:
+        reporter.table(table)
         reporter.line("")
     for text in results.warnings:
         reporter.warning(text)
-    for file in written.files:
+    for file in files:
         reporter.line(str(file))
-    table = tidy(written.comparisons)
-    table = table[table["bin"] == "all targets"].drop(columns="bin").reset_index(drop=True)
-    return Compared(results.runs, written.pairs, folder, table, written.tables, results)
+    frame = tidy(comparisons)
+    frame = frame[frame["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
+    pairs = pd.concat([found.differences for found in comparisons], ignore_index=True)
+    return Compared(results.runs, pairs, folder, frame, tables, results, comparisons)

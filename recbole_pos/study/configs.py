@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import math
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.location import SIDE_FEATURES
-from recbole_pos.errors import UsageError
-from recbole_pos.experiment.build import read_dataset
+from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
-from recbole_pos.study.expand import digest
+from recbole_pos.study.plan import Fit, Plan, Search
+from recbole_pos.values import shown
 
 NUMERICS = 1  # raised when the same options would give other numbers
 # Options that decide where and how a run is reported, and do not change its results.
@@ -39,9 +40,17 @@ _SINCE_1 = {
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
     **{"target_window": 1, "lr_scheduler": "none", "warmup_steps": 0, "ema_decay": 0.0},
 }
+# Options that digests of 0.2 have and configurations do not, with the values that all runs had.
+_UNTIL_0_2 = {
+    **dict.fromkeys(("relation_kg_num_interval", "entity_kg_num_interval")),
+    **dict.fromkeys(("alias_of_relation_id", "alias_of_entity_id")),
+    **{"ENTITY_ID_FIELD": "entity_id", "RELATION_ID_FIELD": "relation_id"},
+    **{"HEAD_ENTITY_ID_FIELD": "head_id", "TAIL_ENTITY_ID_FIELD": "tail_id"},
+    **{"kg_reverse_r": False, "valid_metric_bigger": True},
+}
 _PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
-_PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 _OF_MODEL = ("model", "init_from")  # options with the role of data that are not read with them
+Check = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def row_config(
@@ -69,15 +78,142 @@ def row_config(
     return PosConfig(model, dataset, files, {**merged, **QUIET}, strict=strict)
 
 
-def attached(position: Any, schemes: list[str]) -> list[str]:
-    """Return the schemes of a model, with further schemes attached.
+def complete(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the complete configuration of a row, from its options.
 
-    Args:
-        position: option ``position`` of the model.
-        schemes: names of the schemes to attach.
+    Raises:
+        UsageError: for an option that is wrong, or that a study sets itself.
     """
+    config = row_config(options, strict=True)
+    for key in ("init_from", "update_from"):
+        if config.plain.get(key):
+            raise UsageError(
+                f"{key}: a configuration begins with fresh weights or another's: "
+                "`attach: {to: ROW, schemes: [...]}`"
+            )
+    return {**config.plain, "data_path": config["data_path"]}
+
+
+def attached(position: Any, schemes: Iterable[str]) -> list[str]:
+    """Return the schemes of a model's option ``position``, with further schemes attached."""
     kept = [name for name in scheme_names(position) if name != "nope"]
     return [*kept, *scheme_names(list(schemes), "attach")]
+
+
+def note_unread(plan: Plan, check: Check) -> None:
+    """Note the options of a plan's base that the model of a row does not read: Pop has no
+    hidden_size. An option that no row reads stays, for :func:`check_plan` to refuse."""
+    for name in plan.order():
+        row = plan.rows[name]
+        while key := _find_unread(plan, name, check):
+            row.unread = (*row.unread, key)
+    trained = [set(row.unread) for row in plan.rows.values() if not row.parent]
+    by_all = set.intersection(*trained)
+    for row in plan.rows.values():
+        row.unread = tuple(key for key in row.unread if key not in by_all)
+
+
+def _find_unread(plan: Plan, name: str, check: Check) -> str:
+    """Return an option of the base that the model of a row does not read; empty if it reads all."""
+    try:
+        check(plan.first_options(name))
+    except UnknownKey as error:
+        own = plan.rows[name].options
+        return error.key if error.key in plan.base.options and error.key not in own else ""
+    except UsageError:
+        pass  # check_plan raises it, with file and line
+    return ""
+
+
+def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
+    """Check every row, and every value of a grid, against the models; nothing is trained.
+
+    Args:
+        plan: the study.
+        check: completes the options of a row, or raises UsageError.
+
+    Returns:
+        Row -> what ``check`` returned for it, with the first values of a grid.
+
+    Raises:
+        UsageError: naming file and line of the option, or of the row.
+    """
+    configs = {}
+    for name in plan.order():
+        search, options = plan.rows[name].search, plan.first_options(name)
+        grid = (search.grid or {}) if isinstance(search, Search) else {}
+        others = [{option: value} for option, values in grid.items() for value in values[1:]]
+        try:
+            configs[name] = check(options)
+            for other in others:
+                check({**options, **other})
+        except UsageError as error:
+            text = str(error).removeprefix("configuration: ")
+            lines = plan.search_lines(name)
+            lines |= {key: plan.source.where("base", key) for key in plan.base.options}
+            own = plan.rows[name].options
+            lines |= {key: plan.source.where("rows", name, key) for key in own}
+            lines.pop("model", None)  # a common word in messages, which need not mean the option
+            named = (where for key, where in lines.items() if key in text)
+            where = next(named, plan.source.where("rows", name))
+            raise UsageError(f"{where}: configuration {name}: {text}") from error
+    return configs
+
+
+def digest(options: Mapping[str, Any], *others: Any) -> str:
+    """Return a digest of options and further values, whatever the order of keys.
+
+    1 and 1.0 are equal, and so are a tuple and a list; true is not 1.
+
+    Raises:
+        UsageError: naming the option of a value that is not plain.
+    """
+    plain = {name: _canonical(value, str(name)) for name, value in options.items()}
+    rest = [_canonical(value, "digest") for value in others]
+    text = json.dumps([plain, rest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any, name: str) -> Any:
+    """Return a value as json has it, equal for equal values; ``name`` is for messages."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return int(value) if value.is_integer() else value
+        return {"float": str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(part, f"{name}.{key}") for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(part, name) for part in value]
+    raise UsageError(f"{name}: {shown(value)} is not a plain value, so it cannot identify a run")
+
+
+def request_digest(plan: Plan, fit: Fit) -> str:
+    """Return a digest of what a plan asks of a fit, to find out whether an earlier run is its.
+
+    It covers the search, which decides later runs, but not the place of the data, nor which options
+    of the base a row reads.
+    """
+    return digest(_request(plan, fit.row), fit.seed)
+
+
+def _request(plan: Plan, name: str) -> dict[str, Any]:
+    """Return what a plan asks of a row: options, files, search, and its parent."""
+    row = plan.rows[name]
+    asked: dict[str, Any] = {
+        "dataset": plan.dataset,
+        "base": {key: value for key, value in plan.base.options.items() if key != "data_path"},
+        "row": row.options,
+        "config_files": [*plan.base.config_files, *row.config_files],
+        "ties": plan.ties,
+    }
+    if row.parent:
+        asked |= {"to": _request(plan, row.parent), "schemes": row.schemes}
+    if isinstance(row.search, Search):
+        tried = row.search.space if row.search.grid is None else row.search.grid
+        asked["search"] = [tried, row.search.trials, plan.tried_with]
+    return asked
 
 
 def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> str:
@@ -93,64 +229,27 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
         for key, value in config.plain.items()
         if key not in INDIFFERENT and not (key in _SINCE_1 and value == _SINCE_1[key])
     }
+    plain = {**_UNTIL_0_2, **plain}
     return digest(plain, dict(identity), NUMERICS, sources(config), *others)
 
 
 def sources(config: PosConfig) -> list[str]:
     """Return digests of the code of a custom model and custom schemes, so that edits make new runs.
 
-    The whole module counts, since a class may call anything in it; for code of a notebook, the
-    class and everything that it names there.
+    The whole module counts, since a class may call anything in it. Code that no file has, such as
+    that of a notebook, differs from process to process, and from one execution to the next.
     """
     position = config.plain.get("position") or []
     names = [position] if isinstance(position, str) else position
     classes = [config.model_class, *(SCHEMES[name] for name in names if name in SCHEMES)]
     texts = []
     for cls in classes:
-        if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
-            continue
-        try:
-            texts.append(inspect.getsource(sys.modules[cls.__module__]))
-        except (OSError, TypeError, KeyError):
-            parts: dict[int, str] = {}
-            _read_typed(cls, cls.__module__, parts)
-            texts.append("\n".join(parts.values()))
+        if cls.__module__.partition(".")[0] not in ("recbole_pos", "recbole"):
+            try:
+                texts.append(inspect.getsource(sys.modules[cls.__module__]))
+            except (OSError, TypeError, KeyError):
+                texts.append(f"{_PROCESS}{id(cls)}")
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
-
-
-def _read_typed(member: Any, module: str, texts: dict[int, str]) -> None:
-    """Collect the text of a class or function of a notebook, and of everything that it names there.
-
-    Args:
-        member: the class, function or value.
-        module: module of the notebook; objects of others are left out.
-        texts: id of an object -> its text, which is filled.
-    """
-    member = getattr(
-        member, "fget", getattr(member, "__func__", member)
-    )  # the function of a property or method
-    if id(member) in texts or getattr(member, "__module__", module) != module:
-        return
-    parts: Iterable[Any] = ()
-    if inspect.isfunction(member):
-        with suppress(OSError):  # a plain shell keeps no text
-            texts[id(member)] = inspect.getsource(member)
-        parts = [
-            member.__globals__[name]
-            for name in member.__code__.co_names
-            if name in member.__globals__
-        ]
-    elif inspect.isclass(member):
-        texts[id(member)] = member.__qualname__
-        own = {key: value for key, value in vars(member).items() if not key.startswith("__")}
-        parts = (*own, *own.values(), *member.__bases__)
-    elif isinstance(member, _PLAIN):
-        texts[id(member)] = repr(member)
-    texts.setdefault(
-        id(member), f"{_PROCESS}{id(member)}"
-    )  # unreadable code differs from process to process
-    for part in parts:
-        _read_typed(part, module, texts)
 
 
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -187,19 +286,3 @@ def data_key(config: PosConfig) -> str:
         if find_option(key).role == DATA and key not in _OF_MODEL
     }
     return digest(about, str(config["MODEL_TYPE"]))
-
-
-class Datasets:
-    """A cache of prepared datasets, one for all configurations that read the same data."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
-    def prepare(self, config: PosConfig) -> Any:
-        """Return the dataset of a configuration, after ``build``."""
-        key = data_key(config)
-        if key not in self.kept:
-            dataset = read_dataset(config)
-            dataset.build()
-            self.kept[key] = dataset
-        return self.kept[key]

@@ -14,7 +14,7 @@ import lzma
 import math
 import re
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,30 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import rank_table
-from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import whole, write_text
-from recbole_pos.study import schema
 from recbole_pos.study.configs import INDIFFERENT
-from recbole_pos.study.expand import list_fits
-from recbole_pos.study.plan import Plan
+from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.ranks import is_from_ranks, require_metrics
 from recbole_pos.study.results import DONE
-from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
+from recbole_pos.study.study_folder import (
+    KNOWN_FROM,
+    RunFacts,
+    StudyFolder,
+    parse,
+    parse_epochs,
+)
 from recbole_pos.values import short, shown
 from recbole_pos.yaml_files import read_yaml
 
-_SEARCHES = "searches.json"
 _FIT, _CONFIG, _METRICS, _RANKS = "fit.json", "config.yaml", "metrics.jsonl", "ranks.npy"
 _MEMBER = re.compile(
     r"searches\.json|runs/(\w{1,64})/(?:fit\.json|config\.yaml|metrics\.jsonl|ranks\.npy)"
 )
 # Facts of a run that others may read: no paths, no names of machines, no times of the split.
 _KEPT = (
-    *("row", "seed", "stage", "trial", "commit", "model", "searched", "digest", "dataset"),
+    *("row", "seed", "stage", "trial", "commit", "model", "searched", "space"),
+    *("digest", "dataset"),
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
 )
@@ -53,8 +57,14 @@ _KEPT = (
 # the first 16 MiB), memory of the decompressor, and members.
 _MOST, _MOST_TIMES, _MOST_MEMORY, _MOST_MEMBERS = 2**30, 200, 2**27, 100_000
 _BLOCK = tarfile.BLOCKSIZE
-# Bounds of members in bytes; config.yaml is not read, and ranks are read without a copy.
-_MOST_BYTES = {_FIT: 2**20, _METRICS: 2**22, _SEARCHES: schema.MOST_BYTES}
+# Bounds of members in bytes. Ranks are read without a copy; config.yaml and searches.json, which
+# packs of 0.2 have, are not read.
+_MOST_BYTES = {_FIT: 2**20, _METRICS: 2**22}
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([|<>][iu][1248])', 'fortran_order': False, "
+    rb"'shape': \((\d{1,12}),\), \} *\n",
+    re.DOTALL,
+)
 
 
 class PackedStudy:
@@ -64,6 +74,7 @@ class PackedStudy:
         path: path of the file.
 
     Attributes:
+        fits: digest of a run -> its facts, as :meth:`StudyFolder.fit` returns them.
         used: digests of its runs that belong to the present study.
 
     Raises:
@@ -73,35 +84,13 @@ class PackedStudy:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.files = _read(self.path)
-        runs = [name.split("/")[1] for name in self.files if name != _SEARCHES]
-        self.fits = {digest: self._fit(digest) for digest in dict.fromkeys(runs)}
+        runs = [name.split("/")[1] for name in self.files]
+        self.fits = {digest: self._read_fit(digest) for digest in dict.fromkeys(runs)}
         if not self.fits:
             raise UsageError(
                 f"--known: {self.path} is not a file of `compare --pack`: no run is in it"
             )
-        searches = self.files.get(_SEARCHES, b"{}")
-        self.searches = schema.parse(schema.DrawnByRow, searches, self._name(_SEARCHES))
         self.used: set[str] = set()
-
-    def __contains__(self, digest: object) -> bool:
-        return digest in self.fits
-
-    def drawn(self, row: str, space: str, trial: int) -> dict[str, Any] | None:
-        """Return the options that were sampled for a trial of a row, or None.
-
-        Args:
-            row: name of the row.
-            space: digest of its space; samples from another space do not count.
-            trial: number of the trial.
-        """
-        search = self.searches.get(row, {})
-        if search.get("space") != space:
-            return None
-        return (search.get("drawn") or {}).get(str(trial))
-
-    def fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run, as :meth:`StudyFolder.fit` does, and their file."""
-        return {**self.fits[digest], KNOWN_FROM: self.path.name}
 
     def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
         """Return the ranks of the targets of a run, as its folder has them; None if there are none.
@@ -138,7 +127,7 @@ class PackedStudy:
         write_text(run.metrics, self.files[f"runs/{digest}/{_METRICS}"].decode())
         if ranks is not None:
             run.write_ranks(ranks)
-        folder.write_fit(digest, self.fit(digest))  # last: it marks the run as done
+        folder.write_fit(digest, self.fits[digest])  # last: it marks the run as done
 
     def __str__(self) -> str:
         """Return how many of its runs belong to the present study."""
@@ -146,43 +135,49 @@ class PackedStudy:
         others = "; the others have other options, data or seeds"
         return summary + (others if len(self.used) < len(self.fits) else "")
 
-    def _fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run that others may read, once all its files are validated.
-
-        Raises:
-            UsageError: naming the file and field that is wrong.
-        """
+    def _read_fit(self, digest: str) -> dict[str, Any]:
+        """Return the facts of a run that others may read, once all its files are validated."""
         name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
         for needed in (name, metrics):
             if needed not in self.files:
                 raise UsageError(f"{self._name(needed)}: it is missing")
-        fit = schema.parse(schema.RunFacts, self.files[name], self._name(name))
+        fit = parse(RunFacts, self.files[name], self._name(name))
         if (status := fit.get("status")) != DONE:
             raise UsageError(f"{self._name(name)}: status is {shown(status)}, expected {DONE!r}")
-        schema.epochs(self.files[metrics], self._name(metrics))
+        parse_epochs(self.files[metrics], self._name(metrics))
         if ranks in self.files:
             self._array(ranks)
         elif any(map(is_from_ranks, fit.get("test") or {})):
             raise UsageError(f"{self._name(ranks)}: it is missing, and its run was tested")
-        return {"status": DONE, **{key: fit[key] for key in _KEPT if key in fit}}
+        return {**_select(fit), KNOWN_FROM: self.path.name}
 
     def _array(self, name: str) -> np.ndarray:
-        return schema.array(self.files[name], self._name(name))
+        """Return the whole numbers from 0 of a npy file, a view of its content without a copy."""
+        content = self.files[name]
+        header = _NPY.match(content[:256])
+        if header is not None:
+            dtype, size = np.dtype(header[1].decode()), int(header[2])
+            if size * dtype.itemsize == len(content) - header.end():
+                found = np.frombuffer(content, dtype, offset=header.end())
+                if found.min(initial=0) >= 0:
+                    return found
+        raise UsageError(f"{self._name(name)}: expected an array of ranks, whole numbers from 0")
 
     def _name(self, member: str) -> str:
+        """Return the name of a member for messages."""
         return f"{self.path} is damaged: {member}"
 
 
-def require_place(path: str | Path) -> None:
-    """Require before the training that a packed study can be written to a path.
+def _select(fit: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a finished run that others may read."""
+    return {"status": DONE, **{key: fit[key] for key in _KEPT if key in fit}}
 
-    Raises:
-        UsageError: if the path is a folder, or in none.
-    """
+
+def require_place(path: str | Path) -> None:
+    """Require before the training that a packed study can be written to a path."""
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir():
-        what = "is a folder" if file.is_dir() else f"is in no folder: there is no {file.parent}"
-        raise UsageError(f"--pack: {file} {what}; name a file such as study.tar.xz")
+        raise UsageError(f"--pack: {file}: expected a file in a folder, such as study.tar.xz")
 
 
 def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
@@ -200,17 +195,24 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         UsageError: if no run is finished.
     """
     current = folder.current(plan)
-    digests = {current[fit.name] for fit in list_fits(plan) if fit.name in current}
-    done = {digest: facts for digest in sorted(digests) if (facts := folder.fit(digest))}
-    done = {digest: facts for digest, facts in done.items() if facts.get("status") == DONE}
+    digests = sorted({current[fit.name] for fit in list_fits(plan) if fit.name in current})
+    done = [digest for digest in digests if folder.fit(digest).get("status") == DONE]
     if not done:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
     files: dict[str, bytes] = {}
-    for digest, facts in done.items():
-        for name, content in _iterate_files(facts, folder.run(digest)):
-            files[f"runs/{digest}/{name}"] = content
-    if searches := {row: search for row in plan.rows if (search := folder.search(row))}:
-        files[_SEARCHES] = _bytes(searches)
+    for digest in done:
+        run, place = folder.run(digest), f"runs/{digest}"
+        facts = json.dumps(_select(folder.fit(digest)), indent=1, default=str)
+        files[f"{place}/{_FIT}"] = facts.encode()
+        options = read_yaml(run.config).items()
+        plain = {key: value for key, value in options if key not in INDIFFERENT}
+        files[f"{place}/{_CONFIG}"] = yaml.safe_dump(plain, allow_unicode=True).encode()
+        files[f"{place}/{_METRICS}"] = run.metrics.read_bytes() if run.metrics.is_file() else b""
+        if run.ranks.is_file():
+            rank = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
+            buffer = io.BytesIO()
+            np.save(buffer, rank.astype(np.min_scalar_type(int(rank.max(initial=0)))))
+            files[f"{place}/{_RANKS}"] = buffer.getvalue()
     with whole(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
         # sorted by kind, since the files of one kind are alike and compress well together
         for name in sorted(files, key=lambda name: (name.split("/")[-1], name)):
@@ -220,58 +222,29 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     return len(done)
 
 
-def _iterate_files(facts: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
-    """Yield names and contents of the packed files of a run, from its facts and folder."""
-    yield _FIT, _bytes({"status": DONE, **{key: facts[key] for key in _KEPT if key in facts}})
-    options = read_yaml(run.config).items()
-    plain = {key: value for key, value in options if key not in INDIFFERENT}
-    yield _CONFIG, yaml.safe_dump(plain, allow_unicode=True).encode()
-    yield _METRICS, run.metrics.read_bytes() if run.metrics.is_file() else b""
-    if run.ranks.is_file():
-        rank = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
-        buffer = io.BytesIO()
-        np.save(buffer, rank.astype(np.min_scalar_type(int(rank.max(initial=0)))))
-        yield _RANKS, buffer.getvalue()
-
-
-def _bytes(content: Any) -> bytes:
-    return json.dumps(content, indent=1, default=str).encode()
-
-
 def _read(path: Path) -> dict[str, Any]:
-    """Return the files of an archive by name, without writing any.
+    """Return the files of an archive by name, without writing any; a UsageError beyond its bounds.
 
-    ``tarfile`` is not used, since it trusts the lengths in extended headers.
-
-    Raises:
-        UsageError: if the file is not a packed study, or exceeds a bound.
-    """
+    ``tarfile`` is not used, since it trusts the lengths in extended headers."""
     name = f"--known: {short(str(path))}"
     try:
         if not path.is_file():
-            problem = "is not a file" if path.exists() else "does not exist"
-            raise UsageError(f"{name} {problem}; name one that `compare --pack` wrote")
+            raise FileNotFoundError("there is no such file")
         most = min(_MOST, 2**24 + _MOST_TIMES * path.stat().st_size)
         unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
         content = unpack.decompress(path.read_bytes(), max_length=most + 1)
         if len(content) > most:
-            raise UsageError(f"{name} has more than {most >> 20:,} MiB unpacked, too much for it")
+            raise tarfile.TarError(f"it has more than {most >> 20:,} MiB unpacked")
         if not unpack.eof:
             raise EOFError("its end is missing")
-        return dict(_members(memoryview(content)))
+        return dict(_iterate_members(memoryview(content)))
     except (OSError, ValueError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        if isinstance(error, UsageError):
-            raise
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{name} is not a file of `compare --pack`: {reason}") from error
 
 
-def _members(content: memoryview) -> Iterable[tuple[str, Any]]:
-    """Yield names and contents of the files of a tar, whose names must be those of :func:`pack`.
-
-    Raises:
-        TarError: for anything else.
-    """
+def _iterate_members(content: memoryview) -> Iterator[tuple[str, Any]]:
+    """Yield names and contents of a tar's files; a TarError for what :func:`pack` never writes."""
     names: set[str] = set()
     start = 0
     while bytes(header := content[start : start + _BLOCK]).strip(b"\0"):
@@ -282,12 +255,10 @@ def _members(content: memoryview) -> Iterable[tuple[str, Any]]:
         if about.name in names or len(names) == _MOST_MEMBERS:
             raise tarfile.TarError(f"{about.name} is there twice, or one of too many")
         names.add(about.name)
-        if not 0 <= about.size <= len(content) - start:
-            raise tarfile.TarError(f"{about.name} is cut off")
         file = about.name.split("/")[-1]
-        if about.size > _MOST_BYTES.get(file, about.size):
+        if not 0 <= about.size <= min(len(content) - start, _MOST_BYTES.get(file, len(content))):
             raise tarfile.TarError(f"{about.name} has {about.size:,} bytes")
-        if file != _CONFIG:
+        if file in (_FIT, _METRICS, _RANKS):
             part = content[start : start + about.size]
             yield about.name, part if file == _RANKS else bytes(part)
         start += math.ceil(about.size / _BLOCK) * _BLOCK  # files fill whole blocks

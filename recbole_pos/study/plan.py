@@ -1,33 +1,31 @@
-"""The plan of a study: rows of models and options, seeds, searches, and tables of comparisons."""
+"""The plan of a study: the types of its keys, and the training runs that they ask for."""
 
 from __future__ import annotations
 
 import graphlib
-from dataclasses import dataclass, field
-from typing import Any
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
+
+from recbole_pos.study.ranks import COLD, KINDS
 from recbole_pos.study.study_source import Source
+from recbole_pos.values import is_number, is_whole, shown, suggest
 
 FIRST_SEED = 2020  # RecBole's default
-
-
-@dataclass(frozen=True)
-class Attach:
-    """How the runs of a row are made from the trained models of another row.
-
-    Attributes:
-        to: name of the other row.
-        schemes: position schemes to add to its models and train; empty for a row that only tests
-            the models again, with options of its own.
-    """
-
-    to: str
-    schemes: tuple[str, ...] = ()
-
-    @property
-    def retest(self) -> bool:
-        """Whether the models are only tested again."""
-        return not self.schemes
+METRICS = ("ndcg@10", "hit@10", "mrr@10")
+_NAME_OF_A_RUN = re.compile(r"\n|, (trial|seed) \d+")
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,16 @@ class Search:
         grid: option -> values, of which every combination is tried; None for a space.
         space: option -> how it is sampled, as in a space file; or the name of a space file; None
             for a grid.
-        lines: option -> file and line.
     """
 
     trials: int
     grid: dict[str, list[Any]] | None = None
     space: dict[str, Any] | str | None = None
-    lines: dict[str, str] = field(default_factory=dict)
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return all combinations of a grid, the last option changing first."""
+        grid = self.grid or {}
+        return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
 
     def __str__(self) -> str:
         if self.grid is None:
@@ -56,162 +57,304 @@ class Search:
         )
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the comparison.
+def _names(value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else () if value is None else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ValueError("expected a list of names")
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"{twice[0]} is given twice")
+    return tuple(names)
+
+
+def _row_name(name: str) -> str:
+    if _NAME_OF_A_RUN.search(name):
+        raise ValueError("expected one line without `, trial 0` or `, seed 0`, which name its runs")
+    return name
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if is_whole(value) and 1 <= value <= 1000:
+        return tuple(range(FIRST_SEED, FIRST_SEED + value))
+    plain = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
+    if not plain or len(set(value)) < len(value):
+        raise ValueError("expected how many, or different whole numbers in a list")
+    return tuple(value)
+
+
+def _bins(value: dict[str, Any]) -> dict[str, Any]:
+    for kind, edges in value.items():
+        if kind == COLD:
+            if not isinstance(edges, bool):
+                raise ValueError("cold is true or false")
+            continue
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
+        plain = isinstance(edges, list) and edges and all(map(is_number, edges))
+        if not plain or edges != sorted(set(edges)):
+            raise ValueError(f"{kind}: expected edges between bins, ascending, such as [5, 15]")
+    return {kind: edges for kind, edges in value.items() if edges}
+
+
+def _search(value: Any) -> Search | Literal[True] | None:
+    """Return a search from a grid, ``option: [values]``, or from ``{trials: 20, space: ...}``."""
+    if value is None or isinstance(value, bool) or value == {}:
+        return value or None
+    if not isinstance(value, dict):
+        raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
+    if {"trials", "space"} & set(value):
+        trials, space = value.get("trials"), value.get("space")
+        sampled = isinstance(space, (str, dict)) and space
+        if not is_whole(trials) or trials < 1 or not sampled or len(value) > 2:
+            raise ValueError("expected {trials: NUMBER, space: options or a file}")
+        return Search(trials, space=space)
+    for name, values in value.items():
+        if isinstance(values, dict):
+            raise ValueError(f"{name} is sampled: write {{trials: 20, space: {{{name}: ..}}}}")
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{name}: expected a list of values")
+        if any(v in values[:n] for n, v in enumerate(values)):
+            raise ValueError(f"{name}: a value is listed twice")
+    return Search(math.prod(map(len, value.values())), grid=value)
+
+
+def _refuse(value: Any) -> None:
+    raise ValueError("it cannot stand here")
+
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+@[1-9]\d*$", to_lower=True)]
+Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_names)]
+Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
+Refused = BeforeValidator(_refuse)  # not a key of a study, but set by the code
+Searched = Annotated[Search | Literal[True] | None, BeforeValidator(_search)]
+
+
+class _Layout(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Options(_Layout):
+    """Options of all rows or of one: those of a run, and files of them, which are read before."""
+
+    model_config = ConfigDict(extra="allow")
+    config_files: Names = ()
+    seed: Annotated[None, Refused] = None  # the same for all rows
+    dataset: Annotated[None, Refused] = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of a run, which are all further keys."""
+        assert self.model_extra is not None  # since they are allowed
+        return self.model_extra
+
+
+class Attach(_Layout):
+    """Position schemes that are added to the trained models of the row ``to``, and trained."""
+
+    to: str
+    schemes: Annotated[Names, Field(min_length=1)]
+
+
+class Row(Options):
+    """A line of the comparison: model and options, which win over those of the base.
 
     Attributes:
-        name: name in tables.
-        options: model and options, which win over those of the base.
-        config_files: config files, which are read after those of the base.
-        attach: the row whose models it starts from; None for a row that is trained from scratch.
-        search: search of the row or of the study; None where nothing is searched.
+        attach: schemes to add to the trained models of another row.
+        retest: name of a row whose trained models are only tested again, with own options.
+        search: search of the row; that of the study if True, none if None.
         unread: options of the base that only models of other rows read.
     """
 
-    name: str
-    options: dict[str, Any]
-    config_files: tuple[str, ...] = ()
     attach: Attach | None = None
-    search: Search | None = None
-    unread: tuple[str, ...] = ()
+    retest: str | None = None
+    search: Searched = True
+    unread: Annotated[tuple[str, ...], Refused] = ()
+
+    @property
+    def parent(self) -> str | None:
+        """Name of the row whose trained models it starts from; None if it is trained."""
+        return self.attach.to if self.attach else self.retest
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes to attach to the models of its parent; none where they are tested again."""
+        return self.attach.schemes if self.attach else ()
 
 
-@dataclass(frozen=True)
-class Ties:
-    """The order of interactions of one user at one time.
-
-    Attributes:
-        order: ``file``, ``random`` or ``drop`` (users whose test item depends on it are left out).
-        seed: seed of a random order.
-    """
-
-    order: str = "file"
-    seed: int | None = None
-
-    def __str__(self) -> str:
-        return self.order if self.seed is None else f"{self.order}({self.seed})"
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """One table of the report.
+class TablePlan(_Layout):
+    """A table of the report: differences are in its first metric; empty is as in the study.
 
     Attributes:
-        title: title above the table.
-        rows: names of its rows.
-        metrics: metrics in its columns; differences are of the first.
-        reference: row that the others are compared to.
         validation: whether the table has a column of the validation metric, to choose rows by.
     """
 
-    title: str
-    rows: tuple[str, ...]
-    metrics: tuple[str, ...]
-    reference: str
+    title: Text = ""
+    rows: Names = ()
+    metrics: Metrics = ()
+    reference: Text = ""
     validation: bool = False
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(_Layout):
     """A study, checked as far as possible without its models and data.
 
     Attributes:
-        dataset: name of the dataset.
-        title, question, protocol: texts of the report.
-        base: options of every row.
-        config_files: config files of every row.
-        rows: by name, in the order of the tables.
-        seeds: seeds of every row.
         search_seeds: number of first seeds over which a search takes the mean of validation.
-        reference: row that the others are compared to.
-        metrics: metrics in lower case; the first is the main one.
-        bins: kind -> edges, or cold -> True.
+        ties: order of the interactions of one user at one time: ``file``, ``random(SEED)`` or
+            ``drop`` (users whose test item depends on it are left out).
         paper: row -> metric -> value in the paper.
-        tables: tables of the report.
-        ties: order of events at one time.
-        unit: column of the ranks whose values are independent of each other.
+        unit: what a user of the dataset is called, whose targets are not independent.
         source: what the plan was read from, for messages.
     """
 
-    dataset: str
-    title: str
-    rows: dict[str, Row]
-    seeds: tuple[int, ...]
-    reference: str
-    metrics: tuple[str, ...]
-    tables: tuple[TablePlan, ...]
-    source: Source
-    question: str = ""
-    protocol: str = ""
-    base: dict[str, Any] = field(default_factory=dict)
-    config_files: tuple[str, ...] = ()
-    bins: dict[str, Any] = field(default_factory=dict)
-    paper: dict[str, dict[str, float]] = field(default_factory=dict)
-    ties: Ties = Ties()
-    unit: str = "user"
-    search_seeds: int = 1
+    title: Text = ""
+    question: Text = ""
+    protocol: Text = ""
+    dataset: Annotated[Text, Field(min_length=1)]
+    base: Annotated[Options, Empty] = Options()
+    rows: Annotated[
+        dict[Annotated[str, AfterValidator(_row_name)], Annotated[Row, Empty]],
+        Field(min_length=1),
+    ]
+    search: Searched = None
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_seeds)] = (FIRST_SEED,)
+    search_seeds: Annotated[int, Field(ge=1)] = 1
+    reference: Text = ""
+    metrics: Annotated[Metrics, Field(min_length=1)] = METRICS
+    bins: Annotated[dict[str, Any], AfterValidator(_bins), Empty] = {}
+    paper: Annotated[dict[str, dict[Metric, float]], Empty] = {}
+    tables: Annotated[list[TablePlan], BeforeValidator(lambda v: [] if v is None else v)] = []
+    split: dict[str, Any] | None = None
+    ties: Annotated[str, Field(pattern=r"^(file|drop|random\(\d+\))$")] = "file"
+    unit: Literal["user", "session"] = "user"
+    like: Annotated[None, Refused] = None  # of a file it is merged already
+    source: Annotated[Any, Refused] = Source("", {})
 
     @property
     def tried_with(self) -> tuple[int, ...]:
         """Seeds of every trial of a search."""
         return self.seeds[: self.search_seeds]
 
-    def options(self, row: str) -> dict[str, Any]:
+    def options(self, name: str) -> dict[str, Any]:
         """Return model, dataset, config files and options of a row, without those of a search.
 
-        An attached row has its own options only, and the schemes to attach under ``attach``.
+        A row with a parent has its own options only, and the schemes to attach under ``attach``.
         """
-        planned = self.rows[row]
-        if planned.attach:
-            return {**planned.options, "attach": list(planned.attach.schemes)}
-        files = [*self.config_files, *planned.config_files]
-        listed = {"config_files": files} if files else {}
-        base = {key: value for key, value in self.base.items() if key not in planned.unread}
-        options = {**base, **planned.options, "dataset": self.dataset, **listed}
-        if self.ties.order != "file":
-            options["eval_args"] = {**(options.get("eval_args") or {}), "ties": str(self.ties)}
+        row = self.rows[name]
+        if row.parent:
+            return {**row.options, "attach": list(row.schemes)}
+        files = [*self.base.config_files, *row.config_files]
+        base = {key: value for key, value in self.base.options.items() if key not in row.unread}
+        options = {**base, **row.options, "dataset": self.dataset}
+        options |= {"config_files": files} if files else {}
+        if self.ties != "file":
+            options["eval_args"] = {**(options.get("eval_args") or {}), "ties": self.ties}
         return options
 
+    def first_options(self, name: str) -> dict[str, Any]:
+        """Return the options of a row with the first values of its grid, over its parent's."""
+        row, options = self.rows[name], self.options(name)
+        if row.parent:
+            return {**self.first_options(row.parent), **options}
+        points = row.search.points() if isinstance(row.search, Search) else []
+        return {**options, **(points[0] if points else {}), "seed": self.seeds[0]}
+
+    def search_lines(self, name: str) -> dict[str, str]:
+        """Return option -> file and line, of the options that the search of a row tries."""
+        search = self.rows[name].search
+        if not isinstance(search, Search):
+            return {}
+        path = ("search",) if search is self.search else ("rows", name, "search")
+        path = (*path, "space") if search.space else path
+        options = search.grid or search.space
+        names = options if isinstance(options, dict) else ()
+        return {option: self.source.where(*path, option) for option in names}
+
     def order(self) -> list[str]:
-        """Return the names of rows, each after the row that it is attached to.
+        """Return the names of rows, each after its parent.
 
         Raises:
-            UsageError: if configurations are attached to each other in a circle.
+            UsageError: if configurations are made of each other in a circle.
         """
-        needs = {row.name: [row.attach.to] if row.attach else [] for row in self.rows.values()}
+        needs = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
         try:
             return list(graphlib.TopologicalSorter(needs).static_order())
         except graphlib.CycleError as error:
             circle = error.args[1]
             raise self.source.error(
-                ("rows", circle[0], "attach"),
-                f"configurations are attached to each other in a circle: {', '.join(circle)}",
+                ("rows", circle[0]),
+                f"configurations are made of each other in a circle: {', '.join(circle)}",
             ) from error
 
-    def root(self, row: str) -> str:
-        """Return the row at the start of a chain of attachments, perhaps the row itself."""
-        while attach := self.rows[row].attach:
-            row = attach.to
-        return row
+    def ancestors(self, name: str) -> list[str]:
+        """Return a row, its parent, the parent of that, and so on."""
+        parent = self.rows[name].parent
+        return [name, *(self.ancestors(parent) if parent else [])]
 
     def coupled(self, row: str, other: str) -> bool:
         """Return whether two rows share the noise of a seed, since one trained model is in both."""
-        return self.root(row) == self.root(other)
+        return self.ancestors(row)[-1] == self.ancestors(other)[-1]
 
 
-def require_equal_trials(plan: Plan) -> None:
-    """Require the same number of trials for all searched rows, for a fair comparison.
+@dataclass(frozen=True)
+class Fit:
+    """One training, or one test of what another fit has trained.
 
-    Raises:
-        UsageError: naming two rows, their numbers of trials and the line.
+    Attributes:
+        row: name of its row.
+        seed: seed of the training.
+        stage: ``trial`` (of a search), ``final``, ``attach`` or ``retest``.
+        trial: number of the trial, from 0; None for others.
+        options: model, dataset, options and config_files, as far as the plan has them: without the
+            samples of a trial, and without the choice of a search for a final fit.
+        after: names of fits that must have ended: all trials of the row, or the fit of its parent.
+        repeats: whether a trial has trained the same run: the configuration that a search has
+            chosen, with a seed of the trials.
+        name: name of the fit within the study.
     """
-    searched = [(row.name, row.search.trials) for row in plan.rows.values() if row.search]
-    for row, trials in searched[1:]:
-        first, budget = searched[0]
-        if trials != budget:
-            raise plan.source.error(
-                ("rows", row, "search"),
-                f"{row} is searched with {trials} trials and {first} with "
-                f"{budget}; give all as many, or those that need none `search: false`",
-            )
+
+    row: str
+    seed: int
+    stage: str
+    trial: int | None
+    options: Mapping[str, Any]
+    name: str
+    after: tuple[str, ...] = ()
+    repeats: bool = False
+
+    @property
+    def has_parent(self) -> bool:
+        """Whether it starts from the weights of another row."""
+        return self.stage in ("attach", "retest")
+
+
+def list_fits(plan: Plan) -> list[Fit]:
+    """Return all fits of a plan, each after the fits it depends on.
+
+    All rows have their first seed before any has its second, so that an interrupted study has all
+    rows with the same seeds.
+    """
+    trials: dict[str, list[Fit]] = {name: [] for name in plan.order()}
+    for name, fits in trials.items():
+        search = plan.rows[name].search
+        if not isinstance(search, Search):
+            continue
+        points = search.points() if search.grid else [{}] * search.trials
+        for trial, point in enumerate(points):
+            for seed in plan.tried_with:
+                options = {**plan.options(name), **point, "seed": seed}
+                more = f", seed {seed}" if seed != plan.seeds[0] else ""
+                title = f"{name}, trial {trial}{more}"
+                fits.append(Fit(name, seed, "trial", trial, options, title))
+    finals = []
+    for seed in plan.seeds:
+        for name, fits in trials.items():
+            row, options = plan.rows[name], {**plan.options(name), "seed": seed}
+            after, stage = tuple(fit.name for fit in fits), "final"
+            if row.parent:
+                after, stage = (f"{row.parent}, seed {seed}",), "attach" if row.attach else "retest"
+            repeats = bool(fits) and seed in plan.tried_with
+            title = f"{name}, seed {seed}"
+            finals.append(Fit(name, seed, stage, None, options, title, after, repeats))
+    return [*itertools.chain.from_iterable(trials.values()), *finals]

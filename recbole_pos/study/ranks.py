@@ -1,15 +1,19 @@
-"""Ranks of the test targets of all runs of a study, and the metrics that follow from them."""
+"""Ranks of the test targets of all runs of a study, their metrics, and their bins."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from recbole_pos.errors import UsageError
+from recbole_pos.study.rendered_table import span
 from recbole_pos.values import shown, suggest
 
 # Gain of a rank below the cutoff; a target is the only relevant item of its list.
@@ -22,8 +26,10 @@ _GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "map": lambda rank, k: 1 / (rank + 1),
 }
 _METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
-# Columns that identify targets, where runs have them, beside the unit.
+# Columns that identify targets, where runs have them, beside the user.
 _FACTS = ("item", "history", "age", "popularity")
+KINDS = ("history", "age", "popularity")  # of bins by edges
+COLD = "cold"  # the bins of cold and of other items
 
 
 def is_from_ranks(metric: str) -> bool:
@@ -41,7 +47,7 @@ def gains(rank: np.ndarray, metric: str) -> np.ndarray:
         metric: one of ``_GAINS`` and a cutoff: ``ndcg@10``.
 
     Returns:
-        Values of the shape of ``rank``, whose mean over targets is the metric.
+        Values of the shape of ``rank``.
 
     Raises:
         UsageError: for another metric.
@@ -89,48 +95,39 @@ class RankTable:
 
     Attributes:
         runs: a line for each run: row (str) and seed (int).
-        targets: a line for each target: unit (user or session; units are independent), and where
+        targets: a line for each target: user (or session; users are independent), and where
             known item, history (length), age (of the newest event of the history, in seconds) and
             popularity (training events of the item; 0 for a cold item).
         rank: [runs, targets] rank of a target among all items in a run, 0 for the first.
-        unit: [targets] number of the unit of a target, 0 to units - 1.
     """
 
     runs: pd.DataFrame
     targets: pd.DataFrame
     rank: np.ndarray
-    unit: np.ndarray
 
     @classmethod
-    def from_runs(
-        cls, frames: Mapping[tuple[str, int], pd.DataFrame], unit: str = "user"
-    ) -> RankTable:
+    def from_runs(cls, frames: Mapping[tuple[str, int], pd.DataFrame]) -> RankTable:
         """Align the ranks of runs by target.
 
         Args:
-            frames: (row, seed) -> a line for each test target, with the columns rank and ``unit``,
+            frames: (row, seed) -> a line for each test target, with the columns rank and user,
                 and perhaps item, history, age, popularity. The order of lines does not matter.
-            unit: column of the independent units, such as users.
 
         Raises:
             UsageError: if a column is missing, a rank is wrong, or two runs were not tested on the
                 same targets; names the run.
         """
-        first: pd.DataFrame | None = None
-        ranks, name = [], ""
-        for (row, seed), frame in frames.items():
-            run = f"{row}, seed {seed}"
-            targets, rank = _sorted(frame, unit, run)
-            if first is None:
-                first, name = targets, run
-            elif not first.equals(targets):
-                raise UsageError(f"{run} and {name} cannot be compared: {_unlike(targets, first)}")
-            ranks.append(rank)
-        if first is None:
-            raise UsageError("found no run to compare")
-        _, number = np.unique(first["unit"].to_numpy(), return_inverse=True)
+        sorted_runs = {key: _sorted(frame, *key) for key, frame in frames.items()}
+        (row, seed), (first, _) = next(iter(sorted_runs.items()))
+        for (other, its_seed), (targets, _) in sorted_runs.items():
+            if not first.equals(targets):
+                raise UsageError(
+                    f"{other}, seed {its_seed} and {row}, seed {seed} cannot be compared: their "
+                    f"{len(targets):,} and {len(first):,} test targets are not the same; were the "
+                    "data and the split?"
+                )
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
-        return cls(runs, first, np.stack(ranks), number)
+        return cls(runs, first, np.stack([rank for _, rank in sorted_runs.values()]))
 
     @property
     def rows(self) -> list[str]:
@@ -144,57 +141,77 @@ class RankTable:
     def totals(
         self, metric: str, where: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the gains of each unit's targets, summed.
+        """Return the gains of each user's targets, summed.
 
         Args:
             metric: as in :func:`gains`.
             where: [targets] whether a target counts; all if None.
 
         Returns:
-            Row -> [seeds, units] sums over targets, seeds ascending; and [units] the number of
-            targets of each unit. Units without targets are left out.
+            Row -> [seeds, users] sums over targets, seeds ascending; and [users] the number of
+            targets of each user. Users without targets are left out.
         """
-        keep = np.ones(len(self.unit), dtype=bool) if where is None else where
-        _, unit = np.unique(self.unit[keep], return_inverse=True)
-        size = np.bincount(unit)
+        keep = np.ones(len(self.targets), dtype=bool) if where is None else where
+        _, user = np.unique(self.targets["user"].to_numpy()[keep], return_inverse=True)
+        size = np.bincount(user)
         values = gains(self.rank[:, keep], metric)
-        total = np.stack([np.bincount(unit, line, len(size)) for line in values])
-        order = self.runs.sort_values("seed", kind="stable").groupby("row", sort=False).indices
-        place = self.runs["seed"].argsort(kind="stable").to_numpy()
-        return {row: total[place[order[row]]] for row in self.rows}, size
+        total = np.stack([np.bincount(user, line, len(size)) for line in values])
+        by_row = self.runs.sort_values("seed", kind="stable").groupby("row", sort=False)
+        places = {row: part.index.to_numpy() for row, part in by_row}
+        return {row: total[places[row]] for row in self.rows}, size
 
 
-def _sorted(frame: pd.DataFrame, unit: str, run: str) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the targets of a run in an order that all runs share, and their ranks.
-
-    Raises:
-        UsageError: for a missing column, no target, or a wrong rank; names the run.
-    """
-    if missing := [name for name in ("rank", unit) if name not in frame.columns]:
-        raise UsageError(
-            f"ranks of {run}: no column {', '.join(missing)}; found {', '.join(frame.columns)}"
-        )
-    facts = [name for name in _FACTS if name in frame.columns and name != unit]
-    targets = frame[[unit, *facts]].rename(columns={unit: "unit"})
+def _sorted(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return the targets of a run in an order that all runs share, and their ranks."""
+    name = f"ranks of {row}, seed {seed}"
+    if not {"user", "rank"} <= set(frame.columns):
+        raise UsageError(f"{name}: expected columns user and rank, found {', '.join(frame)}")
+    targets = frame[["user", *(column for column in _FACTS if column in frame.columns)]]
     rank = frame["rank"].to_numpy(dtype=float)
-    if not len(rank):
-        raise UsageError(f"ranks of {run}: there is no test target")
-    if wrong := int((~(rank >= 0)).sum()):  # true for NaN, too
-        raise UsageError(f"ranks of {run}: {wrong:,} of {len(rank):,} are negative or no numbers")
+    if not (len(rank) and (rank >= 0).all()):  # false for NaN, too
+        raise UsageError(f"{name}: expected numbers from 0, a rank for each target")
     order = np.lexsort([targets[name].to_numpy() for name in reversed(targets.columns)])
     return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
-def _unlike(targets: pd.DataFrame, others: pd.DataFrame) -> str:
-    """Return how the targets of two runs differ, in words."""
-    if list(targets.columns) != list(others.columns):
-        columns = [", ".join(frame.columns) for frame in (targets, others)]
-        return f"one has the columns {columns[0]}, the other {columns[1]}"
-    if len(targets) != len(others):
-        return f"they were tested on {len(targets):,} and {len(others):,} targets"
-    different = [name for name in targets if not targets[name].equals(others[name])]
-    count = int((targets != others).any(axis=1).sum())
-    return (
-        f"{count:,} of {len(targets):,} test targets differ, in {', '.join(different)}; were the "
-        "data and the split the same?"
-    )
+def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Assign targets to the bins of a study.
+
+    Args:
+        targets: targets of a :class:`RankTable`.
+        bins: history (length), age (seconds from the newest event of the history to the target) or
+            popularity (training events of the item) -> ascending edges, a value is in a bin if it
+            is above one edge and not above the next; or cold (whether it has none) -> True.
+
+    Returns:
+        Kind -> name of the bin -> [targets] whether a target is in it.
+
+    Raises:
+        UsageError: if the runs have not recorded the column of the bins.
+    """
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for kind, edges in bins.items():
+        column = "popularity" if kind == COLD else kind
+        if column not in targets.columns:
+            raise UsageError(
+                f"bins: the runs have no column {column}, so there are no bins by {kind}; found "
+                f"{', '.join(targets.columns)}"
+            )
+        values = targets[column].to_numpy()
+        if kind == COLD:
+            found[kind] = {"cold items": values == 0, "other items": values != 0}
+        else:
+            place = np.searchsorted(edges, values)
+            found[kind] = {name: place == n for n, name in enumerate(labels(kind, edges))}
+    return found
+
+
+def labels(kind: str, edges: Sequence[float]) -> list[str]:
+    """Return names of the bins between ascending edges: ``history up to 5``, ``history 6 to 15``"""
+    shown_edges = [span(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
+    between = []
+    for (low, start), (high, end) in itertools.pairwise(zip(edges, shown_edges, strict=True)):
+        first = start if kind == "age" else f"{math.floor(low) + 1:,g}"
+        between.append(end if math.floor(low) + 1 >= high else f"{first} to {end}")
+    names = (f"up to {shown_edges[0]}", *between, f"over {shown_edges[-1]}")
+    return [f"{kind} {name}" for name in names]

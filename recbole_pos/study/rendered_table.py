@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import html
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.conversion.frames import html_table
-
-_NAME = 16  # least width of a name of several words, in columns of a terminal
 # seconds, name of a unit, seconds and name of the next smaller one
 _SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
+def _bound(text: str) -> str:
+    """Return text in which no line breaks between a number and its unit or sign."""
+    return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
+
+
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,  # names and reasons are the user's
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+PAGES.filters["bound"] = _bound
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
-
-    Attributes:
-        text: main text, short.
-        detail: additional text, in smaller letters.
-        bold: whether the text is bold, as the best of its column.
-    """
+    """A cell: main text, further text in smaller letters, whether it is the best of a column."""
 
     text: str = ""
     detail: str = ""
@@ -47,7 +54,6 @@ class RenderedTable:
         words: places of further columns with words.
         spare: places of columns that a narrow terminal omits, the least needed first; others follow
             from the right, and a note names the omitted ones.
-        whole: file with all columns, for that note.
     """
 
     title: str
@@ -56,28 +62,26 @@ class RenderedTable:
     notes: tuple[str, ...] = ()
     words: frozenset[int] = frozenset()
     spare: tuple[int, ...] = ()
-    whole: str = "table.md"
 
     def is_text(self, column: int) -> bool:
         """Return whether a column has words, which are aligned left."""
         return column == 0 or column in self.words
 
-    def markdown(self, level: int = 2) -> str:
-        """Return the table in markdown, with its title as a heading of ``level`` and its notes."""
+    def markdown(self) -> str:
+        """Return the table in markdown, with its title as a heading and its notes as a list."""
         marks = ("---" if self.is_text(place) else "---:" for place in range(len(self.columns)))
-        columns = (_in_a_cell(name) for name in self.columns)
-        lines = [columns, tuple(marks), *(map(_marked, line) for line in self.lines)]
+        cells = ([_marked(cell) for cell in line] for line in self.lines)
+        lines = [map(_in_a_cell, self.columns), marks, *cells]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
-        return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
+        return "\n\n".join(part for part in (f"## {self.title}", table, notes) if part)
+
+    def _repr_html_(self) -> str:
+        return PAGES.get_template("table.html.jinja").render(table=self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table for the width of the console; called by rich."""
-        yield self.fitted(options.max_width)
-
-    def fitted(self, width: int) -> Table:
-        """Return the table for a terminal of ``width`` columns, in which no number is broken."""
-        kept = list(range(len(self.columns)))
+        """Yield the table for the width of the console, in which no number is broken."""
+        kept, width = list(range(len(self.columns))), options.max_width
         omittable = [*self.spare, *(place for place in kept[:0:-1] if place not in self.spare)]
         fold = sum(self._width(place, False) + 3 for place in kept) + 1 > width
         while omittable[:-1] and sum(self._width(place, fold) + 3 for place in kept) + 1 > width:
@@ -85,39 +89,30 @@ class RenderedTable:
         notes = [*self.notes]
         if omitted := [name for place, name in enumerate(self.columns) if place not in kept]:
             notes.append(
-                f"Left out for want of width: {listed(omitted)}; {self.whole} has all columns."
+                f"Left out for want of width: {listed(omitted)}; table.md has all columns."
             )
         table = Table(title=Text(self.title), caption=Text("\n".join(notes)))
         table.title_justify = table.caption_justify = "left"
         for place in kept:
-            side: Literal["left", "right"] = "left" if self.is_text(place) else "right"
-            fixed = None if self.is_text(place) else self._width(place, fold)
-            title = Text(self.columns[place].replace(" (", "\n("))
-            table.add_column(title, justify=side, width=fixed, overflow="fold")  # nothing is cut
+            if self.is_text(place):
+                table.add_column(Text(self.columns[place]), overflow="fold")
+            else:
+                fixed = self._width(place, fold)
+                table.add_column(Text(self.columns[place]), justify="right", width=fixed)
         for line in self.lines:
             table.add_row(*(_rich(line[place], fold) for place in kept))
-        return table
+        yield table
 
     def _width(self, column: int, fold: bool) -> int:
-        """Return the least width of a column in which no word is broken.
+        """Return the least width of a column in which no word and no figure is broken.
 
-        Args:
-            column: place of the column.
-            fold: whether deviations and intervals stand in a line of their own.
+        If ``fold``, deviations and intervals stand in a line of their own.
         """
-        title = self.columns[column]
-        texts = [text for line in self.lines for text in (line[column].text, line[column].detail)]
-        if not self.is_text(column):
-            texts = [part for text in texts for part in _folded(text, fold).split("\n")]
-            return _longest([*title.split(), *texts])
-        words = [*title.split(), *" ".join(texts).split()]
-        return max(min(_longest([title, *texts]), _NAME), _longest(words))
-
-    def _repr_html_(self) -> str:
-        cells = [[f"{c.text} ({c.detail})" if c.detail else c.text for c in x] for x in self.lines]
-        best = {(n, m) for n, line in enumerate(self.lines) for m, c in enumerate(line) if c.bold}
-        notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
-        return f"<h4>{html.escape(self.title)}</h4>{html_table(self.columns, cells, best)}{notes}"
+        cells = [text for line in self.lines for text in (line[column].text, line[column].detail)]
+        parts = self.columns[column].split()
+        for cell in cells:
+            parts += cell.split() if self.is_text(column) else _folded(cell, fold).splitlines()
+        return max(map(cell_len, parts), default=0)
 
 
 def _in_a_cell(text: str) -> str:
@@ -125,6 +120,7 @@ def _in_a_cell(text: str) -> str:
 
 
 def _marked(cell: Cell) -> str:
+    """Return a cell in markdown."""
     text, detail = map(_in_a_cell, (cell.text, cell.detail))
     text = f"**{text}**" if cell.bold and text else text
     return f"{text} ({detail})" if detail else text
@@ -135,21 +131,18 @@ def _folded(text: str, fold: bool) -> str:
     return text if not fold else text.replace(" ±", "\n±").replace(" [", "\n[")
 
 
-def _longest(texts: list[str]) -> int:
-    return max(map(cell_len, texts), default=0)
-
-
 def _rich(cell: Cell, fold: bool) -> Text:
+    """Return a cell for a terminal."""
     text = Text(_folded(cell.text, fold), style="bold" if cell.bold else "")
     return text.append(f"\n{_folded(cell.detail, fold)}", style="dim") if cell.detail else text
 
 
-def number(value: float, digits: int = 4, sign: bool = False) -> str:
-    """Return a metric as text, zero without a sign; empty for nan."""
-    if value is None or math.isnan(value):
+def number(value: float, sign: bool = False) -> str:
+    """Return a metric with four decimals, zero without a sign; empty for nan."""
+    if math.isnan(value):
         return ""
-    text = f"{value:{'+' if sign else ''}.{digits}f}"
-    return text.replace("+", " ").replace("-", " ").strip() if float(text) == 0 else text
+    text = f"{value:+.4f}" if sign else f"{value:.4f}"
+    return text.lstrip("+-") if float(text) == 0 else text
 
 
 def with_deviation(mean: float, deviation: float) -> str:
@@ -160,9 +153,7 @@ def with_deviation(mean: float, deviation: float) -> str:
 
 def interval(low: float, high: float) -> str:
     """Return ``[-0.0010, +0.0035]``; empty for nan."""
-    if math.isnan(low):
-        return ""
-    return f"[{number(low, sign=True)}, {number(high, sign=True)}]"
+    return "" if math.isnan(low) else f"[{number(low, sign=True)}, {number(high, sign=True)}]"
 
 
 def span(seconds: float) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 
 from recbole_pos.study.rendered_table import (
@@ -18,9 +17,9 @@ from recbole_pos.study.rendered_table import (
     span,
     with_deviation,
 )
-from recbole_pos.study.results import COLD, VALIDATION, Comparison, Results
+from recbole_pos.study.results import COLD, DONE, FAILED, VALIDATION, Comparison, Results
+from recbole_pos.study.statistics import ALL
 
-STAR = "*"
 # Mark behind an interval, by the source of its noise between seeds.
 MARKS = {"own": "", "pooled": "†", "unknown": "‡"}
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
@@ -39,60 +38,54 @@ _MARKED = {
 def metrics_table(results: Results, found: Comparison) -> RenderedTable:
     """Return the main table: seeds, metrics, values of the paper, difference from the reference and
     cost of every row."""
-    table, plan = found.table, results.plan
-    main, reference = table.metrics[0], table.reference
-    metrics = {metric: metric_name(metric) for metric in table.metrics}
+    table, plan, rows = found.table, results.plan, found.table.rows
+    names = {metric: metric_name(metric) for metric in table.metrics}
     if table.validation:
-        metrics[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
+        names[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
     cold = [metric for metric in found.means["metric"].unique() if metric.endswith(COLD)]
-    metrics |= {metric: metric_name(metric) for metric in cold}
-    columns = ["configuration", "seeds", *metrics.values()]
+    names |= {metric: metric_name(metric) for metric in cold}
+    columns = {"configuration": [Cell(row) for row in rows]}
+    columns["seeds"] = [_seeds(results, row) for row in rows]
+    for metric, name in names.items():
+        columns[name] = list(_metric(results, found, metric))
     if not found.differences.empty:
-        columns.append(f"{metric_name(main)} - {reference}")
-    cost = _cost(results, table.rows)
-    columns += [name for name, _ in cost]
-    means = found.means.set_index(["row", "metric"])
-    best = {metric: _best(found.means, metric) for metric in metrics}
-    lines = []
-    for row in table.rows:
-        cells, figures = [Cell(row), _seeds(results, row)], plan.paper.get(row, {})
-        for metric in metrics:
-            mean, deviation = float("nan"), float("nan")
-            if (row, metric) in means.index:
-                mean, deviation = means.loc[(row, metric), ["mean", "deviation"]]
-            paper = f"paper {number(figures[metric])}" if metric in figures else ""
-            is_best = bool(number(mean)) and number(mean) == best[metric]
-            cells.append(Cell(with_deviation(mean, deviation), paper, is_best))
-        if not found.differences.empty:
-            cells.append(_difference(found.differences, row))
-        lines.append((*cells, *(Cell(texts[row]) for _, texts in cost)))
-    notes = [*_comparison_notes(found, plan.unit), *_marks(found.differences)]
+        difference = f"{metric_name(table.metrics[0])} - {table.reference}"
+        columns[difference] = [_difference(found.differences, row) for row in rows]
+    cost = _cost(results, rows)
+    columns |= cost
+    notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
+    known = found.means.dropna(subset=["targets"])
+    if len(known):
+        size = _size(known.iloc[0], plan.unit)
+        notes.append(f"{size}; {plan.unit}s are taken as independent.")
+    if not found.differences.empty:
+        notes.append(
+            f"Differences are paired by target, with 95% intervals over {plan.unit}s and seeds; "
+            "* is below 0.05 after Holm's correction over the table."
+        )
+    notes += _marks(found.differences)
     for metric in cold:
         targets = int(found.means.loc[found.means["metric"] == metric, "targets"].max())
         notes.append(f"Cold targets: {targets:,}, whose items have no interaction in training.")
-    spare = [*range(len(columns) - 1, len(columns) - 1 - len(cost), -1)]
-    spare += [*range(len(metrics) + 1, 2, -1), 1]  # metrics but the main one, then seeds
-    return RenderedTable(
-        table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare)
-    )
+    last = len(columns) - 1
+    spare = [*range(last, last - len(cost), -1)]  # then metrics but the main one, then seeds
+    return _table(table.title, columns, notes, spare=(*spare, *range(len(names) + 1, 2, -1), 1))
 
 
 def differences_table(found: Comparison) -> RenderedTable | None:
     """Return the differences from the reference with intervals and p-values; None without any."""
-    pairs = found.differences
-    if pairs.empty:
+    pairs, lines = found.differences, found.differences.to_dict("records")
+    if not lines:
         return None
-    lines = []
-    for line in pairs.to_dict("records"):
-        difference = _difference(pairs, line["row"])
-        texts = [line["row"], f"{line['seeds']} and {line['reference_seeds']}", difference.text]
-        texts += [interval(line["low"], line["high"]) + MARKS[line["seed_noise"]], _p(line["p"])]
-        texts += [_p(line["p_holm"]), number(line["detectable"])]
-        lines.append(tuple(map(Cell, texts)))
-    columns = (
-        *("configuration", "seeds of both", "difference", "95% CI", "p", "p after Holm"),
-        "minimum detectable difference",
-    )
+    texts = {
+        "configuration": [line["row"] for line in lines],
+        "seeds of both": [f"{line['seeds']} and {line['reference_seeds']}" for line in lines],
+        "difference": [_difference(pairs, line["row"]).text for line in lines],
+        "95% CI": [_difference(pairs, line["row"]).detail for line in lines],
+        "p": [_p(line["p"]) for line in lines],
+        "p after Holm": [_p(line["p_holm"]) for line in lines],
+        "minimum detectable difference": [number(line["detectable"]) for line in lines],
+    }
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
         "flips of units. Holm's correction is over this table; * is below 0.05.",
@@ -102,49 +95,38 @@ def differences_table(found: Comparison) -> RenderedTable | None:
     )
     main = metric_name(found.table.metrics[0])
     title = f"{found.table.title}: difference in {main} from {found.table.reference}"
-    return RenderedTable(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
+    columns = {name: [Cell(text) for text in column] for name, column in texts.items()}
+    return _table(title, columns, notes, spare=(1, 4, 6, 5))
 
 
 def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
-    """Return the main metric of every row in each bin, with the difference from the reference.
-
-    Args:
-        found: numbers of the table.
-        kind: kind of the bins.
-        unit: name of an independent unit, such as user.
-    """
-    mean, pairs = found.bins[kind]
-    columns, cells = ["configuration"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
-    for name, part in mean.groupby("bin", sort=False):
-        targets, units = part[["targets", "units"]].iloc[0]
-        columns.append(f"{name} ({_amount(targets, units, unit, False)})")
-        best = _best(part, found.table.metrics[0])
-        pair = pairs[pairs["bin"] == name] if not pairs.empty else pairs
+    """Return the main metric of every row in each bin, with the difference from the reference."""
+    means, pairs = found.bins[kind]
+    main = found.table.metrics[0]
+    columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
+    for name, part in means.groupby("bin", sort=False):
+        best = _best(part, main)
+        pair = pairs[pairs["bin"] == name]
+        cells = []
         for row, value in zip(part["row"], part["mean"], strict=True):
             beside, text = _difference(pair, row), number(value)
-            detail = " ".join(filter(None, (beside.text, beside.detail)))
-            cells[row].append(Cell(text, detail, bool(text) and text == best))
-    main = metric_name(found.table.metrics[0])
+            detail = f"{beside.text} {beside.detail}".strip()
+            cells.append(Cell(text, detail, bool(text) and text == best))
+        columns[f"{name} ({_size(part.iloc[0], unit)})"] = cells
     of = "of cold and of other items" if kind == "cold" else f"by {kind}"
-    title = f"{found.table.title}: {main} {of}"
     note = f"Below each figure: the difference to {found.table.reference} with its 95% interval."
-    return RenderedTable(
-        title, tuple(columns), tuple(map(tuple, cells.values())), (note, *_marks(pairs))
-    )
+    title = f"{found.table.title}: {metric_name(main)} {of}"
+    return _table(title, columns, [note, *_marks(pairs)])
 
 
 def failures_table(results: Results) -> RenderedTable | None:
     """Return the runs that failed, with their reasons; None if none did."""
-    failed = results.failed
+    failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
         return None
-    lines = []
-    for line in failed.to_dict("records"):
-        reason = line.get("reason")
-        reason = reason if isinstance(reason, str) and reason else "no reason was written down"
-        lines.append((Cell(str(line["row"])), Cell(str(line["seed"])), Cell(reason)))
-    columns = ("configuration", "seed", "reason")
-    return RenderedTable("Runs that failed", columns, tuple(lines), words=frozenset({2}))
+    texts = {"configuration": failed["row"], "seed": failed["seed"], "reason": failed["reason"]}
+    columns = {name: [Cell(str(text)) for text in column] for name, column in texts.items()}
+    return _table("Runs that failed", columns, words=frozenset({2}))
 
 
 def search_table(results: Results) -> RenderedTable | None:
@@ -152,30 +134,38 @@ def search_table(results: Results) -> RenderedTable | None:
     trials = results.searches
     if trials.empty:
         return None
-    lines, metrics = [], list(dict.fromkeys(trials["metric"]))
+    metrics = list(map(metric_name, trials["metric"].unique()))
+    value_name = f"{listed(metrics)}, validation"
+    names = ("configuration", "trials", "chosen", value_name)
+    columns: dict[str, list[Cell]] = {name: [] for name in names}
     for row, part in trials.groupby("row", sort=False):
         chosen = part[part["chosen"].astype(bool)]
-        text = str(chosen["options"].iloc[0]) if len(chosen) else "not yet"
-        values = chosen["value"].dropna()
-        value = number(float(values.iloc[0])) if len(values) else ""
-        name = metric_name(str(part["metric"].iloc[0])) if len(metrics) > 1 else ""
-        lines.append((Cell(str(row)), Cell(f"{len(part)}"), Cell(text), Cell(value, name)))
-    metric = listed(map(metric_name, metrics))
+        value = number(chosen["value"].iloc[0]) if len(chosen) else ""
+        metric = metric_name(part["metric"].iloc[0]) if len(metrics) > 1 else ""
+        columns["configuration"].append(Cell(str(row)))
+        columns["trials"].append(Cell(f"{len(part)}"))
+        columns["chosen"].append(Cell(chosen["options"].iloc[0] if len(chosen) else "not yet"))
+        columns[value_name].append(Cell(value, metric))
     seeds = results.plan.search_seeds
     mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
-    note = f"Chosen by {metric} on validation only{mean}, before testing."
-    columns = ("configuration", "trials", "chosen", f"{metric}, validation")
-    return RenderedTable("Search", columns, tuple(lines), (note,), frozenset({2}))
+    note = f"Chosen by {listed(metrics)} on validation only{mean}, before testing."
+    return _table("Search", columns, [note], frozenset({2}))
 
 
 def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[RenderedTable]:
     """Return all tables of a study, in the order of the report."""
-    found: list[RenderedTable | None] = []
-    for comparison in comparisons:
-        found += [metrics_table(results, comparison), differences_table(comparison)]
-        found += [bins_table(comparison, kind, results.plan.unit) for kind in comparison.bins]
-    found += [search_table(results), failures_table(results)]
-    return [table for table in found if table is not None]
+    tables: list[RenderedTable | None] = []
+    for found in comparisons:
+        tables += comparison_tables(results, found)
+    tables += [search_table(results), failures_table(results)]
+    return [table for table in tables if table is not None]
+
+
+def comparison_tables(results: Results, found: Comparison) -> list[RenderedTable]:
+    """Return the tables for one table of the plan: metrics, differences, bins."""
+    tables = [metrics_table(results, found), differences_table(found)]
+    tables += [bins_table(found, kind, results.plan.unit) for kind in found.bins]
+    return [table for table in tables if table is not None]
 
 
 def markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
@@ -191,20 +181,19 @@ def markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
 def tidy(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return the content of ``table.csv``: mean and difference from the reference, a line for each
     table, row, metric and bin."""
-    parts = []
-    for comparison in comparisons:
-        bins = [(comparison.means.assign(bin="all targets"), comparison.differences)]
-        for mean, pair in [*bins, *comparison.bins.values()]:
-            keys = ["row", "metric", "bin"]
-            both = mean
-            if not pair.empty:
-                both = mean.merge(
-                    pair.drop(columns=["seeds", "targets", "units"]), on=keys, how="left"
-                )
-            parts.append(both.assign(table=comparison.table.title))
+    keys, parts = ["row", "metric", "bin"], []
+    for found in comparisons:
+        for means, pairs in [
+            (found.means.assign(bin=ALL), found.differences),
+            *found.bins.values(),
+        ]:
+            if not pairs.empty:
+                pairs = pairs.drop(columns=["seeds", "targets", "units"])
+                means = means.merge(pairs, on=keys, how="left")
+            parts.append(means.assign(table=found.table.title))
     not_empty = [part for part in parts if len(part)]  # a table without runs has no lines
     frame = pd.concat(not_empty or parts, ignore_index=True)
-    first = ["table", "row", "metric", "bin"]
+    first = ["table", *keys]
     return frame[[*first, *(name for name in frame if name not in first)]]
 
 
@@ -212,6 +201,31 @@ def metric_name(metric: str) -> str:
     """Return the name of a metric as papers write it: HR@10 for ``hit@10``."""
     name, at, cutoff = metric.partition("@")
     return _NAMES.get(name, name.upper()) + at + cutoff
+
+
+def _table(
+    title: str,
+    columns: dict[str, list[Cell]],
+    notes: Sequence[str] = (),
+    words: frozenset[int] = frozenset(),
+    spare: tuple[int, ...] = (),
+) -> RenderedTable:
+    """Return a table from its columns by name."""
+    lines = tuple(zip(*columns.values(), strict=True))
+    return RenderedTable(title, tuple(columns), lines, tuple(notes), words, spare)
+
+
+def _metric(results: Results, found: Comparison, metric: str) -> Iterator[Cell]:
+    """Yield the cells of a metric: its mean, with the figure of the paper in smaller letters."""
+    means, best = found.means[found.means["metric"] == metric], _best(found.means, metric)
+    for row in found.table.rows:
+        line, figures = means[means["row"] == row], results.plan.paper.get(row, {})
+        paper = f"paper {number(figures[metric])}" if metric in figures else ""
+        if line.empty:
+            yield Cell("", paper)
+            continue
+        mean, deviation = line[["mean", "deviation"]].iloc[0]
+        yield Cell(with_deviation(mean, deviation), paper, number(mean) == best != "")
 
 
 def _best(frame: pd.DataFrame, metric: str) -> str:
@@ -222,85 +236,51 @@ def _best(frame: pd.DataFrame, metric: str) -> str:
 
 def _difference(pairs: pd.DataFrame, row: str) -> Cell:
     """Return the cell of a row's difference: star if significant, and interval with its mark."""
-    found = pairs[pairs["row"] == row] if not pairs.empty else pairs
+    found = pairs[pairs["row"] == row]
     if found.empty:
         return Cell()
     line = found.iloc[0]
-    text = number(line["difference"], sign=True) + STAR * bool(line["star"])
     around = interval(line["low"], line["high"])
+    text = number(line["difference"], sign=True) + "*" * bool(line["star"])
     return Cell(text, around + MARKS[line["seed_noise"]] if around else "")
 
 
 def _seeds(results: Results, row: str) -> Cell:
     """Return the cell with the number of seeds of a row that are done, and of those that failed."""
     wanted = len(results.plan.seeds)
-    runs = results.runs[results.runs["row"] == row]
-    done, failed = ((runs["status"] == word).sum() for word in ("done", "failed"))
+    status = results.runs.loc[results.runs["row"] == row, "status"]
+    done, failed = ((status == word).sum() for word in (DONE, FAILED))
     text = f"{done}" if done == wanted else f"{done} of {wanted}"
     return Cell(text, f"{failed} failed" if failed else "")
 
 
-def _cost(results: Results, rows: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Return the columns of cost that are known: name, and row -> median over seeds as text."""
-
-    def epochs(value: float) -> str:
-        return "" if math.isnan(value) else f"{value:g}"
-
-    cost_columns = []
+def _cost(results: Results, rows: Sequence[str]) -> dict[str, list[Cell]]:
+    """Return the columns of cost that are known, with the median over seeds."""
+    columns = {}
     for column, name, write in (
-        ("epochs", "epochs", epochs),
+        ("epochs", "epochs", lambda value: "" if math.isnan(value) else f"{value:g}"),
         ("seconds", "training", span),
         ("parameters", "parameters", count),
     ):
         if column in results.runs.columns and not results.done[column].isna().all():
-            median_by_row = results.done.groupby("row")[column].median()
-            cost_columns.append(
-                (name, {row: write(float(median_by_row.get(row, np.nan))) for row in rows})
-            )
-    return cost_columns
+            medians = results.done.groupby("row")[column].median().reindex(rows)
+            columns[name] = [Cell(write(float(value))) for value in medians]
+    return columns
 
 
-def _comparison_notes(found: Comparison, unit: str) -> list[str]:
-    """Return the notes on deviations, number of targets, and differences of a table."""
-    notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
-    known = found.means.dropna(subset=["targets"])
-    if len(known):
-        targets, units = (int(known[name].iloc[0]) for name in ("targets", "units"))
-        notes.append(f"{_amount(targets, units, unit)}; {plural(unit)} are taken as independent.")
-    if not found.differences.empty:
-        notes.append(
-            f"Differences are paired by target, with 95% intervals over {plural(unit)} and seeds; "
-            "* is below 0.05 after Holm's correction over the table."
-        )
-    return notes
-
-
-def plural(unit: str) -> str:
-    """Return the plural of a unit: ``users`` for ``user`` and for its column ``user_id``."""
-    return f"{unit.removesuffix('_id')}s"
-
-
-def _amount(targets: int, units: int, unit: str, per_unit: bool = True) -> str:
-    """Return the numbers of targets and units, in words: targets of a unit are not independent.
-
-    Args:
-        targets, units: the numbers.
-        unit: name of a unit.
-        per_unit: whether to say so where each unit has one target.
-    """
-    if targets == units:
-        return f"{targets:,} targets" + f", one per {unit.removesuffix('_id')}" * per_unit
-    return f"{targets:,} targets of {units:,} {plural(unit)}"
+def _size(line: pd.Series, unit: str) -> str:
+    """Return the numbers of targets and units, in words: targets of a unit are not independent."""
+    targets, units = line["targets"], line["units"]
+    each = "" if targets == units else f" of {units:,.0f} {unit}s"
+    return f"{targets:,.0f} targets{each}"
 
 
 def _marks(pairs: pd.DataFrame) -> list[str]:
     """Return the notes on the marks of intervals in a table."""
-    if pairs.empty:
-        return []
-    return [_MARKED[kind] for kind in _MARKED if (pairs["seed_noise"] == kind).any()]
+    found = set() if pairs.empty else set(pairs["seed_noise"])
+    return [note for kind, note in _MARKED.items() if kind in found]
 
 
 def _p(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    """Return a p-value; empty for nan."""
+    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"

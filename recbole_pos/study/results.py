@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from recbole_pos.study.bins import all_masks
 from recbole_pos.study.plan import Plan, TablePlan
-from recbole_pos.study.ranks import RankTable, is_from_ranks
+from recbole_pos.study.ranks import RankTable, all_masks, is_from_ranks
 from recbole_pos.study.statistics import differences, means
-from recbole_pos.study.ties import TieCount
 
 DONE, FAILED = "done", "failed"
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
@@ -20,8 +18,41 @@ COLD = ", cold targets"  # suffix of a metric of targets whose item has no train
 _CONTENT = ("item_vectors", "preload_weight", "item_features")  # options to score cold items by
 
 
-def _empty(*columns: str) -> pd.DataFrame:
-    return pd.DataFrame(columns=list(columns))
+@dataclass(frozen=True)
+class TieCount:
+    """How many test items of leave-one-out depend on the order of interactions at one time.
+
+    Attributes:
+        users: users with a test item.
+        test: users whose test item another order would change.
+    """
+
+    users: int
+    test: int
+
+    def sentence(self, dataset: str, ties: str) -> str:
+        """Return a note for every table of the dataset, with the order that the study takes."""
+        if not self.test:
+            return f"No test item of {dataset} depends on the order of equal times."
+        taken = {"file": "it is that of the file", "drop": "these users are excluded"}
+        return (
+            f"On {dataset}, {self.test:,} of {self.users:,} test items "
+            f"({self.test / self.users:.0%}) depend on the order of interactions with equal times; "
+            f"here {taken.get(ties, f'it is {ties}')}."
+        )
+
+
+def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount:
+    """Count the users of three interactions or more with several items at their last time.
+
+    Args:
+        user, time, item: [interactions] columns.
+    """
+    frame = pd.DataFrame({"user": user, "time": time, "item": item})
+    by_user = frame.groupby("user")["time"]
+    last = (by_user.transform("size") >= 3) & (frame["time"] == by_user.transform("max"))
+    items = frame[last].groupby("user")["item"].nunique()
+    return TieCount(len(items), int((items > 1).sum()))
 
 
 @dataclass(frozen=True)
@@ -35,40 +66,31 @@ class Results:
             test, validation (the first metric, at the best epoch), seconds (of training),
             parameters (their number), epochs, device, commit, digest and path.
         ranks: ranks of the finished runs; None if no run has written them.
-        curves: a line for each epoch: row, seed, epoch, value (of ``curve_metric``).
+        curves: a line for each epoch: row, seed, epoch, value (the first metric in validation).
         searches: a line for each trial: row, trial, options (text), value (in validation), metric
             (of the value), chosen (bool).
-        curve_metric: validation metric of the curves.
-        ties: how many held-out items depend on the order of equal times; None if unknown.
+        command: command that repeats the study.
+        ties: how many test items depend on the order of equal times; None if unknown.
         warnings: sentences on what in the data inflates the metrics.
         data: facts about the data: name -> number or text.
         versions: package -> version.
-        commands: commands that repeat the study.
     """
 
     plan: Plan
     runs: pd.DataFrame
     ranks: RankTable | None = None
-    curves: pd.DataFrame = field(default_factory=lambda: _empty("row", "seed", "epoch", "value"))
-    searches: pd.DataFrame = field(
-        default_factory=lambda: _empty("row", "trial", "options", "value", "chosen")
-    )
-    curve_metric: str = ""
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+    searches: pd.DataFrame = field(default_factory=pd.DataFrame)
+    command: str = ""
     ties: TieCount | None = None
     warnings: tuple[str, ...] = ()
     data: Mapping[str, int | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    commands: tuple[str, ...] = ()
 
     @property
     def done(self) -> pd.DataFrame:
         """The finished runs."""
         return self.runs[self.runs["status"] == DONE]
-
-    @property
-    def failed(self) -> pd.DataFrame:
-        """The runs that failed, with their reasons."""
-        return self.runs[self.runs["status"] == FAILED]
 
     def ranked(self, row: str) -> bool:
         """Return whether a row can be compared by target: all of its finished runs have ranks."""
@@ -95,36 +117,29 @@ class Comparison:
     bins: dict[str, tuple[pd.DataFrame, pd.DataFrame]]
 
 
-def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison:
-    """Return the numbers of one table.
-
-    Args:
-        results: results of the study.
-        table: plan of the table.
-        bins: whether to compute bins, too.
-    """
-    main, *_ = table.metrics
-    shown = (*table.metrics, VALIDATION) if table.validation else table.metrics
+def compare(results: Results, table: TablePlan) -> Comparison:
+    """Return the numbers of one table."""
+    main, ranks, plan = table.metrics[0], results.ranks, results.plan
+    metrics = [*table.metrics, *[VALIDATION] * table.validation]
     if _has_cold(results, table):
-        shown = (*shown, f"recall@{main.partition('@')[2]}{COLD}")
-    values = pd.concat([_means(results, table, metric) for metric in shown])
-    values = values.reset_index(drop=True)
-    ranks, plan = results.ranks, results.plan
+        metrics.append(f"recall@{main.partition('@')[2]}{COLD}")
+    values = pd.concat([_means(results, table, metric) for metric in metrics], ignore_index=True)
     rows = [row for row in table.rows if results.ranked(row)]
     none = pd.DataFrame(columns=["row", "metric", "bin", "star"])
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
         return Comparison(table, values, none, {})
     others = [row for row in rows if row != table.reference]
-    options: dict[str, Any] = {"rows": others, "coupled": plan.coupled}
-    pairs = differences(ranks, [main], table.reference, **options) if others else none
+
+    def pairs(bins: Mapping[str, np.ndarray] | None = None) -> pd.DataFrame:
+        if not others:
+            return none
+        return differences(ranks, main, table.reference, others, bins, plan.coupled)
+
     by_bin = {}
-    for kind, masks in (all_masks(ranks.targets, plan.bins) if bins else {}).items():
-        mean = means(ranks, [main], masks)
-        pair = (
-            differences(ranks, [main], table.reference, bins=masks, **options) if others else none
-        )
-        by_bin[kind] = mean[mean["row"].isin(rows)].reset_index(drop=True), pair
-    return Comparison(table, values, pairs, by_bin)
+    for kind, masks in all_masks(ranks.targets, plan.bins).items():
+        mean = means(ranks, main, masks)
+        by_bin[kind] = mean[mean["row"].isin(rows)].reset_index(drop=True), pairs(masks)
+    return Comparison(table, values, pairs(), by_bin)
 
 
 def _has_cold(results: Results, table: TablePlan) -> bool:
@@ -138,21 +153,17 @@ def _has_cold(results: Results, table: TablePlan) -> bool:
 
 def _means(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
     """Return the means of one metric of all rows, from ranks or else as their runs report it."""
-    parts = []
+    parts = [pd.DataFrame(columns=["row", "mean", "deviation", "seeds", "targets", "units"])]
     plain = metric.removesuffix(COLD)
     ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(plain)]
     if ranked and results.ranks is not None:
         cold = {COLD: results.ranks.targets["popularity"] == 0} if plain != metric else None
-        found = means(results.ranks, [plain], cold).set_index("row").loc[ranked].reset_index()
-        parts.append(found.drop(columns="bin").assign(metric=metric))
-    others = [row for row in table.rows if row not in ranked]
-    if metric in results.runs.columns and others:
-        done = results.done[results.done["row"].isin(others)].dropna(subset=[metric])
-        if len(done):
-            found = done.groupby("row", sort=False)[metric].agg(["mean", "std", "size"])
-            found.columns = ["mean", "deviation", "seeds"]
-            parts.append(found.reset_index().assign(metric=metric))
-    columns = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
-    if not parts:
-        return pd.DataFrame(columns=columns)
-    return pd.concat(parts, ignore_index=True).reindex(columns=columns)
+        parts.append(means(results.ranks, plain, cold).set_index("row").loc[ranked].reset_index())
+    if metric in results.runs.columns:
+        others = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
+        by_row = others.dropna(subset=[metric]).groupby("row", sort=False)[metric]
+        found = by_row.agg(["mean", "std", "size"]).reset_index()
+        parts.append(found.rename(columns={"std": "deviation", "size": "seeds"}))
+    found = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+    found["metric"] = metric
+    return found.reindex(columns=["row", "metric", *parts[0].columns[1:]])

@@ -9,16 +9,16 @@ from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.study.configs import Datasets, attached, row_config, run_digest
-from recbole_pos.study.expand import Fit, list_fits
+from recbole_pos.experiment.build import read_dataset
+from recbole_pos.runs.searchers import OptunaSearcher
+from recbole_pos.runs.space import fit_space, parse_space, read_space, space_file
+from recbole_pos.study.configs import attached, data_key, digest, row_config, run_digest
 from recbole_pos.study.packed import PackedStudy
-from recbole_pos.study.plan import Plan
+from recbole_pos.study.plan import Fit, Plan, Search, list_fits
 from recbole_pos.study.results import DONE, FAILED
-from recbole_pos.study.spaces import RowSearch
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 
 _UNTRAINED = "not trained"  # reason of a fit that no call has tried to train
-_FROM_OTHERS = ("attach", "retest")  # stages that start from the runs of another row
 CONTINUED, NEW, OPEN = "continued", "new", "open"  # states of a fit, beside done
 
 
@@ -45,44 +45,51 @@ class Scheduler:
     Args:
         plan: plan of the study.
         folder: folder of the study.
-        rows: names of rows to train, with those they are attached to; all if empty.
+        rows: names of rows to train, with those they are made of; all if empty.
         packed: packed studies, whose runs need no training.
+
+    Attributes:
+        status: name of a fit that has ended -> done or failed.
+        digests: name of a fit -> digest of its run.
     """
 
     def __init__(
         self,
         plan: Plan,
         folder: StudyFolder,
-        rows: tuple[str, ...] = (),
+        rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
     ) -> None:
         self.plan, self.folder, self.packed = plan, folder, packed
-        for row in rows:
-            plan.source.require_choice(("rows",), row, plan.rows)
-        wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
-        self.rows = [row for row in plan.rows if row in wanted]
+        for name in rows:
+            plan.source.require_choice(("rows",), name, plan.rows)
+        wanted = {row for name in rows or plan.rows for row in plan.ancestors(name)}
+        self.rows = [name for name in plan.rows if name in wanted]
         self.fits = [fit for fit in list_fits(plan) if fit.row in wanted]
         self.waiting = list(self.fits)
         self.trials = {(fit.row, fit.trial, fit.seed): fit.name for fit in self.fits}
-        self.status: dict[str, str] = {}  # name of a fit -> done or failed
+        self.status: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
         self.configs: dict[str, PosConfig] = {}  # by digest
+        self.noted = folder.noted()
         self.tried = True  # whether this call trains, and does not only report
-        self.datasets = Datasets()
+        self.datasets: dict[str, Any] = {}  # by the options that decide them
         self.searches = {
-            name: RowSearch(plan, plan.rows[name], folder)
-            for name in wanted
-            if plan.rows[name].search
+            name: RowSearch(plan, name) for name in self.rows if plan.rows[name].search
         }
 
-    def ready(self, draw: bool = True) -> Job | None:
+    def ready(self, draw: bool = True, take: bool = True) -> Job | None:
         """Return the next fit that can be trained; None if none can until others have ended.
 
         Fits that an earlier call has trained, or that cannot be trained, are recorded as ended.
 
         Args:
             draw: whether searches may sample new trials.
+            take: whether runs of packed studies are copied into the folder, or only validated.
+
+        Raises:
+            UsageError: for a damaged run in the folder or a packed study.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
@@ -93,21 +100,20 @@ class Scheduler:
                 continue
             try:
                 job = self._job(fit)
-                if job is None:  # a fit that it depends on failed
-                    continue
-                facts = self._find_finished(job, take=True)
             except UsageError as error:
                 self.end(fit, FAILED, str(error))
                 continue
-            self._note(job)
+            if job is None:  # a fit that it depends on failed
+                continue
+            facts = self._find_finished(job, take)
+            self.digests[fit.name], self.configs[job.digest] = job.digest, job.config
             if facts.get("status") == DONE:  # a run that failed is tried again
                 self.end(fit, DONE, facts=facts)
-                continue
-            if reason := self._explain_no_weights(fit):
+            elif reason := self._explain_no_weights(fit):
                 del self.digests[fit.name]  # it has no run for the tables to show
                 self.end(fit, FAILED, reason)
-                continue
-            return job
+            else:
+                return job
         return None
 
     def take(self) -> None:
@@ -116,89 +122,54 @@ class Scheduler:
             self.end(job.fit, FAILED, _UNTRAINED)
         self.tried = False
 
-    def unmade(self) -> list[tuple[str, str]]:
+    def unmade(self) -> dict[str, str]:
         """Return names and reasons of fits that failed before their run had a folder."""
-        if not self.tried:
-            return []
-        return [(name, why) for name, why in self.reasons.items() if name not in self.digests]
+        reasons = self.reasons.items() if self.tried else ()
+        return {name: reason for name, reason in reasons if name not in self.digests}
 
     def left(self) -> dict[str, str]:
-        """Return the state of every fit for a preview; nothing is written.
+        """Return the state of every fit for a preview, which ends this scheduler.
 
         Returns:
             Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``
             (its run depends on a search that has not ended).
-        """
-        states: dict[str, str] = {}
-        for fit in self.fits:
-            states[fit.name] = self._left(fit, states)
-        return states
-
-    def require_packed(self) -> None:
-        """Validate the runs of packed studies that this study would take, before it takes any.
 
         Raises:
-            UsageError: naming file and field of what is wrong.
+            UsageError: for a damaged run of a packed study; nothing has been written.
         """
-        # a copy looks at every run and raises what is wrong, while this one stays as it is
-        rehearsal = Scheduler(self.plan, self.folder, tuple(self.rows), self.packed)
-        rehearsal.datasets = self.datasets
-        rehearsal.left()
-
-    def _left(self, fit: Fit, others: Mapping[str, str]) -> str:
-        """Return the state of a fit, as of :meth:`left`, from the states of the fits before it."""
-        if any(others[name] != DONE for name in fit.after):
-            return NEW if fit.stage in _FROM_OTHERS else OPEN
-        if not self._is_drawn(fit):
-            return NEW
-        try:
-            job = self._job(fit)
-        except UsageError:  # reported when it is its turn
-            return NEW
-        if job is None:
-            return OPEN
-        self._note(job)
-        facts = self._find_finished(job, take=False)
-        if facts.get("status") == DONE:
-            self.end(fit, DONE, facts=facts)
-            return DONE
-        if self.folder.is_begun(job.digest):
-            return CONTINUED
-        return DONE if fit.repeats and job.begin else NEW
-
-    def _note(self, job: Job) -> None:
-        """Remember the run of a fit."""
-        self.digests[job.fit.name] = job.digest
-        self.configs[job.digest] = job.config
+        states = {}
+        while job := self.ready(draw=False, take=False):
+            began = self.folder.is_begun(job.digest)
+            tested_only = job.fit.repeats and job.begin
+            states[job.fit.name] = CONTINUED if began else DONE if tested_only else NEW
+        for fit in self.fits:
+            is_new = fit.has_parent or fit.trial is not None or not fit.after
+            done = self.status.get(fit.name) == DONE
+            states.setdefault(fit.name, DONE if done else NEW if is_new else OPEN)
+        return states
 
     def _find_finished(self, job: Job, take: bool) -> dict[str, Any]:
-        """Return the facts of a run in the study's folder or a packed study; empty if none has it.
-
-        Args:
-            job: job of the run.
-            take: whether a run of a packed study is copied into the folder, or only validated.
-        """
-        facts = self.folder.fit(job.digest) or {}
-        holders = [packed for packed in self.packed if job.digest in packed]
+        """Return the facts of a run in the study's folder, or in a packed study, from which it is
+        copied into the folder if ``take``; empty if none has it."""
+        facts = self.folder.fit(job.digest)
+        holders = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in holders:
             packed.used.add(job.digest)
         if facts.get("status") == DONE or not holders:
             return facts
-        if not take:
-            holders[0].ranks(job.digest, job.config, self.datasets.prepare(job.config))
-        else:
-            if job.fit.trial is not None:
-                self.searches[job.fit.row].keep()
-            dataset = self.datasets.prepare(job.config)
+        dataset = self.prepare(job.config)
+        if take:
             holders[0].restore(job.digest, self.folder, job.config, dataset)
-        return holders[0].fit(job.digest)
+        else:
+            holders[0].ranks(job.digest, job.config, dataset)
+        return holders[0].fits[job.digest]
 
     def _explain_no_weights(self, fit: Fit) -> str:
         """Return why a fit cannot start from weights of another; empty if it can or need not."""
-        if fit.stage not in _FROM_OTHERS:
+        if not fit.has_parent:
             return ""
         source = self.digests[fit.after[0]]
-        taken_from = (self.folder.fit(source) or {}).get(KNOWN_FROM)
+        taken_from = self.folder.fit(source).get(KNOWN_FROM)
         if not taken_from:
             return ""
         return (
@@ -208,42 +179,50 @@ class Scheduler:
 
     def _is_drawn(self, fit: Fit) -> bool:
         """Return whether the options of a fit are known without sampling any."""
-        return (
-            fit.trial is None
-            or self.searches[fit.row].known(fit.trial)
-            or self._drawn_elsewhere(fit) is not None
-        )
+        return fit.trial is None or self._recall(fit) is not None
 
-    def _drawn_elsewhere(self, fit: Fit) -> dict[str, Any] | None:
-        """Return the options of a trial in a packed study with the same search and the trial's run;
-        None if no packed study has both."""
+    def _recall(self, fit: Fit) -> dict[str, Any] | None:
+        """Return the options that were sampled for a trial, in this folder or a packed study, if
+        the run that was made with them is that of the trial; else None."""
         search = self.searches[fit.row]
-        if fit.trial is None or not search.space or search.known(fit.trial):
-            return None
+        if search.searcher is None or fit.trial in search.asked:
+            return {}  # nothing is left to sample
+        noted = self.noted.get(fit.name, {}).get("run", "")
+        runs = [(noted, self.folder.fit(noted))]
         for packed in self.packed:
-            drawn = packed.drawn(fit.row, search.space, fit.trial)
-            if drawn is not None:
-                search.require_drawable(drawn, f"{packed.path} is damaged: searches.json")
-                config = row_config(fit.options, search.options(drawn))
-                if run_digest(config, self.datasets.prepare(config).identity, True) in packed:
+            for name, facts in packed.fits.items():
+                if all(facts.get(key) == getattr(fit, key) for key in ("row", "trial", "seed")):
+                    runs.append((name, facts))
+        for name, facts in runs:
+            drawn = search.select_drawn(facts.get("searched") or {})
+            same = facts.get("space", search.space) == search.space  # runs of 0.2 do not have it
+            if drawn is not None and same:
+                config = row_config(fit.options, {**search.fixed, **drawn})
+                if self._digest(config, True) == name:
                     return drawn
         return None
 
-    def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
-        """Record how a fit ended, and tell its search the score (None if it failed).
+    def prepare(self, config: PosConfig) -> Any:
+        """Return the dataset of a configuration, after ``build``; each is read once."""
+        key = data_key(config)
+        if key not in self.datasets:
+            self.datasets[key] = read_dataset(config)
+            self.datasets[key].build()
+        return self.datasets[key]
 
-        Args:
-            fit: the fit.
-            status: ``done`` or ``failed``.
-            reason: why it failed.
-            known: facts of its run, with the validation of its best epoch.
-        """
+    def _digest(self, config: PosConfig, *others: Any) -> str:
+        """Return the digest of a run."""
+        return run_digest(config, self.prepare(config).identity, *others)
+
+    def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
+        """Record how a fit ended, and why it failed; tell its search the score in its facts."""
         self.status[fit.name] = status
         if reason:
             self.reasons[fit.name] = reason
         if fit.trial is not None:
-            score = _score(facts, self.searches[fit.row].metric) if status == DONE else None
-            self.searches[fit.row].tell(fit.trial, score)
+            search = self.searches[fit.row]
+            score = _score(facts, search.metric) if status == DONE else None
+            search.tell(fit.trial, score)
 
     def chosen(self) -> dict[str, int | None]:
         """Return the chosen trial of each searched row; None while trials are left."""
@@ -259,83 +238,159 @@ class Scheduler:
         }
 
     def _job(self, fit: Fit) -> Job | None:
-        """Return a fit with its run, after the fits it depends on have ended.
-
-        Returns:
-            The job; None, with the fit recorded as failed, if those fits leave nothing to train.
-
-        Raises:
-            UsageError: for a wrong configuration.
-        """
-        failed = [name for name in fit.after if self.status[name] == FAILED]
-        if fit.stage in _FROM_OTHERS:
-            return self._attached(fit, failed)
-        row = self.plan.rows[fit.row]
+        """Return a fit with its run, after the fits it depends on have ended; None, with the fit
+        recorded as failed, if those leave nothing to train."""
+        if fit.has_parent:
+            return self._made_of_parent(fit)
         searched: dict[str, Any] = {}
         begin = None
-        if row.search:
-            search = self.searches[fit.row]
+        if search := self.searches.get(fit.row):
             if fit.trial is not None:
-                searched = search.ask(fit.trial, self._drawn_elsewhere(fit))
+                searched = search.ask(fit.trial, self._recall(fit))
             else:
+                best = search.best()
                 if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
                     self.end(fit, FAILED, _UNTRAINED)  # others may be better
                     return None
-                best = search.best()
                 if best is None:
                     first = self.reasons.get(fit.after[0], "no trial has a validation value")
                     self.end(fit, FAILED, f"all trials failed; the first one: {first}")
                     return None
                 searched = search.asked[best]
-                chosen_trial = self.trials.get((fit.row, best, fit.seed))
-                has_weights = chosen_trial is not None and self.folder.has_weights(
-                    self.digests[chosen_trial]
-                )
-                begin = chosen_trial if has_weights else None
+                trial = self.digests.get(self.trials.get((fit.row, best, fit.seed), ""), "")
+                begin = trial if self.folder.has_weights(trial) else None
         config = row_config(fit.options, searched)
-        identity = self.datasets.prepare(config).identity
-        digest = run_digest(config, identity, fit.stage == "trial")
-        return Job(fit, config, digest, self.digests[begin] if begin else None)
+        return Job(fit, config, self._digest(config, fit.stage == "trial"), begin)
 
-    def _attached(self, fit: Fit, failed: list[str]) -> Job | None:
+    def _made_of_parent(self, fit: Fit) -> Job | None:
         """Return the job of a fit that starts from weights of another; None if that failed."""
-        if failed:
-            self.end(fit, FAILED, f"{failed[0]} failed: {self.reasons.get(failed[0], '')}")
+        (before,) = fit.after
+        if self.status[before] == FAILED:
+            self.end(fit, FAILED, f"{before} failed: {self.reasons.get(before, '')}")
             return None
-        source = self.digests[fit.after[0]]
+        source = self.digests[before]
         options = self.configs[source].plain
         schemes = fit.options["attach"]
         changes = {key: value for key, value in fit.options.items() if key != "attach"}
         if schemes:
-            before = row_config(options)
             changes |= {
-                "position": attached(before.plain["position"], schemes),
+                "position": attached(row_config(options).plain["position"], schemes),
                 "init_from": str(self.folder.run(source).path.resolve()),
                 "train_only": list(schemes),
             }
         config = row_config(options, changes)
-        digest = run_digest(config, self.datasets.prepare(config).identity, source)
-        return Job(fit, config, digest, None if schemes else source)
+        return Job(fit, config, self._digest(config, source), None if schemes else source)
 
-    def searched(self, fit: Fit) -> dict[str, Any]:
-        """Return the options of a fit that its search chose; empty without a search."""
-        if fit.row not in self.searches:
-            return {}
-        search = self.searches[fit.row]
-        trial = fit.trial if fit.stage == "trial" else search.best()
-        return {} if trial is None else search.asked.get(trial, {})
-
-    def pending(self) -> int:
-        """Return the number of fits that have not ended."""
-        return sum(fit.name not in self.status for fit in self.fits)
+    def describe(self, fit: Fit) -> dict[str, Any]:
+        """Return the facts of a fit that are known before it is trained."""
+        facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
+        if search := self.searches.get(fit.row):
+            trial = search.best() if fit.trial is None else fit.trial
+            searched = {} if trial is None else search.asked.get(trial, {})
+            facts |= {"searched": searched, "space": search.space}
+        return facts
 
 
-def _needed(plan: Plan, row: str) -> list[str]:
-    """Return the names of a row and of the rows it is attached to, directly or not."""
-    names = [row]
-    while attach := plan.rows[names[-1]].attach:
-        names.append(attach.to)
-    return names
+class RowSearch:
+    """The trials of a row, chosen by validation only: none of them has test events.
+
+    A grid is tried point by point, a space is sampled by Optuna (TPE).
+
+    Args:
+        plan: plan of the study.
+        name: name of a row with a search.
+
+    Raises:
+        UsageError: for options that the row's model does not take, or that are given and searched.
+
+    Attributes:
+        metric: validation metric that chooses, which is that of early stopping.
+        asked: trial -> options that the search gives it.
+        values: trial -> validation value with each seed that has ended, None if it failed.
+        fixed: options that a space sets for all trials.
+        space: digest of a space and its sampler; empty for a grid.
+    """
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self.seeds = len(plan.tried_with)
+        options = {**plan.options(name), "seed": plan.seeds[0]}
+        config = row_config(plan.first_options(name))
+        self.metric = str(config["valid_metric"]).lower()
+        self.sign = 1 if config["valid_metric_bigger"] else -1
+        self.asked: dict[int, dict[str, Any]] = {}
+        self.values: dict[int, list[float | None]] = {}
+        self.fixed: dict[str, Any] = {}
+        self.searcher: OptunaSearcher | None = None
+        self.space = ""
+        search = plan.rows[name].search
+        assert isinstance(search, Search)
+        self.points = search.points() if search.grid else []
+        names = list(search.grid or ())
+        if search.space:
+            space = (
+                read_space(space_file(search.space, ""))
+                if isinstance(search.space, str)
+                else parse_space(search.space, plan.search_lines(name))
+            )
+            given = config.external_config_dict  # wins over what the space fixes
+            self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
+            fit_space(space, lambda drawn: row_config(options, {**self.fixed, **drawn}))
+            mode = "max" if self.sign > 0 else "min"
+            self.searcher = OptunaSearcher(space, mode, plan.seeds[0])
+            parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
+            self.space = digest({"space": parameters, "given": space.context}, plan.seeds[0], mode)
+            names = space.names
+        for option in names:
+            for path, given_to in ((("base",), plan.base), (("rows", name), plan.rows[name])):
+                if option in given_to.options:
+                    raise plan.source.error(
+                        (*path, option),
+                        f"{name}: {option} is given here, and its search tries it as well; take it "
+                        "out of one (`search: false` for a configuration that is not searched)",
+                    )
+
+    def select_drawn(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the options that can be sampled from the space; None if some cannot."""
+        assert self.searcher is not None
+        drawn: dict[str, Any] = {}
+        space = self.searcher.space
+        for parameter in space.parameters:
+            if space.exists(parameter, drawn):
+                if parameter.name not in options or not parameter.has(options[parameter.name]):
+                    return None
+                drawn[parameter.name] = options[parameter.name]
+        return drawn
+
+    def ask(self, trial: int, drawn: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the options of a trial; ``drawn`` were sampled for it before, if given."""
+        if trial not in self.asked:  # else the trial has another seed already
+            if self.searcher is None:
+                self.asked[trial] = self.points[trial]
+            elif drawn is None:
+                self.asked[trial] = {**self.fixed, **self.searcher.ask(trial)}
+            else:
+                self.searcher.recall(trial, drawn)
+                self.asked[trial] = {**self.fixed, **drawn}
+        return self.asked[trial]
+
+    def tell(self, trial: int, value: float | None) -> None:
+        """Record the best validation value of a trial with one of its seeds; None if it failed."""
+        values = self.values.setdefault(trial, [])
+        values.append(value)
+        if self.searcher is not None and len(values) == self.seeds:
+            self.searcher.tell(trial, mean_of_seeds(values, self.seeds))
+
+    def best(self) -> int | None:
+        """Return the trial with the best mean over its seeds, the first of equals, or None."""
+        means = {trial: mean_of_seeds(v, self.seeds) for trial, v in sorted(self.values.items())}
+        scores = {trial: self.sign * mean for trial, mean in means.items() if mean is not None}
+        return max(scores, key=scores.__getitem__, default=None)
+
+
+def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
+    """Return the mean validation value of a trial over its seeds; None unless each has a value."""
+    scores = [value for value in values if value is not None]
+    return math.fsum(scores) / seeds if len(scores) == seeds else None
 
 
 def _score(facts: Mapping[str, Any] | None, metric: str) -> float | None:

@@ -19,9 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from recbole_pos.errors import UsageError
 from recbole_pos.study.ranks import RankTable
-from recbole_pos.values import nearest, shown
 
 LEVEL = 0.95
 POWER = 0.8
@@ -123,9 +121,9 @@ class Estimate:
     df: float
     seed_noise: str
 
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Return the confidence interval of the difference, low and high, at a confidence level."""
-        half = self.error * float(stats.t.ppf((1 + level) / 2, self.df))
+    def interval(self) -> tuple[float, float]:
+        """Return the 95% confidence interval of the difference, low and high."""
+        half = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.df))
         return self.difference - half, self.difference + half
 
     @property
@@ -133,10 +131,10 @@ class Estimate:
         """Two-sided p-value of a t-test that the difference is zero; nan without an error."""
         return float(2 * stats.t.sf(abs(self.difference) / self.error, self.df))
 
-    def detectable(self, power: float = 0.8, level: float = 0.95) -> float:
+    def detectable(self) -> float:
         """Return the minimum detectable difference: the interval of a true difference of this size
-        excludes zero in ``power`` of all studies."""
-        quantiles = stats.t.ppf([(1 + level) / 2, power], self.df)
+        excludes zero in 80% of all studies."""
+        quantiles = stats.t.ppf([(1 + LEVEL) / 2, POWER], self.df)
         return self.error * float(quantiles.sum())
 
 
@@ -190,18 +188,16 @@ def estimate(
     return Estimate(difference, float(np.sqrt(variance)), float(df), source)
 
 
-def sign_flips(differences: np.ndarray, rounds: int = _ROUNDS, seed: int = 0) -> np.ndarray:
+def sign_flips(differences: np.ndarray) -> np.ndarray:
     """Test by random sign flips of units whether differences are symmetric about zero.
 
     If the two rows were exchangeable, each unit could have the opposite sign (Fisher's
-    randomisation test). All flips are tried where few units differ, otherwise ``rounds`` random
+    randomisation test). All flips are tried where few units differ, otherwise random
     ones. The test is of these trained models: it does not cover the noise of seeds.
 
     Args:
         differences: [units, comparisons] sums over the targets of a unit; all comparisons get the
             same random flips.
-        rounds: number of random flips.
-        seed: seed of the random flips.
 
     Returns:
         [comparisons] two-sided p-values.
@@ -220,24 +216,25 @@ def sign_flips(differences: np.ndarray, rounds: int = _ROUNDS, seed: int = 0) ->
     if many:
         chosen = differences[:, many]
         chosen = chosen[(chosen != 0).any(1)]
-        p_values[many] = _random_flips(chosen, rounds, np.random.default_rng(seed))
+        p_values[many] = _random_flips(chosen)
     return p_values
 
 
-def _random_flips(values: np.ndarray, rounds: int, rng: np.random.Generator) -> np.ndarray:
+def _random_flips(values: np.ndarray) -> np.ndarray:
     """Return p-values [comparisons] of random sign flips of values [units, comparisons]."""
+    rng = np.random.default_rng(0)
     units = len(values)
     observed = _just_below(np.abs(values.sum(0)))
     reached = np.zeros(values.shape[1])
     step = max(_CELLS // units, 1)  # flips at a time
-    for start in range(0, rounds, step):
-        count = min(step, rounds - start)
+    for start in range(0, _ROUNDS, step):
+        count = min(step, _ROUNDS - start)
         bits = np.frombuffer(rng.bytes(math.ceil(count * units / 8)), dtype=np.uint8)
         up = np.unpackbits(bits, count=count * units).reshape(count, units).astype(np.float32)
         # sum of +-v is twice the sum of those that stay up, less the sum of all
         sums = 2 * (up @ values.astype(np.float32)) - values.sum(0)
         reached += (np.abs(sums) >= observed).sum(0)
-    return (reached + 1) / (rounds + 1)
+    return (reached + 1) / (_ROUNDS + 1)
 
 
 def _just_below(value: np.ndarray) -> np.ndarray:
@@ -265,49 +262,38 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def means(
-    table: RankTable, metrics: Sequence[str], bins: Mapping[str, np.ndarray | None] | None = None
+    table: RankTable, metric: str, bins: Mapping[str, np.ndarray] | None = None
 ) -> pd.DataFrame:
-    """Return the mean of each metric of each row.
+    """Return the mean of a metric of each row.
 
     Args:
         table: ranks of the study's runs.
-        metrics: names such as ``ndcg@10``.
+        metric: a name such as ``ndcg@10``.
         bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
 
     Returns:
-        A line for each row, metric and bin: row, metric, bin, mean (over seeds and targets),
-        deviation (between seeds; nan of one), seeds, targets, units.
+        A line for each row and bin: row, metric, bin, mean (over seeds and targets), deviation
+        (between seeds; nan of one), seeds, targets, units.
     """
     lines = []
-    for name, where in (bins or {ALL: None}).items():
-        for metric in metrics:
-            totals, size = table.totals(metric, where)
-            for row, values in totals.items():
-                seed_means = (
-                    values.sum(1) / size.sum() if len(size) else np.full(len(values), np.nan)
-                )
-                lines.append(
-                    {
-                        "row": row,
-                        "metric": metric,
-                        "bin": name,
-                        "mean": seed_means.mean(),
-                        "deviation": seed_means.std(ddof=1) if len(seed_means) > 1 else np.nan,
-                        "seeds": len(seed_means),
-                        "targets": int(size.sum()),
-                        "units": len(size),
-                    }
-                )
-    return pd.DataFrame(lines)
+    places: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
+    for name, where in places.items():
+        totals, size = table.totals(metric, where)
+        for row, values in totals.items():
+            by_seed = pd.Series(values.sum(1) / size.sum() if len(size) else np.nan)
+            counts = len(values), int(size.sum()), len(size)
+            lines.append((row, metric, name, by_seed.mean(), by_seed.std(), *counts))
+    columns = ["row", "metric", "bin", "mean", "deviation", "seeds", "targets", "units"]
+    return pd.DataFrame(lines, columns=columns)
 
 
 def differences(
     table: RankTable,
-    metrics: Sequence[str],
+    metric: str,
     reference: str,
-    rows: Sequence[str] | None = None,
-    bins: Mapping[str, np.ndarray | None] | None = None,
-    coupled: Callable[[str, str], bool] | None = None,
+    rows: Sequence[str],
+    bins: Mapping[str, np.ndarray] | None = None,
+    coupled: Callable[[str, str], bool] = lambda row, other: False,
 ) -> pd.DataFrame:
     """Return the difference of each row from the reference, paired by target.
 
@@ -320,31 +306,24 @@ def differences(
 
     Args:
         table: ranks of the study's runs.
-        metrics: names such as ``ndcg@10``.
+        metric: a name such as ``ndcg@10``.
         reference: row that the others are compared to.
-        rows: rows to compare; all others if None.
+        rows: rows to compare.
         bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
         coupled: returns whether two rows share the noise of a seed, since one was made from runs of
-            the other or both from runs of a third; no two do if None.
+            the other or both from runs of a third.
 
     Returns:
-        A line for each row, metric and bin: row, reference, metric, bin, difference, low, high
-        (the 95% interval), error (standard), df (degrees of freedom), p_t, p_flips, p (the larger),
-        p_holm, star, detectable (the minimum detectable difference at 80% power),
-        seed_noise (own, pooled, unknown), seeds, reference_seeds, targets, units.
-
-    Raises:
-        UsageError: for an unknown row.
+        A line for each row and bin: row, reference, metric, bin, difference, low, high (the 95%
+        interval), error (standard), df (degrees of freedom), p_t, p_flips, p (the larger), p_holm,
+        star, detectable (the minimum detectable difference at 80% power), seed_noise (own, pooled,
+        unknown), seeds, reference_seeds, targets, units.
     """
-    for name in [reference, *(rows or ())]:
-        if name not in table.rows:
-            raise UsageError(f"no runs of configuration {shown(name)}{nearest(name, table.rows)}")
-    others = [row for row in (rows or table.rows) if row != reference]
     lines: list[dict[str, Any]] = []
-    for name, where in (bins or {ALL: None}).items():
-        for metric in metrics:
-            totals, size = table.totals(metric, where)
-            lines += _compare(table, totals, size, reference, others, coupled, metric, name)
+    places: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
+    for name, where in places.items():
+        found = _compare(table, *table.totals(metric, where), reference, rows, coupled)
+        lines += [{**line, "metric": metric, "bin": name} for line in found]
     frame = pd.DataFrame(lines, columns=_COLUMNS)
     frame["p_holm"] = holm(frame["p"].to_numpy(dtype=float))
     have_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
@@ -364,68 +343,42 @@ def _compare(
     totals: dict[str, np.ndarray],
     size: np.ndarray,
     reference: str,
-    others: list[str],
-    coupled: Callable[[str, str], bool] | None,
-    metric: str,
-    bin_name: str,
+    rows: Sequence[str],
+    coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of :func:`differences` for one metric in one bin.
-
-    Args:
-        table, reference, coupled: as of :func:`differences`.
-        totals, size: sums and numbers of targets, as :meth:`RankTable.totals` returns them.
-        others: rows to compare with the reference.
-        metric, bin_name: names for the lines.
-    """
-    if not len(size):  # no target is in the bin
-        return [
-            {"row": row, "reference": reference, "metric": metric, "bin": bin_name, "targets": 0}
-            | {"seeds": len(totals[row]), "reference_seeds": len(totals[reference]), "units": 0}
-            for row in others
-        ]
-    values = {row: pseudo_values(total, size) for row, total in totals.items()}
+    """Return the lines of :func:`differences` from sums and numbers of targets in one bin."""
+    lines: list[dict[str, Any]] = []
+    values = {row: pseudo_values(total, size) for row, total in totals.items()} if len(size) else {}
     # rows made from another's models share its seeds, so one row of each group is pooled
     independent: list[str] = []
     for row in values:
-        if coupled is None or not any(coupled(row, other) for other in independent):
+        if not any(coupled(row, other) for other in independent):
             independent.append(row)
     pooled = SeedNoise.pool(values[row] for row in independent)
-    lines: list[dict[str, Any]] = []
     flipped = []
-    for row in others:
-        are_coupled = coupled is not None and coupled(row, reference)
-        mine, baseline = _select_seeds(table, row, reference, are_coupled)
-        result = estimate(values[row][mine], values[reference][baseline], pooled, are_coupled)
-        flipped.append(totals[row][mine].mean(0) - totals[reference][baseline].mean(0))
-        low, high = result.interval(LEVEL)
+    for row in rows:
+        seeds, baseline = table.seeds(row), table.seeds(reference)
+        common = [seed for seed in seeds if seed in baseline]
+        are_coupled = coupled(row, reference)
+        if are_coupled and common:  # all runs, but of coupled rows those of the seeds of both
+            mine, other = ([side.index(seed) for seed in common] for side in (seeds, baseline))
+        else:
+            mine, other = list(range(len(seeds))), list(range(len(baseline)))
+        line: dict[str, Any] = {"row": row, "reference": reference, "seeds": len(mine)}
+        line |= {"reference_seeds": len(other), "targets": int(size.sum()), "units": len(size)}
+        lines.append(line)
+        if not len(size):  # no target is in the bin
+            continue
+        result = estimate(values[row][mine], values[reference][other], pooled, are_coupled)
+        flipped.append(totals[row][mine].mean(0) - totals[reference][other].mean(0))
         difference = float(flipped[-1].sum() / size.sum())
-        shift = (
-            difference - result.difference
-        )  # of the jackknife from the mean; zero for units of equal size
-        lines.append(
-            {
-                **{"row": row, "reference": reference, "metric": metric, "bin": bin_name},
-                **{"difference": difference, "low": low + shift, "high": high + shift},
-                **{"error": result.error, "df": result.df, "p_t": result.p},
-                **{"detectable": result.detectable(POWER, LEVEL), "seed_noise": result.seed_noise},
-                **{"seeds": len(mine), "reference_seeds": len(baseline)},
-                **{"targets": int(size.sum()), "units": len(size)},
-            }
-        )
-    for line, p in zip(lines, sign_flips(np.stack(flipped, axis=1)), strict=True):
-        line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
+        # of the jackknife from the mean; zero for units of equal size
+        shift = difference - result.difference
+        low, high = result.interval()
+        line |= {"difference": difference, "low": low + shift, "high": high + shift}
+        line |= {"error": result.error, "df": result.df, "p_t": result.p}
+        line |= {"detectable": result.detectable(), "seed_noise": result.seed_noise}
+    if flipped:
+        for line, p in zip(lines, sign_flips(np.stack(flipped, axis=1)), strict=True):
+            line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
     return lines
-
-
-def _select_seeds(
-    table: RankTable, row: str, reference: str, together: bool
-) -> tuple[list[int], list[int]]:
-    """Return the places of the runs of a row and its reference that are compared.
-
-    They are all runs, but for coupled rows (``together``) those of the seeds that both have.
-    """
-    seeds, baseline = table.seeds(row), table.seeds(reference)
-    common = [seed for seed in seeds if seed in baseline]
-    if not together or not common:
-        return list(range(len(seeds))), list(range(len(baseline)))
-    return [seeds.index(seed) for seed in common], [baseline.index(seed) for seed in common]

@@ -1,261 +1,67 @@
-"""Reading a study: types of keys and values, names of rows; errors name file and line."""
+"""From a study's file, or the models of a command line, to its plan; errors name file and line."""
 
 from __future__ import annotations
 
-import math
-import re
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from recbole_pos.study.bins import COLD, KINDS
-from recbole_pos.study.plan import (
-    FIRST_SEED,
-    Attach,
-    Plan,
-    Row,
-    Search,
-    TablePlan,
-    Ties,
-    require_equal_trials,
-)
+from recbole_pos.errors import UsageError
+from recbole_pos.study.plan import Attach, Plan, Row, Search, TablePlan
 from recbole_pos.study.study_source import Source, read_source
-from recbole_pos.values import is_number, is_whole, shown, suggest
+from recbole_pos.values import shown, suggest
+from recbole_pos.yaml_files import parse_scalar
 
 # Options that a trained model may be tested again with.
 RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
-METRICS = ("ndcg@10", "hit@10", "mrr@10")
-_METRIC = re.compile(r"[a-z]+@[1-9]\d*")
-_NAME_OF_A_RUN = re.compile(r"\n|, (trial|seed) \d+")
-_TIES = re.compile(r"file|drop|random\((\d+)\)")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        raise ValueError("expected text")
-    return "" if value is None else str(value).strip()
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise ValueError("expected a list of names")
-    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        raise ValueError(f"{twice[0]} is given twice")
-    return tuple(names)
-
-
-def _metric(name: str) -> str:
-    if not _METRIC.fullmatch(name.lower()):
-        raise ValueError(f"{shown(name)} is not a metric such as ndcg@10")
-    return name.lower()
-
-
-def _row_name(name: str) -> str:
-    if _NAME_OF_A_RUN.search(name):
-        raise ValueError("expected one line without `, trial 0` or `, seed 0`, which name its runs")
-    return name
-
-
-def _seeds(value: Any) -> tuple[int, ...]:
-    if is_whole(value) and 1 <= value <= 1000:
-        return tuple(range(FIRST_SEED, FIRST_SEED + value))
-    plain = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
-    if not plain or len(set(value)) < len(value):
-        raise ValueError("expected how many, or different whole numbers in a list")
-    return tuple(value)
-
-
-def _bins(value: dict[str, Any]) -> dict[str, Any]:
-    for kind, edges in value.items():
-        if kind == COLD and not isinstance(edges, bool):
-            raise ValueError("cold is true or false")
-        if kind not in (*KINDS, COLD):
-            raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
-        plain = isinstance(edges, list) and edges and all(map(is_number, edges))
-        if kind != COLD and not (plain and list(edges) == sorted(set(edges))):
-            raise ValueError(f"{kind}: expected edges between bins, ascending, such as [5, 15]")
-    return {kind: edges for kind, edges in value.items() if edges}
-
-
-def _ties(value: Any) -> Ties:
-    found = _TIES.fullmatch(str(value).strip())
-    if found is None:
-        raise ValueError("expected file, random(SEED) or drop")
-    return Ties("random", int(found[1])) if found[1] else Ties(found[0])
-
-
-def _search(value: Any) -> Search | None:
-    """Return a search from a grid, ``option: [values]``, or from ``{trials: 20, space: ...}``.
-
-    Raises:
-        ValueError: saying what was expected.
-    """
-    if value is None or value is False or value == {}:
-        return None
-    if not isinstance(value, dict):
-        raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
-    if {"trials", "space"} & set(value):
-        trials, space = value.get("trials"), value.get("space")
-        drawn = isinstance(space, (str, dict)) and space
-        if not is_whole(trials) or trials < 1 or not drawn or len(value) > 2:
-            raise ValueError("expected {trials: NUMBER, space: options or a file}")
-        return Search(trials, space=space)
-    for name, values in value.items():
-        if isinstance(values, dict):
-            raise ValueError(f"{name} is drawn: write {{trials: 20, space: {{{name}: ..}}}}")
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"{name}: expected a list of values")
-        if any(v in values[:n] for n, v in enumerate(values)):
-            raise ValueError(f"{name}: a value is listed twice")
-    return Search(math.prod(map(len, value.values())), grid=value)
-
-
-def _refuse(value: Any) -> None:
-    raise ValueError("it cannot stand here")
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-SomeNames = Annotated[Names, Field(min_length=1)]
-Metric = Annotated[str, AfterValidator(_metric)]
-Metrics = Annotated[tuple[Metric, ...], Field(min_length=1), BeforeValidator(_names)]
-Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
-Nothing = Annotated[None, BeforeValidator(_refuse)]
-
-
-_Searched = Annotated[Search | None, BeforeValidator(_search)]
-
-
-class _Layout(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class _Options(_Layout):
-    """Options of the base or of a row: those of a run, and files of them."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    config_files: Names = ()
-    seed: Nothing = None  # the same for all rows
-    dataset: Nothing = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of a run, which are all further keys."""
-        return dict(self.model_extra or {})
-
-
-class _Attach(_Layout):
-    to: str
-    schemes: SomeNames
-
-
-class _Row(_Options):
-    attach: _Attach | None = None
-    retest: str | None = None
-    search: Literal[True] | _Searched = True
-
-
-class _Table(_Layout):
-    title: Text = ""
-    rows: SomeNames | None = None
-    metrics: Metrics | None = None
-    reference: str | None = None
-    validation: bool = False
-
-
-class _Study(_Layout):
-    """A study as it is written."""
-
-    title: Text = ""
-    question: Text = ""
-    protocol: Text = ""
-    dataset: Annotated[Text, Field(min_length=1)]
-    base: Annotated[_Options, Empty] = _Options()
-    rows: Annotated[
-        dict[Annotated[str, AfterValidator(_row_name)], Annotated[_Row, Empty]],
-        Field(min_length=1),
-    ]
-    search: _Searched = None
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_seeds)] = (FIRST_SEED,)
-    search_seeds: Annotated[int, Field(ge=1)] = 1
-    reference: str | None = None
-    metrics: Metrics = METRICS
-    bins: Annotated[dict[str, Any], AfterValidator(_bins), Empty] = {}
-    paper: Annotated[dict[str, dict[Metric, float]], Empty] = {}
-    tables: Annotated[list[_Table], Field(min_length=1)] | None = None
-    split: dict[str, Any] | None = None
-    ties: Annotated[Ties, BeforeValidator(_ties)] = Ties()
-    unit: Literal["user", "session"] = "user"  # what a user of the dataset is called
-    like: Nothing = None  # of a file it is merged already
-
-
-# Keys of a study that its plan takes unchanged.
-_AS_WRITTEN = (
-    *("dataset", "question", "protocol", "seeds", "search_seeds"),
-    *("metrics", "bins", "paper", "ties", "unit"),
-)
-_KEYS = {key for layout in (_Study, _Table, _Attach) for key in layout.model_fields}
+_KEYS = {key for layout in (Plan, TablePlan, Attach) for key in layout.model_fields}
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Return the plan in a yaml file.
-
-    Raises:
-        UsageError: naming file and line of what is wrong with it.
-    """
+    """Return the plan in a yaml file; a UsageError names file and line of what is wrong with it."""
     return make_plan(read_source(path))
 
 
 def make_plan(source: Source) -> Plan:
-    """Return the plan of a study from its source.
-
-    Raises:
-        UsageError: as :func:`read_plan`.
-    """
-    study = _validate(source)
-    base = study.base.options
-    if study.split is not None:
-        if "eval_args" in base:
+    """Return the plan of a study from its source; errors as of :func:`read_plan`."""
+    plan = _validate(source)
+    plan.source = source
+    for name, row in plan.rows.items():
+        for path, problem in _row_problems(plan, name, row):
+            raise source.error(("rows", name, *path), f"{name}: {problem}")
+        if row.search is True:
+            row.search = None if row.parent else plan.search
+    if plan.split is not None:
+        if "eval_args" in plan.base.options:
             where = source.where("base", "eval_args")
-            raise source.error(
-                ("split",), f"split: eval_args is given in the base already, {where}"
-            )
-        base["eval_args"] = {"split": study.split}
-    rows = {name: _row(source, name, given, study, base) for name, given in study.rows.items()}
-    reference = next(iter(rows)) if study.reference is None else study.reference
-    source.require_choice(("reference",), reference, rows)
-    for row in study.paper:
-        source.require_choice(("paper", row), row, rows)
-    title = study.title or f"{len(rows)} rows on {study.dataset}"
-    tables = study.tables or [_Table(title=title)]
-    _require_search_seeds(source, study, rows)
-    plan = Plan(
-        **{name: getattr(study, name) for name in _AS_WRITTEN},
-        title=title,
-        base=base,
-        config_files=study.base.config_files,
-        rows=rows,
-        reference=reference,
-        tables=tuple(_table(source, n, t, rows, study, reference) for n, t in enumerate(tables)),
-        source=source,
-    )
+            problem = f"split: eval_args is given in the base already, {where}"
+            raise source.error(("split",), problem)
+        plan.base.options["eval_args"] = {"split": plan.split}
+    plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"
+    plan.reference = plan.reference or next(iter(plan.rows))
+    source.require_choice(("reference",), plan.reference, plan.rows)
+    for name in plan.paper:
+        source.require_choice(("paper", name), name, plan.rows)
+    plan.tables = plan.tables or [TablePlan(title=plan.title)]
+    for place, table in enumerate(plan.tables):
+        _complete_table(plan, table, ("tables", place))
     plan.order()
-    require_equal_trials(plan)
+    _require_equal_trials(plan)
     return plan
 
 
-def _validate(source: Source) -> _Study:
+def _validate(source: Source) -> Plan:
     """Return the content of a study with checked types; an error names the line."""
     try:
-        return _Study.model_validate(source.content)
+        return Plan.model_validate(source.content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        path = first["loc"]
-        path = tuple(str(part) for part in path) if path[-1] == "[key]" else path
-        name = ": ".join(str(part) for part in path if part != "[key]")
+        path = tuple(part for part in first["loc"] if part != "[key]")
+        name = ": ".join(map(str, path))
         if first["type"] == "extra_forbidden":
             problem = f"unknown key {shown(path[-1])}{suggest(str(path[-1]), _KEYS)}"
         elif first["type"] == "missing":
@@ -266,72 +72,141 @@ def _validate(source: Source) -> _Study:
         raise source.error(path, problem) from error
 
 
-def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, Any]) -> Row:
-    """Return a row of the plan from its keys.
+def _row_problems(plan: Plan, name: str, row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what is wrong with a row, after the path of the key that is."""
+    if row.parent is None:
+        if "model" not in {**row.options, **plan.base.options}:
+            hint = next(
+                (f" (is {k!r} the model?)" for k in row.options if suggest(k, ["model"])), ""
+            )
+            yield (), f"it has no model{hint}"
+        return
+    key = "attach" if row.attach else "retest"
+    plan.source.require_choice(("rows", name, key), row.parent, plan.rows)
+    given = {*row.options, *row.model_fields_set}
+    refused = {"model", "position", "retest", "config_files", "search"} - {key}
+    if not row.attach:
+        refused |= set(row.options) - set(RETESTED)
+        if not row.options:
+            yield (), f"it is {row.parent} again: give it one of {', '.join(RETESTED)}"
+    for option in sorted(refused & given):
+        yield (option,), f"{option}: it is made of the models of {row.parent}; leave it out"
+
+
+def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:
+    """Complete a table by what the study says, and require that its rows exist."""
+    for name in table.rows:
+        plan.source.require_choice((*path, "rows"), name, plan.rows)
+    table.title = table.title or ", ".join(table.rows or plan.rows)
+    table.rows = table.rows or tuple(plan.rows)
+    table.metrics = table.metrics or plan.metrics
+    first = plan.reference if plan.reference in table.rows else table.rows[0]
+    table.reference = table.reference or first
+    plan.source.require_choice((*path, "reference"), table.reference, table.rows)
+
+
+def _require_equal_trials(plan: Plan) -> None:
+    """Require the same number of trials for all searched rows, and enough seeds for them."""
+    searches = {n: row.search for n, row in plan.rows.items() if isinstance(row.search, Search)}
+    if plan.search_seeds > (len(plan.seeds) if searches else 1):
+        raise plan.source.error(
+            ("search_seeds",),
+            f"search_seeds: expected a search, and at most its {len(plan.seeds)} seeds; found "
+            f"{plan.search_seeds}",
+        )
+    first = next(iter(searches), "")
+    for name, search in searches.items():
+        if search.trials != searches[first].trials:
+            raise plan.source.error(
+                ("rows", name, "search"),
+                f"{name} is searched with {search.trials} trials and {first} with "
+                f"{searches[first].trials}; give all as many, or those that need none "
+                "`search: false`",
+            )
+
+
+def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:
+    """Return a plan with other keys and other options of its base.
 
     Args:
-        source: the study, for lines in messages.
-        name: name of the row.
-        given: its keys.
-        study: the study, for names of rows and the search of all.
-        base: options of all rows.
+        plan: plan of a study.
+        changes: keys of a study, over those of the plan. A number of seeds keeps the first of the
+            study's own, and continues after the largest.
+        base: options over those of its base; its config_files are read after those of the base.
+    """
+    if "dataset" in changes:  # figures of the paper are of the other dataset
+        changes = {"paper": None, **changes}
+    content = {**plan.source.content, **changes}
+    content["base"] = {**(content.get("base") or {}), **base}
+    if base.get("config_files"):
+        files = [*plan.base.config_files, *base["config_files"]]
+        content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
+    own, wanted = plan.source.content.get("seeds"), changes.get("seeds")
+    if isinstance(own, list) and (wanted or 0) > 0:
+        content["seeds"] = [*own, *range(max(own) + 1, max(own) + 1 + wanted)][:wanted]
+    return make_plan(replace(plan.source, content=content))
+
+
+def plan_of_models(
+    dataset: str,
+    models: Sequence[str],
+    vary: Sequence[str] = (),
+    seeds: int = 1,
+    base: dict[str, Any] | None = None,
+    **others: Any,
+) -> Plan:
+    """Return a plan with a row for every model, or for every model and varied value.
+
+    Args:
+        dataset: name of the dataset.
+        models: names of the models.
+        vary: ``option=value,value,...``; values are yaml, ``position=[nope],[rope,kernel]``. Every
+            combination of several is a row.
+        seeds: number of seeds.
+        base: options of all rows, with config_files.
+        others: further keys of a study's file: reference, metrics, bins, title.
 
     Raises:
-        UsageError: for a row without a model, or keys that exclude each other.
+        UsageError: for a value that cannot be read, or a name that is given twice.
     """
-    path: tuple[str, ...] = ("rows", name)
-    options, attach, search = given.options, None, given.search
-    refused: tuple[str, ...] = ()  # keys that a row of another's models must not have
-    if given.attach is not None:
-        to = source.require_choice((*path, "attach"), given.attach.to, study.rows)
-        attach, refused = Attach(to, given.attach.schemes), ("model", "position", "retest")
-    elif given.retest is not None:
-        attach = Attach(source.require_choice((*path, "retest"), given.retest, study.rows))
-        refused = tuple(key for key in options if key not in RETESTED)
-        if not options:
-            problem = f"{name} is {attach.to} again: give it one of {', '.join(RETESTED)}"
-            raise source.error(path, problem)
-    elif "model" not in options and "model" not in base:
-        hint = next((f" (is {k!r} the model?)" for k in options if suggest(k, ["model"])), "")
-        raise source.error(path, f"configuration {name} has no model{hint}")
-    if attach:
-        given_here = {*options, *given.model_fields_set}
-        for key in (*refused, "config_files", "search"):
-            if key in given_here:
-                problem = f"{name}: {key}: it is made of the models of {attach.to}"
-                raise source.error((*path, key), f"{problem}; leave it out")
-        search = None
-    elif search is True:
-        search, path = study.search, ()
-    if search:
-        lines = search.grid or search.space
-        names = lines if isinstance(lines, dict) else ()
-        inner = ("search",) if search.grid else ("search", "space")
-        search = replace(search, lines={k: source.where(*path, *inner, k) for k in names})
-    return Row(name, options, given.config_files, attach, search)
+    if not models:
+        raise UsageError("-m: name the models that are compared, as in -m FPARec,SASRec")
+    varied = [_parse_vary(text) for text in vary]
+    names = [name for name, _ in varied]
+    if twice := next((name for name in [*names, *models] if [*names, *models].count(name) > 1), ""):
+        raise UsageError(f"{twice} is given twice")
+    rows = {}
+    for model, *values in itertools.product(models, *(values for _, values in varied)):
+        options = dict(zip(names, values, strict=True))
+        words = [] if len(models) == 1 and options else [model]
+        words += [_word(name, value, len(names) > 1) for name, value in options.items()]
+        rows[" ".join(words)] = {"model": model, **options}
+    what = f"{', '.join(models)}{' by ' if names else ''}{' and '.join(names)}"
+    content = {"dataset": dataset, "title": f"{what} on {dataset}", "rows": rows, "seeds": seeds}
+    content |= {"base": base or {}, **others}
+    return make_plan(Source("command line", content))
 
 
-def _table(
-    source: Source, place: int, given: _Table, rows: dict[str, Row], study: _Study, reference: str
-) -> TablePlan:
-    """Return the plan of the table at a place of the list; its keys win over those of the study."""
-    path = ("tables", place)
-    chosen = tuple(rows) if given.rows is None else given.rows
-    for row in chosen:
-        source.require_choice((*path, "rows"), row, rows)
-    own = given.reference or (reference if reference in chosen else chosen[0])
-    source.require_choice((*path, "reference"), own, chosen)
-    title = given.title or ", ".join(chosen)
-    return TablePlan(title, chosen, given.metrics or study.metrics, own, given.validation)
-
-
-def _require_search_seeds(source: Source, study: _Study, rows: dict[str, Row]) -> None:
-    """Raise a UsageError for more seeds of a search than seeds, or several without a search."""
-    search_seeds = study.search_seeds
-    if search_seeds > len(study.seeds) or (
-        search_seeds > 1 and not any(row.search for row in rows.values())
-    ):
-        problem = f"a search, and at most its {len(study.seeds)} seeds"
-        raise source.error(
-            ("search_seeds",), f"search_seeds: expected {problem}; found {search_seeds}"
+def _parse_vary(text: str) -> tuple[str, list[Any]]:
+    """Return option and values of ``option=value,value,...``; raise a UsageError for other text."""
+    name, _, written = text.partition("=")
+    name = name.strip().removeprefix("--")
+    values = parse_scalar(f"[{written}]", f"--vary: {name}")
+    if not name or not isinstance(values, list) or len(values) < 2:
+        raise UsageError(
+            f"--vary: {name}: expected option=value,value,..., two values or more; found "
+            f"{shown(text)}"
         )
+    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+        raise UsageError(f"--vary: {name}: {shown(twice[0])} is given twice")
+    return name, values
+
+
+def _word(name: str, value: Any, several: bool) -> str:
+    """Return the words for a varied option in the name of a row.
+
+    They are its value if that is a name or schemes and no other option varies, else name=value.
+    """
+    text = "+".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    plain = isinstance(value, str) or (isinstance(value, list) and value)
+    return text if plain and not several else f"{name}={text}"

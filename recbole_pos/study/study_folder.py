@@ -1,32 +1,150 @@
 """The folder of a study: its plan, and every run that it has trained.
 
 The name of a run is a digest of configuration, data, split and version of the numerics, so that a
-changed option makes a new run beside the old one, and nothing is trained twice.
+changed option makes a new run beside the old one, and nothing is trained twice. Files may come from
+others, so they are validated before a value of them reaches a table. JSON is parsed by pydantic,
+which bounds its depth and refuses text that is not Unicode.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.files import only_writer, write_json
+from recbole_pos.files import write_json
 from recbole_pos.runs.storage import Mirror, resolve_storage
-from recbole_pos.study import schema
-from recbole_pos.study.expand import asked_digest, digest, list_fits
-from recbole_pos.study.plan import Plan
+from recbole_pos.study.configs import request_digest
+from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source
+from recbole_pos.values import short, shown
 
-FIT = "fit.json"  # file in a run's folder with the facts of its fit
-KNOWN_FROM = "known_from"  # its key for the packed study that the run was taken from
+KNOWN_FROM = "known_from"  # key of a run's facts for the packed study that it was taken from
+MOST_BYTES = 2**24  # largest file of json or of validation by epoch, in bytes
 _AGAIN = "delete it, and run `compare` without --report"
+_Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # a folder name that cannot leave its parent
+_Name = Annotated[str, Field(max_length=10_000)]
+_Count = Annotated[int, Field(ge=0, lt=2**64)]
+_Metrics = dict[Annotated[str, Field(pattern=r"^(gauc|[a-z0-9_]+@[1-9][0-9]{0,8})$")], float]
+_Options = dict[_Name, JsonValue]
+
+
+class _Layout(BaseModel):
+    """Layout of a mapping: types are strict, numbers finite, and further keys are kept."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+
+
+class _Device(_Layout):
+    name: _Name
+    threads: _Count
+    precision: _Name
+    processor: _Name | None = None
+
+
+class RunFacts(_Layout):
+    """``fit.json``: the fit, status and results of a run, as far as tables show them."""
+
+    status: _Name = ""
+    reason: str = ""
+    known_from: _Name = ""
+    row: _Name = ""
+    seed: _Count = 0
+    trial: _Count | None = None
+    commit: _Name = ""
+    searched: _Options | None = None
+    space: _Name = ""
+    digest: _Digest = ""
+    best_valid: _Metrics | None = None
+    test: _Metrics | None = None
+    epochs: _Count | None = None
+    seconds: dict[_Name, Annotated[float, Field(ge=0)]] | None = None
+    parameters: _Count | None = None
+    versions: dict[_Name, _Name] | None = None
+    device: _Device | Annotated[dict[str, JsonValue], Field(max_length=0)] | None = None
+
+
+class Epoch(_Layout):
+    """A line of ``metrics.jsonl``."""
+
+    epoch: _Count
+    valid: _Metrics | None = None
+
+
+class _Ties(_Layout):
+    users: _Count
+    test: _Count
+
+
+class _Facts(_Layout):
+    """``facts.json``: facts of the data, and the choices of the searches."""
+
+    versions: dict[_Name, _Name] = {}
+    data: dict[_Name, _Count | _Name] = {}
+    ties: _Ties | None = None
+    chosen: dict[_Name, _Count | None] = {}
+    chosen_by: dict[_Name, _Name] = {}
+    unmade: dict[_Name, str] = {}
+    warnings: list[_Name] = []
+
+
+class _Noted(_Layout):
+    run: _Digest
+    asked: _Name
+
+
+class _Current(_Layout):
+    """``current.json``: fit -> digests of its run and of what the plan asked of it."""
+
+    __pydantic_extra__: dict[str, _Noted]
+
+
+class _Kept(_Layout):
+    """``study.json``: the name and content of the study's file."""
+
+    name: _Name
+    content: _Options
+    storage: _Name | None = None
+
+
+def parse(layout: type[BaseModel], content: bytes | str, name: str) -> dict[str, Any]:
+    """Return the content of a json text, without keys that it does not set; a UsageError names file
+    and field if it has another layout."""
+    try:
+        return layout.model_validate_json(content).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        found = "" if first["type"] == "json_invalid" else f", found {shown(first['input'])}"
+        place = f"{short(field)}: " if field else ""
+        raise UsageError(f"{short(name)}: {place}{first['msg']}{found}") from error
+
+
+def read_bounded(file: Path) -> bytes:
+    """Return the content of a file of a study; empty if there is none. A large one is refused."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UsageError(f"cannot read {short(str(file))}: {error.strerror}") from error
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{file}: more than {MOST_BYTES >> 20} MiB, expected less; delete it")
+    return content
+
+
+def parse_epochs(content: bytes, name: str) -> list[dict[str, Any]]:
+    """Return the epochs in a ``metrics.jsonl``, validated line by line."""
+    lines = enumerate(content.splitlines(), 1)
+    return [parse(Epoch, line, f"{name}, line {number}") for number, line in lines]
 
 
 class StudyFolder:
@@ -43,9 +161,7 @@ class StudyFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.storage: str | None = None
-        self.plan = self.path / "study.json"
         self.runs = self.path / "runs"
-        self.searches = self.path / "searches"
 
     @classmethod
     def from_plan(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
@@ -55,17 +171,9 @@ class StudyFolder:
             path = Path("saved") / plan.dataset / "studies" / title
         return cls(path)
 
-    def use_storage(self, given: str | None, make: bool = True) -> None:
-        """Set the storage of runs: the given one, or that of earlier calls.
-
-        Args:
-            given: path or URI; None for that of earlier calls.
-            make: whether to create the place on the storage.
-
-        Raises:
-            UsageError: as :func:`recbole_pos.runs.storage.resolve_storage`.
-        """
-        kept = self._plan().get("storage")
+    def use_storage(self, given: str | None, make: bool) -> None:
+        """Set the storage of runs, a path or URI, which may be made; if None that of before."""
+        kept = self._read(_Kept, "study.json").get("storage")
         self.storage = resolve_storage(given, self.path, make) if given else kept
 
     def mirror(self, digest: str) -> Mirror | None:
@@ -77,42 +185,16 @@ class StudyFolder:
         mirror, file = self.mirror(digest), self.run(digest).checkpoint
         return file.is_file() or (mirror is not None and mirror.has(file))
 
-    @property
-    def begun(self) -> bool:
-        """Whether the folder has a study."""
-        return self.plan.is_file()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Reserve the folder for this process; for use in a ``with`` block.
-
-        Raises:
-            UsageError: if another process trains for the study.
-        """
-        make_folder(self.path)
-        with only_writer(self.path, "compared"):
-            yield
-
-    def _plan(self) -> dict[str, Any]:
-        """Return the content of study.json; empty if there is none."""
-        return schema.read(schema.Kept, self.plan, "delete it, and give the file of the study")
-
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, so that the study can be resumed and reported without its file."""
+        storage = self.storage or self._read(_Kept, "study.json").get("storage")
         content = {"name": plan.source.name, "content": plan.source.content}
-        storage = self.storage or self._plan().get("storage")
-        _write(self.plan, {**content, **({"storage": storage} if storage else {})})
+        self._write("study.json", {**content, **({"storage": storage} if storage else {})})
 
-    def read_plan(self) -> Plan:
-        """Return the plan of the study in this folder.
-
-        Raises:
-            UsageError: if it has none, or a damaged one.
-        """
-        kept = self._plan()
-        if not kept:
-            raise UsageError(f"{self.path} is not the folder of a study: no study.json")
-        return make_plan(Source(kept["name"], kept["content"]))
+    def read_plan(self) -> Plan | None:
+        """Return the plan of the study in this folder; None if it has none."""
+        kept = self._read(_Kept, "study.json")
+        return make_plan(Source(kept["name"], kept["content"])) if kept else None
 
     def run(self, digest: str) -> RunFolder:
         """Return the folder of a run, which need not exist yet."""
@@ -120,101 +202,71 @@ class StudyFolder:
 
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
         """Write facts of a run, over those of an earlier attempt."""
-        merged = {**(self.fit(digest) or {}), **facts, "digest": digest}
+        merged = {**self.fit(digest), **facts, "digest": digest}
         if merged.get("status") != FAILED:
             merged.pop("reason", None)  # of an earlier attempt
-        _write(self.runs / digest / FIT, merged)
+        self._write(f"runs/{digest}/fit.json", merged)
 
-    def fit(self, digest: str) -> dict[str, Any] | None:
-        """Return the facts of a run; None if it has none.
-
-        Raises:
-            UsageError: if the file is damaged; names the field.
-        """
-        return (_facts(self.runs / digest) or None) if digest else None
+    def fit(self, digest: str) -> dict[str, Any]:
+        """Return the facts of a run; empty if it has none."""
+        return read_facts(self.run(digest)) if digest else {}
 
     def has_weights(self, digest: str) -> bool:
         """Return whether a run is finished and has its weights, not only its results."""
-        facts = self.fit(digest) or {}
+        facts = self.fit(digest)
         return facts.get("status") == DONE and not facts.get(KNOWN_FROM) and self.is_begun(digest)
+
+    def noted(self) -> dict[str, dict[str, str]]:
+        """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
+        return self._read(_Current, "current.json")
 
     def current(self, plan: Plan) -> dict[str, str]:
         """Return name of a fit -> digest of its run, of runs made for what the plan asks now."""
-        noted = self._noted()
+        noted = self.noted()
+        names = {fit.name: request_digest(plan, fit) for fit in list_fits(plan)}
         return {
-            fit.name: noted[fit.name]["run"]
-            for fit in list_fits(plan)
-            if fit.name in noted and noted[fit.name]["asked"] == asked_digest(plan, fit)
+            name: noted[name]["run"]
+            for name, asked in names.items()
+            if name in noted and noted[name]["asked"] == asked
         }
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
-        """Write the runs of fits; fits without a digest keep theirs.
-
-        Args:
-            plan: plan of the study.
-            digests: name of a fit -> digest of its run.
-        """
-        noted = self._noted()
+        """Write name of a fit -> digest of its run; other fits keep theirs."""
+        noted = self.noted()
         for fit in list_fits(plan):
             if fit.name in digests:
-                noted[fit.name] = {"run": digests[fit.name], "asked": asked_digest(plan, fit)}
-        _write(self.path / "current.json", noted)
-
-    def _noted(self) -> dict[str, Any]:
-        """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
-        kept = schema.read(schema.Current, self.path / "current.json", _AGAIN)
-        return {name: entry for name, entry in kept.items() if isinstance(entry, dict)}
+                noted[fit.name] = {"run": digests[fit.name], "asked": request_digest(plan, fit)}
+        self._write("current.json", noted)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the study: data, versions, and choices of searches."""
-        return schema.read(schema.Facts, self.path / "facts.json", _AGAIN)
+        return self._read(_Facts, "facts.json")
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Write the facts of the study."""
-        _write(self.path / "facts.json", facts)
+        self._write("facts.json", facts)
 
-    def drawn(self, row: str, space: str) -> dict[int, dict[str, Any]]:
-        """Return number of a trial -> options that a search has sampled for a row.
+    def _read(self, layout: type[BaseModel], name: str) -> dict[str, Any]:
+        """Return the content of a json file in the folder; empty if there is no file."""
+        content = read_bounded(self.path / name)
+        try:
+            return parse(layout, content, str(self.path / name)) if content else {}
+        except UsageError as error:
+            raise UsageError(f"{error}; {_AGAIN}") from error
 
-        Args:
-            row: name of the row.
-            space: digest of its space; samples from another space do not count.
-        """
-        kept = self.search(row)
-        if kept.get("space", space) != space:
-            return {}
-        return {int(number): options for number, options in (kept.get("drawn") or {}).items()}
-
-    def write_drawn(self, row: str, space: str, drawn: dict[int, dict[str, Any]]) -> None:
-        """Write the samples of a search, and the digest of its space."""
-        _write(self._search_file(row), {"space": space, "drawn": drawn})
-
-    def search(self, row: str) -> dict[str, Any]:
-        """Return the samples of a row's search (``space``, ``drawn``); empty if there are none."""
-        return schema.read(
-            schema.Drawn, self._search_file(row), "delete it, and the search draws again"
-        )
-
-    def _search_file(self, row: str) -> Path:
-        """Return the file of a row's search; a digest separates names that differ in signs only."""
-        plain = re.sub(r"[^A-Za-z0-9]+", "-", row)[:60]
-        return self.searches / f"{plain}-{digest({'row': row})[:8]}.json"
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        make_folder((self.path / name).parent)
+        write_json(self.path / name, content)
 
 
-def _write(file: Path, content: dict[str, Any]) -> None:
-    make_folder(file.parent)
-    write_json(file, content)
-
-
-def known_from(run: Path) -> str:
-    """Return the packed study that a run was taken from; empty for one that was trained."""
-    return _facts(run).get(KNOWN_FROM, "")
-
-
-def _facts(run: Path) -> dict[str, Any]:
-    """Return the facts in the folder of a run; empty if there are none."""
-    advice = f"delete {run}, and `compare` makes the run again"
-    return schema.read(schema.RunFacts, run / FIT, advice)
+def read_facts(run: RunFolder) -> dict[str, Any]:
+    """Return the facts in the folder of a run; empty if there are none, a UsageError if damaged."""
+    content = read_bounded(run.path / "fit.json")
+    try:
+        return parse(RunFacts, content, str(run.path / "fit.json")) if content else {}
+    except UsageError as error:
+        advice = f"delete {run.path}, and `compare` makes the run again"
+        raise UsageError(f"{error}; {advice}") from error
 
 
 def commit() -> str:

@@ -1,0 +1,195 @@
+"""Training the fits of a study: Ray tasks, as many at a time as fit, and what became of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import ray
+
+from recbole_pos.config.arguments import CompareArguments
+from recbole_pos.config.plugins import pack
+from recbole_pos.data.targets import describe_warnings
+from recbole_pos.experiment.folder import versions
+from recbole_pos.reporter import Reporter
+from recbole_pos.runs.cluster import Resources, connect, room_for, stop
+from recbole_pos.runs.progress import live_view
+from recbole_pos.runs.shared_data import SharedData
+from recbole_pos.runs.storage import Mirror
+from recbole_pos.runs.worker import MOST_LOSSES, train_run
+from recbole_pos.study.configs import data_key
+from recbole_pos.study.rendered_table import span
+from recbole_pos.study.results import DONE, FAILED, count_ties
+from recbole_pos.study.scheduler import Job, Scheduler
+from recbole_pos.study.study_folder import commit
+
+
+class Dispatcher:
+    """Trains the fits that are left as Ray tasks, and shows the progress.
+
+    Args:
+        scheduler: the fits.
+        args: arguments of the comparison, with resources and limits.
+        reporter: where progress is shown.
+        models: names of the models, whose custom code other processes need.
+
+    Attributes:
+        running: active task -> its job and start time.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, args: CompareArguments, reporter: Reporter, models: set[str]
+    ) -> None:
+        self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
+        self.reporter, self.packed = reporter, {model: pack(model) for model in models}
+        self.resources = Resources(
+            args.cpus_per_trial, args.gpus_per_trial, storage=self.folder.storage
+        )
+        self.shared: dict[tuple[str, bool], Any] = {}
+        self.commit = commit()
+        self.running: dict[Any, tuple[Job, float]] = {}
+        self.twins: list[Job] = []  # fits with the same run as one that is in training
+        self.seconds: list[float] = []  # of runs that have ended
+
+    def train(self) -> None:
+        """Train until every fit has ended.
+
+        Raises:
+            KeyboardInterrupt: with the command that resumes the study.
+        """
+        waiting = self.scheduler.ready()
+        keep_state(self.scheduler)
+        if waiting is None:
+            return
+        started = connect(self.args.address)
+        try:
+            most = self.args.max_concurrent or room_for(self.resources)
+            with live_view(self.reporter, self.lines):
+                while waiting is not None or self.running:
+                    while waiting is not None and len(self.running) < most:
+                        self._begin(waiting)
+                        waiting = self.scheduler.ready()
+                    for task in ray.wait(list(self.running), timeout=1.0)[0]:
+                        self._end(task)
+                    waiting = waiting or self.scheduler.ready()
+        except KeyboardInterrupt:
+            for task in self.running:
+                ray.cancel(task, force=True)
+            folder = self.folder.path
+            raise KeyboardInterrupt(
+                "interrupted; finished runs and the last checkpoints of others are kept in "
+                f"{folder}; continue with `recbole-pos compare {folder}`"
+            ) from None
+        finally:
+            keep_state(self.scheduler)
+            stop(started)
+
+    def _begin(self, job: Job) -> None:
+        """Write the facts of a run, and start its training, unless it is in training already."""
+        if any(job.digest == other.digest for other, _ in self.running.values()):
+            self.twins.append(job)
+            return
+        fit, model, folder = job.fit, job.config["model"], self.folder
+        test = fit.stage != "trial"
+        key = data_key(job.config), test
+        if key not in self.shared:
+            self.shared[key] = ray.put(SharedData(self.scheduler.prepare(job.config), test))
+        facts = {"status": "running", "commit": self.commit, "model": model}
+        folder.write_fit(job.digest, {**facts, **self.scheduler.describe(fit)})
+        folder.write_current(self.scheduler.plan, self.scheduler.digests)
+        path = str(folder.run(job.digest).path.resolve())
+        source = str(folder.run(job.begin).path.resolve()) if job.begin else None
+        code = self.packed.get(model, b"")
+        options: dict[str, Any] = {"max_retries": MOST_LOSSES, **self.resources.for_ray}
+        given = (job.config.plain, path, self.shared[key], self.resources, code, source)
+        self.running[_train_run.options(**options).remote(*given)] = job, time.monotonic()
+
+    def _end(self, task: Any) -> None:
+        """Record a run that has ended, and print a line about it."""
+        job, since = self.running.pop(task)
+        facts = _outcome(task, self.folder.mirror(job.digest))
+        self.folder.write_fit(job.digest, facts)
+        for one in (job, *(twin for twin in self.twins if twin.digest == job.digest)):
+            self.scheduler.end(one.fit, facts["status"], facts.get("reason", ""), facts)
+        self.twins = [twin for twin in self.twins if twin.digest != job.digest]
+        # so that a report is up to date meanwhile, or after a kill
+        self.folder.write_facts({**self.folder.facts(), **_collect_outcomes(self.scheduler)})
+        text, seconds = f"failed: {facts.get('reason', '')}", time.monotonic() - since
+        if facts["status"] == DONE:
+            self.seconds.append(seconds)
+            metric, best = self.scheduler.plan.metrics[0], facts.get("best_valid") or {}
+            valid = f"  valid {metric} {best[metric]:.4f}" if metric in best else ""
+            text = f"{facts['epochs']} epochs{valid}  {span(seconds)}"
+        ended, count = len(self.scheduler.status), len(self.scheduler.fits)
+        self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}")
+
+    def lines(self) -> list[str]:
+        """Return the lines of the progress: an overview, and one for each active run."""
+        status = list(self.scheduler.status.values())
+        count, running = len(self.scheduler.fits), list(self.running.values())
+        parts = [f"{status.count(DONE)} of {count} runs done", f"{len(running)} running"]
+        if failed := status.count(FAILED):
+            parts.append(f"{failed} failed")
+        if self.seconds and len(status) < count:
+            left = statistics.mean(self.seconds) * (count - len(status)) / max(len(running), 1)
+            parts.append(f"about {span(left)} left")
+        lines = [f"{self.scheduler.plan.title}: {', '.join(parts)}"]
+        for job, since in running:
+            text = f"  {job.fit.name}: "
+            with suppress(OSError):  # its files may be on another machine
+                epoch = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
+                text += f"epoch {epoch} of {job.config['epochs']}, "
+            lines.append(f"{text}{span(time.monotonic() - since)}")
+        return lines
+
+
+_train_run = ray.remote(train_run)
+
+
+def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
+    """Return the facts of a run from its task; a failed run if its process was lost too often."""
+    try:
+        facts = ray.get(task)
+        if mirror is not None and facts["status"] == DONE:
+            mirror.fetch()
+        return {**facts, "status": DONE if facts["status"] == DONE else FAILED}
+    except OSError as error:
+        return {"status": FAILED, "reason": f"its run cannot be read from the storage: {error}"}
+    except ray.exceptions.RayError as error:
+        text = str(error).strip().splitlines()
+        return {"status": FAILED, "reason": f"its process was lost: {text[0] if text else error}"}
+
+
+def keep_state(scheduler: Scheduler) -> None:
+    """Write which runs belong to the study, and the facts of its data, into its folder."""
+    scheduler.folder.write_current(scheduler.plan, scheduler.digests)
+    scheduler.folder.write_facts(collect_facts(scheduler))
+
+
+def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
+    """Return the facts of a report: versions, data, ties of times, warnings, searches."""
+    facts: dict[str, Any] = {"versions": versions()}
+    for dataset in list(scheduler.datasets.values())[:1]:
+        log, summary = dataset.log, dataset.split.summary
+        counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
+        facts["data"] = {**counts, "checksum": dataset.identity["data"][:16]}
+        facts["warnings"] = describe_warnings(summary)
+        if "LS" in (summary.get("split") or {}):
+            ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
+            if ties.test or not facts["warnings"]:  # no test item depends on copies of interactions
+                facts["ties"] = asdict(ties)
+    return {**facts, **_collect_outcomes(scheduler)}
+
+
+def _collect_outcomes(scheduler: Scheduler) -> dict[str, Any]:
+    """Return the choices of searches, also of rows not asked for, and the fits that have no run."""
+    earlier = scheduler.folder.facts()
+    chosen_by = {row: search.metric for row, search in scheduler.searches.items()}
+    return {
+        "chosen": {**earlier.get("chosen", {}), **scheduler.chosen()},
+        "chosen_by": {**earlier.get("chosen_by", {}), **chosen_by},
+        "unmade": scheduler.unmade(),
+    }

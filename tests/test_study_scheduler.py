@@ -1,0 +1,255 @@
+"""Which fits of a study are trained, resumed and chosen: no run stands for what it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_study import NOPE, ROWS, plan, study, train
+
+from recbole_pos.config.arguments import CompareArguments
+from recbole_pos.errors import UsageError
+from recbole_pos.study.collect import collect_results
+from recbole_pos.study.comparing import _plan_and_folder, _require_metrics, plan_table
+from recbole_pos.study.packed import PackedStudy, pack
+from recbole_pos.study.plan import Plan, list_fits
+from recbole_pos.study.result_tables import search_table
+from recbole_pos.study.results import DONE, FAILED
+from recbole_pos.study.scheduler import Scheduler
+from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.study.study_report import protocol
+
+GRID = {"learning_rate": [0.01, 0.001]}
+SPACE = {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}}}
+# seed 2020 alone would choose the first trial, the mean of two the second
+VALUES = {(0, 2020): 0.3, (0, 2021): 0.1, (1, 2020): 0.25, (1, 2021): 0.2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StudyFolder:
+    return StudyFolder(tmp_path / "s")
+
+
+def done(made: Plan, folder: StudyFolder) -> list[tuple[str, int]]:
+    runs = collect_results(made, folder).runs
+    return [(line["row"], line["seed"]) for _, line in runs.iterrows() if line["status"] == "done"]
+
+
+def searched(tiny: Path, **more: Any) -> Plan:
+    return plan(tiny, **{"rows": NOPE, "search": GRID, "seeds": 3, "search_seeds": 2, **more})
+
+
+def test_a_report_has_no_run_of_the_options_before(
+    tiny: Path, folder: StudyFolder, tmp_path: Path
+) -> None:
+    """Interrupted after one row, and when one row alone was asked for; nothing is trained again."""
+    first = plan(tiny, seeds=1)
+    assert len(train(Scheduler(first, folder))) == 2
+    other = plan(tiny, seeds=1, base={**first.base.options, "epochs": 4})
+    assert train(Scheduler(other, folder), fits=1) == ["NoPE, seed 2020"]
+    assert done(other, folder) == [("NoPE", 2020)]
+    assert train(Scheduler(other, folder, ("Learned",))) == ["Learned, seed 2020"]
+    assert done(other, folder) == [("NoPE", 2020), ("Learned", 2020)]
+    assert train(Scheduler(first, folder)) == [] and len(done(first, folder)) == 2
+    assert pack(first, folder, tmp_path / "all.tar.xz") == 2
+
+
+def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None:
+    first = plan(tiny, search=GRID)
+    train(Scheduler(first, folder))
+    assert len(done(first, folder)) == 4
+    more = {"learning_rate": [0.01, 0.001, 0.1]}
+    for search, seeds in ((more, 1), (GRID, 2), (None, 1)):
+        other = plan(tiny, search=search, search_seeds=seeds)
+        assert done(other, folder) == []
+        assert search_table(collect_results(other, folder)) is None
+
+
+def test_what_cannot_be_trained_is_a_failed_run(tiny: Path, folder: StudyFolder) -> None:
+    """Its row had a result with other options."""
+    train(Scheduler(plan(tiny, seeds=1, search=GRID), folder))
+    made = plan(tiny, seeds=1, search={"learning_rate": [0.1, 0.2]})
+    train(Scheduler(made, folder), {(0, 2020): None, (1, 2020): None})
+    runs = collect_results(made, folder).runs
+    assert list(runs["status"]) == [FAILED, FAILED]
+    assert all("all trials failed; the first one: it diverged" in why for why in runs["reason"])
+
+
+def test_what_a_report_does_not_find_has_not_failed(
+    tiny: Path, folder: StudyFolder, tmp_path: Path
+) -> None:
+    """Runs of a file, to which a row would be attached that no one has trained."""
+    first = plan(tiny, seeds=1)
+    train(Scheduler(first, folder))
+    pack(first, folder, tmp_path / "two.tar.xz")
+    more = {"NoPE + kernel": {"attach": {"to": "NoPE", "schemes": ["kernel"]}}}
+    more |= {"RoPE": {"position": ["rope"]}, "RoPE again": {"retest": "RoPE", "mask_history": True}}
+    made, there = plan(tiny, rows={**ROWS, **more}, seeds=1), StudyFolder(tmp_path / "there")
+    scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "two.tar.xz")])
+    scheduler.take()
+    train(scheduler, fits=0)
+    assert list(collect_results(made, there).runs["status"]) == ["done", "done"]
+
+
+def test_rows_alone_leave_what_others_chose(tiny: Path, folder: StudyFolder) -> None:
+    made = plan(tiny, seeds=1, search=GRID)
+    train(Scheduler(made, folder))
+    before = folder.facts()["chosen"]
+    train(Scheduler(made, folder, ("NoPE",)))
+    assert folder.facts()["chosen"] == before and None not in before.values()
+
+
+@pytest.mark.parametrize(("place", "search"), [("base", GRID), ("row", SPACE)])
+def test_an_option_is_given_or_tried(
+    tiny: Path, folder: StudyFolder, place: str, search: dict
+) -> None:
+    given = {"learning_rate": 0.1}
+    rows = {"NoPE": {**NOPE["NoPE"], **(given if place == "row" else {})}}
+    base = {**study(tiny)["base"], **(given if place == "base" else {})}
+    with pytest.raises(UsageError, match="learning_rate"):
+        Scheduler(plan(tiny, rows=rows, base=base, search=search), folder)
+
+
+def test_a_space_is_that_of_tune(tiny: Path, folder: StudyFolder) -> None:
+    """What it fixes gives way to what is given, conditions name given options, and what no model
+    has is refused before training."""
+    drawn = {"uniform": [0.1, 0.4], "when": {"n_heads": 2}}
+    space = {"hidden_dropout_prob": drawn, "epochs": 9, "inner_size": 16}
+    base = {**study(tiny)["base"], "n_heads": 2}
+    made = plan(tiny, rows=NOPE, search={"trials": 2, "space": space}, base=base)
+    job = Scheduler(made, folder).ready()
+    assert job is not None and job.config["hidden_dropout_prob"] != 0.2
+    assert job.config["epochs"] == base["epochs"] and job.config["inner_size"] == 8
+    for wrong in ({"hiden_dropout_prob": drawn}, {"hidden_dropout_prob": {"uniform": [0.1, 1.9]}}):
+        made = plan(tiny, rows=NOPE, search={"trials": 2, "space": wrong})
+        with pytest.raises(UsageError, match="dropout_prob"):
+            Scheduler(made, folder)
+
+
+def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder) -> None:
+    """Which is that of early stopping, and not the one that the tables begin with."""
+    rows = {"NoPE": {**NOPE["NoPE"], "valid_metric": "MRR@10"}, "Learned": ROWS["Learned"]}
+    made = plan(tiny, rows=rows, search=GRID, seeds=1, metrics=["hit@10"])
+    scheduler = Scheduler(made, folder)
+    metrics = {row: search.metric for row, search in scheduler.searches.items()}
+    assert metrics == {"NoPE": "mrr@10", "Learned": "ndcg@10"}
+    while job := scheduler.ready():
+        value = 0.3 if job.fit.trial == 1 else 0.1
+        facts = {"status": DONE, "best_valid": {"mrr@10": value, "ndcg@10": 1 - value}}
+        folder.write_fit(job.digest, facts)
+        scheduler.end(job.fit, DONE, facts=facts)
+    train(scheduler)
+    assert scheduler.chosen() == {"NoPE": 1, "Learned": 0}
+    table = search_table(collect_results(made, folder))
+    assert table is not None
+    assert "0.3000 (MRR@10)" in table.markdown() and "0.9000 (NDCG@10)" in table.markdown()
+
+
+def test_metrics_that_nothing_computes(tiny: Path) -> None:
+    configs = {"NoPE": {"metrics": ["NDCG"], "topk": [10]}}
+    _require_metrics(plan(tiny, metrics=["ndcg@10", "hit@3"]), configs)  # of the ranks
+    validated = {"metrics": ["ndcg@15"], "tables": [{"title": "T", "validation": True}]}
+    for more in ({"metrics": ["ndcg@10", "foo@10"]}, validated):
+        with pytest.raises(UsageError, match="metrics: (foo@10|ndcg@15) is not computed for NoPE"):
+            _require_metrics(plan(tiny, **more), configs)
+
+
+def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
+    """Its files stay, and its seeds."""
+    content = study(tiny, seeds=[7, 8])
+    content["base"] |= {"config_files": ["one.yaml", "two.yaml"]}
+    more = {"config_files": ["one.yaml", "three.yaml"]}
+    found, _ = _plan_and_folder(content, None, more, CompareArguments(seeds=3))
+    assert found.base.config_files == ("two.yaml", "one.yaml", "three.yaml")
+    assert found.seeds == (7, 8, 9)
+    found, _ = _plan_and_folder(content, None, {}, CompareArguments(seeds=1))
+    assert found.seeds == (7,)
+
+
+# a search that chooses by the mean of several seeds
+
+
+def test_every_trial_has_every_seed(tiny: Path, folder: StudyFolder) -> None:
+    made = searched(tiny)
+    names = [fit.name for fit in list_fits(made)]
+    tried = ["trial 0", "trial 0, seed 2021", "trial 1", "trial 1, seed 2021"]
+    finals = ["seed 2020", "seed 2021", "seed 2022"]
+    assert names == [f"NoPE, {name}" for name in (*tried, *finals)]
+    assert [fit.seed for fit in list_fits(made)] == [2020, 2021, 2020, 2021, 2020, 2021, 2022]
+    assert [fit.repeats for fit in list_fits(made)][4:] == [True, True, False]
+    assert plan_table(Scheduler(made, folder), {}).lines[0][-1].text == "5"
+    alone = [fit.name for fit in list_fits(searched(tiny, search_seeds=1))]
+    assert set(alone) <= set(names), "with more seeds a search goes on, it does not begin again"
+
+
+@pytest.mark.parametrize("search", [GRID, SPACE], ids=["grid", "space"])
+def test_the_mean_chooses_and_only_what_is_left_is_trained(
+    tiny: Path, folder: StudyFolder, tmp_path: Path, search: dict[str, Any]
+) -> None:
+    """Stopped after three runs, it resumes with the same options of all trials."""
+    made = searched(tiny, search=search)
+    first = train(Scheduler(made, folder), VALUES, fits=3)
+    scheduler = Scheduler(made, folder)
+    names = [*first, *train(scheduler, VALUES)]
+    assert len(names) == len(set(names)) == 7 and scheduler.chosen() == {"NoPE": 1}
+    searcher = scheduler.searches["NoPE"].searcher
+    assert searcher is None or len(searcher.study.trials) == 2  # it knows what was sampled before
+    assert names[-3:] == ["NoPE, seed 2020 *", "NoPE, seed 2021 *", "NoPE, seed 2022"]
+    rates = {
+        name: folder.run(digest).config.read_text().split("learning_rate: ")[1].split()[0]
+        for name, digest in scheduler.digests.items()
+    }
+    assert rates["NoPE, trial 1"] == rates["NoPE, trial 1, seed 2021"] == rates["NoPE, seed 2022"]
+    assert rates["NoPE, trial 0"] == rates["NoPE, trial 0, seed 2021"] != rates["NoPE, trial 1"]
+    assert set(Scheduler(made, folder).left().values()) == {"done"}
+    at_once = StudyFolder(tmp_path / "at once")
+    train(whole := Scheduler(made, at_once), VALUES)
+    assert whole.digests == scheduler.digests
+    # options in the first packs with which its runs were not made, or of another search
+    others = {"learning_rate": {"uniform": [1e-4, 1e-2]}}
+    other = searched(tiny, search={"trials": 2, "space": others})
+    train(Scheduler(other, elsewhere := StudyFolder(tmp_path / "elsewhere")), VALUES)
+    pack(other, elsewhere, tmp_path / "other.tar.xz")
+    pack(made, folder, tmp_path / "study.tar.xz")
+    for run in at_once.runs.iterdir():
+        at_once.write_fit(run.name, {"searched": {"learning_rate": 0.005}})
+    pack(made, at_once, tmp_path / "odd.tar.xz")
+    packs = [PackedStudy(tmp_path / f"{name}.tar.xz") for name in ("other", "odd", "study")]
+    known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
+    known.take()
+    assert known.digests == scheduler.digests and known.chosen() == {"NoPE": 1}
+
+
+def test_a_trial_of_which_a_seed_failed_is_not_chosen(tiny: Path, folder: StudyFolder) -> None:
+    """Its mean would be one of fewer seeds."""
+    scheduler = Scheduler(searched(tiny), folder)
+    train(scheduler, {**VALUES, (1, 2021): None})
+    assert scheduler.chosen() == {"NoPE": 0}
+
+
+def test_nothing_is_chosen_before_all_seeds_are_through(
+    tiny: Path, folder: StudyFolder, tmp_path: Path
+) -> None:
+    one, made = searched(tiny, search_seeds=1), searched(tiny)
+    train(Scheduler(one, folder))
+    pack(one, folder, tmp_path / "one.tar.xz")
+    there = StudyFolder(tmp_path / "there")
+    scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one.tar.xz")])
+    scheduler.take()
+    train(scheduler, fits=0)
+    assert scheduler.chosen() == {"NoPE": None}
+    assert scheduler.status["NoPE, trial 1"] == DONE
+    assert scheduler.status["NoPE, seed 2020"] == FAILED
+    values = collect_results(made, there).searches["value"]
+    assert values.isna().all(), "a mean of one is not one"
+
+
+def test_a_report_has_the_mean(tiny: Path, folder: StudyFolder) -> None:
+    made = searched(tiny)
+    train(Scheduler(made, folder), VALUES)
+    results = collect_results(made, folder)
+    assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
+    table = search_table(results)
+    assert table is not None and "the mean of 2 seeds" in table.notes[0]
+    assert "2 trials with seeds 2020 and 2021 each" in " ".join(protocol(results))
