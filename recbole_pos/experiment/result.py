@@ -20,7 +20,7 @@ KNOWS_WHEN = (
 )
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The result of a run; also the content of ``result.json``.
 
@@ -57,6 +57,12 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     # for pydantic, which reads the file again
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in (self.test or {}).items())
+        return (
+            f"{self.model} on {self.dataset}, {self.epochs} epochs, test: {metrics}; {self.run_dir}"
+        )
 
 
 def read_result(folder: RunFolder) -> Result:

@@ -160,8 +160,9 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
         columns = ["item", "steps_back", "score_change", "rank_change"]
         reasons: list[list[dict]] = [[] for _ in row]
         for pair, reason in zip(found["pair"], found[columns].to_dict("records"), strict=True):
-            # json has null for NaN
-            reasons[pair].append({k: None if x != x else x for k, x in reason.items()})
+            known = {k: x for k, x in reason.items() if x == x}  # json has null for NaN
+            whole = {k: int(known[k]) for k in ("rank_change",) if k in known}
+            reasons[pair].append(dict.fromkeys(reason) | known | whole)
         for answer in answers:
             answer["because"] = []
         for owner, some_reasons in zip(row, reasons, strict=True):
