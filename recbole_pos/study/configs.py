@@ -40,14 +40,12 @@ _SINCE_1 = {
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
     **{"target_window": 1, "lr_scheduler": "none", "warmup_steps": 0, "ema_decay": 0.0},
 }
-# Options that digests of 0.2 have and configurations do not, with the values that all runs had.
-_UNTIL_0_2 = {
-    **dict.fromkeys(("relation_kg_num_interval", "entity_kg_num_interval")),
-    **dict.fromkeys(("alias_of_relation_id", "alias_of_entity_id")),
-    **{"ENTITY_ID_FIELD": "entity_id", "RELATION_ID_FIELD": "relation_id"},
-    **{"HEAD_ENTITY_ID_FIELD": "head_id", "TAIL_ENTITY_ID_FIELD": "tail_id"},
-    **{"kg_reverse_r": False, "valid_metric_bigger": True},
-}
+# Options of RecBole that are no options of a run, and that digests of 0.2 have.
+_OF_RECBOLE = (
+    *("relation_kg_num_interval", "entity_kg_num_interval", "kg_reverse_r"),
+    *("ENTITY_ID_FIELD", "RELATION_ID_FIELD", "HEAD_ENTITY_ID_FIELD", "TAIL_ENTITY_ID_FIELD"),
+    *("alias_of_relation_id", "alias_of_entity_id", "valid_metric_bigger"),
+)
 _PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
 _OF_MODEL = ("model", "init_from")  # options with the role of data that are not read with them
 Check = Callable[[dict[str, Any]], dict[str, Any]]
@@ -229,7 +227,7 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
         for key, value in config.plain.items()
         if key not in INDIFFERENT and not (key in _SINCE_1 and value == _SINCE_1[key])
     }
-    plain = {**_UNTIL_0_2, **plain}
+    plain = {**{key: config[key] for key in _OF_RECBOLE}, **plain}
     return digest(plain, dict(identity), NUMERICS, sources(config), *others)
 
 
