@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -161,20 +161,11 @@ def beside(dataset: Any, name: str) -> Path | None:
     return None if home is None else home.path / name
 
 
-def html_table(
-    names: Iterable[str], rows: Iterable[Iterable[object]], strong: Container = ()
-) -> str:
-    """Return a table in HTML.
-
-    Args:
-        names: heads of the columns.
-        rows: cells of each row, whose text is escaped.
-        strong: (row, column) of the cells in bold.
-    """
+def html_table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table in HTML; the text of names and cells is escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = ""
-    for place, row in enumerate(rows):
-        cells = [html.escape(str(cell)) for cell in row]
-        cells = [f"<b>{c}</b>" if (place, n) in strong else c for n, c in enumerate(cells)]
-        body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    for row in rows:
+        cells = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row)
+        body += f"<tr>{cells}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
