@@ -233,7 +233,8 @@ def test_the_page_of_scale(tmp_path: Path) -> None:
             figures = {"start": 1.0, "wrong": "over 150 CPU-seconds"}
         found.append((cell, figures))
     text = page.tables(found)
-    assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in text
+    cells = page.measured(found)
+    assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in cells
     assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "50 to 2,000, 3 sizes" in text
     page.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000

@@ -83,9 +83,9 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
         *map(to_files, (numbers, (NAMES, values), pd.DataFrame({"x": NAMES, "v": list(values)}))),
     ]
     for source in sources:
-        values, (notice,) = read_vectors(source, np.array(given, dtype=object), "item_id")
-        assert values.dtype == np.float32
-        np.testing.assert_array_equal(values, want.astype("f4"))
+        found, (notice,) = read_vectors(source, np.array(given, dtype=object), "item_id")
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, want.astype("f4"))
         assert "2 of 3 items; 1 have none" in notice and "41 names" in notice
     both, _ = read_vectors({"a": sources[0], "b": sources[3]}, np.array(given), "item_id")
     np.testing.assert_array_equal(both, np.concatenate((want, want), 1).astype("f4"))

@@ -347,7 +347,7 @@ def test_an_attribute_that_nothing_has_is_refused(tmp_path: Path, relation, empt
             "unload_col leaves it out",
         ),
         ({"relations": ["vector"], "load_col": {**LOAD, "item": "*"}}, "vector: .*float_seq"),
-        ({"relations": [{"field": "price", "scales": [float("inf")]}]}, "scales.*finite"),
+        ({"relations": [{"field": "price", "scales": [float("inf")]}]}, "relations.*finite"),
     ],
     ids=str,
 )
