@@ -9,13 +9,14 @@ results, ``<!-- begin STUDY :: TITLE -->`` to ``<!-- end -->`` is the short form
 tables: its main metric and the differences. STUDY@DATASET is the study with ``-d DATASET``.
 
 Nothing is trained. Data come from the folders given, from dataset/, or from the scripts that
-generate them; without them a table stays as it is.
+generate them; without them, or without the content vectors of a study, a table stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +30,7 @@ import pandas as pd
 
 import recbole_pos
 from recbole_pos.study.collect import collect_results
+from recbole_pos.study.plan import list_fits
 from recbole_pos.study.rendered_table import span
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
@@ -122,8 +124,10 @@ class Studies:
         for file in (study, runs):
             if not file.is_file():
                 raise FileNotFoundError(f"{name}: there is no {file.relative_to(ROOT)}")
-        place = self._data(other or read_plan(study).dataset)
-        if place is None:
+        plan = read_plan(study)
+        place = self._data(other or plan.dataset)
+        vectors = {fit.options.get("item_vectors") for fit in list_fits(plan)} - {None}
+        if place is None or not all(map(os.path.exists, vectors)):
             return None
         out = self.work / name.replace("/", "-")
         given = {"known": (runs,), "report": True, "run_dir": out, "verbose": False}

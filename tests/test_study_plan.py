@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -428,3 +429,16 @@ def test_digest_stays_the_same_from_version_to_version():
 def test_runs_of_0_2_keep_their_names(model, name):
     """An option that is new changes none where it is left out, so nothing is trained again."""
     assert run_digest(row_config({"model": model, "dataset": "ml-100k"}), {"data": "x"}) == name
+
+
+def test_digest_is_of_the_content_of_vectors_wherever_they_lie(tmp_path):
+    def name(file: str) -> str:
+        options = {"model": "PosSASRec", "dataset": "ml-100k", "item_vectors": str(tmp_path / file)}
+        return run_digest(row_config(options), {"data": "x"})
+
+    for file, value in (("a.npy", 0), ("b.npy", 0), ("c.npy", 1)):
+        np.save(tmp_path / file, np.full((2, 3), value))
+        (tmp_path / file).with_suffix(".txt").write_text("i1\ni2\n")
+    assert name("a.npy") == name("b.npy") != name("c.npy")
+    (tmp_path / "b.txt").write_text("i2\ni1\n")
+    assert name("a.npy") != name("b.npy")

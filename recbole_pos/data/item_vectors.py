@@ -6,11 +6,13 @@ of known items, once.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -262,6 +264,32 @@ def make_absolute(source: Any) -> Any:
     if isinstance(source, Mapping):
         return {name: make_absolute(path) for name, path in source.items()}
     return source and str(Path(source).resolve())
+
+
+def file_names(source: Any) -> Any:
+    """Return what is left of paths where the folders of this machine mean nothing."""
+    if isinstance(source, Mapping):
+        return {name: file_names(path) for name, path in source.items()}
+    return source and Path(source).name
+
+
+def content_digest(source: Any) -> Any:
+    """Return what identifies vectors: digests of the files, wherever they lie."""
+    if isinstance(source, Mapping):
+        return {name: content_digest(path) for name, path in source.items()}
+    file = Path(source)
+    files = [file, file.with_suffix(".txt")] if file.suffix == ".npy" else [file]
+    changed = [(str(one), one.stat().st_mtime_ns) for one in files if one.is_file()]
+    return "".join(_digest_file(*one) for one in changed) or str(source)
+
+
+@lru_cache
+def _digest_file(path: str, changed: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 def _is_vector(kind: pa.DataType) -> bool:
