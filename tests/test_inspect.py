@@ -207,3 +207,16 @@ def test_the_best_epoch_is_the_one_that_is_kept(tiny: Path, tmp_path: Path, monk
         assert marked[metric] == [result.best_epoch]
         assert found[metric][result.best_epoch] == pick(found[metric])
         assert len(set(found[metric])) > 1
+
+
+@pytest.mark.parametrize("bigger", [True, False])
+def test_of_equal_epochs_the_latest_is_marked(tmp_path: Path, monkeypatch, bigger: bool) -> None:
+    """As early stopping keeps its weights."""
+    marked = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *_, **__: marked.extend(self.axes[1].lines[1].get_xdata())
+    )
+    values = [0.1, 0.3, 0.3, 0.2] if bigger else [0.3, 0.1, 0.1, 0.2]
+    history = [{"epoch": n, "loss": 1.0, "valid": {"m": x}} for n, x in enumerate(values)]
+    run_pictures.draw_curves(history, "m", bigger, ["title"], tmp_path / "x.png")
+    assert marked == [2]
