@@ -94,6 +94,13 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
     np.testing.assert_allclose(new[0], values[-2])
 
 
+def test_padding_has_no_vector(tmp_path: Path) -> None:
+    """Not even where an item of the file has its name."""
+    source = write_npy(tmp_path, ["[PAD]", *NAMES[1:]], vectors())
+    found, _ = read_vectors(source, np.array(["[PAD]", "i7"], dtype=object), "item_id")
+    assert not found[0].any() and found[1].any()
+
+
 def test_absurd_files_are_refused(tmp_path: Path) -> None:
     """Named, in a sentence, and without memory for what a header claims."""
     nan = vectors()
