@@ -79,8 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = (
     *("test_readme", "test_tune.py", "test_study_driver", "test_tune_faults", "test_device.py"),
-    "test_pages",
-    *("test_export_programs", "test_export.py"),
+    *("test_pages", "test_export.py"),
     *("test_fuzz_checkpoints", "test_stops", "test_pictures"),
     *("test_fuzz_options", "test_broken_weights", "test_serve_http", "test_wheel"),
     *("test_recommend.py", "test_compat", "test_successive"),
@@ -88,9 +87,9 @@ SLOW = (
     *("test_ray_token", "test_update", "test_recbole_", "test_compile", "test_studies.py"),
     *("test_warm_start", "test_distributed"),
     *("test_convert", "test_atomic", "test_launch"),
-    *("test_cache", "test_ranks", "test_tune", "test_checkpoint_files", "test_presets"),
+    *("test_cache", "test_ranks", "test_tune", "test_checkpoint_files"),
     *("test_session_models", "test_options", "test_old_runs", "test_ties"),
-    *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
+    *("test_study_statistics", "test_study_report", "test_serve_"),
     "test_fuzz",
     *("test_filtering", "test_identity"),
     *("test_bench", "test_shapes"),
