@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 import torch
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UnknownKey
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.relations import tables as relation_tables
 from recbole_pos.relations.lookup import PackedSequences
 from recbole_pos.relations.search import Edges, EventOrder
 
@@ -94,12 +92,6 @@ def tables(seed: int = 0, users: int = 14, items: int = 20) -> dict[str, pd.Data
     )
     user.loc[2, ["country:token", "age:float"]] = ""
     return {"inter": inter.sample(frac=1, random_state=1), "item": item.iloc[:-1], "user": user}
-
-
-def categorical(column: np.ndarray, name: str) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Classes of tokens and their relations."""
-    group, hot = relation_tables.multi_hot(column)
-    return group, relation_tables.categorical(hot, name)
 
 
 def write(folder: Path, made: dict[str, pd.DataFrame]) -> Path:

@@ -19,6 +19,7 @@ import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import BatchRequirements, make_training_loader
+from recbole_pos.data.splits import TEST, VALID
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import BUILTIN_GENERAL
 
@@ -41,42 +42,18 @@ def late_log() -> pd.DataFrame:
 
 
 def edges(frame: pd.DataFrame) -> list[float]:
-    return np.quantile(frame.timestamp.to_numpy(), NUMBERS).tolist()
+    return np.quantile(frame.timestamp, NUMBERS).tolist()
 
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """data_path of the late log; it has what the tests are about."""
-    frame = late_log()
-    first, last = edges(frame)
-    begins = frame.groupby("user_id").timestamp.min()
-    assert begins["v"] > first and begins["v"] <= last < begins["t"] and begins["w"] > first
-    return str(write_atomic(frame, tmp_path_factory.mktemp("late")))
+    """data_path of the late log."""
+    return str(write_atomic(late_log(), tmp_path_factory.mktemp("late")))
 
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_atomic(session_log(), tmp_path_factory.mktemp("sessions")))
-
-
-def brute_force(target: str, cold_items: str) -> dict[str, list[tuple]]:
-    """(user, item, time, past items) of each held-out target of the late log."""
-    frame = late_log()
-    first, last = edges(frame)
-    trained = set(frame.item_id[frame.timestamp <= first])
-    found: dict[str, list[tuple]] = {"valid": [], "test": []}
-    for user, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
-        past: list[str] = []
-        mine: dict[str, list[tuple]] = {"valid": [], "test": []}
-        for item, time in zip(group.item_id, group.timestamp, strict=True):
-            if cold_items == "drop" and item not in trained:
-                continue
-            if time > first and past:
-                mine["valid" if time <= last else "test"].append((user, item, time, tuple(past)))
-            past.append(item)
-        for phase, rows in mine.items():
-            found[phase] += {"all": rows, "last": rows[-1:], "first": rows[:1]}[target]
-    return {phase: sorted(rows) for phase, rows in found.items()}
 
 
 def targets_of(made: Any) -> dict[str, list[tuple]]:
@@ -94,71 +71,65 @@ def targets_of(made: Any) -> dict[str, list[tuple]]:
     return found
 
 
+def split_targets(made: Any) -> dict[str, list[tuple]]:
+    """(user, item, time) of the held-out targets of the split, which test_splits.py counts."""
+    log, split = made.dataset.log, made.dataset.split
+    users, items = (made.dataset.field2id_token[name] for name in ("user_id", "item_id"))
+    found = {}
+    for phase, part in (("valid", VALID), ("test", TEST)):
+        at = np.flatnonzero(split.is_target & (split.part == part))
+        names = users[log.users[at]], items[log.items[at]]
+        found[phase] = sorted(zip(*names, log.times[at].tolist(), strict=True))
+    return found
+
+
 @pytest.mark.parametrize(
-    ("target", "cold_items"), [("all", "keep"), ("last", "drop"), ("first", "keep")]
+    ("data", "options"),
+    [
+        ("late", {"split": {"GT": NUMBERS}, "target": "last", "cold_items": "drop"}),
+        ("late", {"split": {"GT": NUMBERS}, "target": "random"}),
+        ("late", {"split": {"RS": [6, 2, 2]}, "target": "random"}),
+        ("sessions", CUT["eval_args"]),
+    ],
+    ids=str,
 )
-def test_all_models_have_the_same_targets(experiment, late, target, cold_items) -> None:
-    options = {**GT, "target": target, "cold_items": cold_items}
-    rows = brute_force(target, cold_items)
-    want = {phase: [row[:3] for row in found] for phase, found in rows.items()}
+def test_all_models_have_the_same_targets(experiment, request, data: str, options: dict) -> None:
+    """Whatever the seed, other fields and another order of the users."""
+    given = {"data_path": request.getfixturevalue(data), "eval_args": options}
+    want = split_targets(experiment("FPARec", **given))
     users = {user for user, *_ in want["test"]}
-    assert {"t", "w"} <= users and "one" not in users
-    for model in ("FPARec", "SASRec", "Pop", "ItemKNN"):
-        made = experiment(model, data_path=late, eval_args=options)
+    assert data != "late" or ({"t", "w"} <= users and "one" not in users)
+    other = {"load_col": {"inter": ["timestamp", "item_id", "user_id"]}}
+    for model, more in (("FPARec", {}), ("SASRec", {"seed": 5}), ("SPop", {}), ("ItemKNN", other)):
+        made = experiment(model, **given, **more)
         assert targets_of(made) == want, model
         assert made.dataset.split.summary["targets"]["test"] == len(want["test"])
 
 
-def test_all_models_have_the_same_targets_of_sessions(experiment, sessions: str) -> None:
-    """In every session from its second event on, read from a file whose lines are shuffled."""
-    frame = session_log()
-    phases = file_phases(frame)
-    want: dict[str, list[tuple]] = {"valid": [], "test": []}
-    for session, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
-        if phases[session] != "train":
-            rows = zip(group.item_id, group.timestamp, strict=True)
-            want[phases[session]] += [(session, *row) for row in list(rows)[1:]]
-    for model in ("PosSASRec", "SPop", "SRGNN", "BPR"):
-        made = experiment(model, data_path=sessions, **CUT)
-        assert targets_of(made) == {phase: sorted(rows) for phase, rows in want.items()}, model
-
-
-@pytest.mark.parametrize("split", [{"GT": NUMBERS}, {"RS": [6, 2, 2]}])
-def test_random_targets_are_the_same_for_models_and_seeds(experiment, late, split) -> None:
-    options = {"split": split, "target": "random"}
-    want = targets_of(experiment("FPARec", data_path=late, eval_args=options))
-    for model, seed in (("FPARec", 5), ("BPR", 7)):
-        assert targets_of(experiment(model, data_path=late, eval_args=options, seed=seed)) == want
-    # other fields and another order of the users change nothing
-    other = {"load_col": {"inter": ["timestamp", "item_id", "user_id"]}}
-    assert targets_of(experiment("Pop", data_path=late, eval_args=options, **other)) == want
-
-
-@pytest.mark.parametrize("model", ["SASRec", "Pop"])
-def test_histories_hold_everything_before_the_target(experiment, late, model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "mask"), [("SASRec", False), ("SASRec", True), ("Pop", False), ("Pop", True)]
+)
+def test_histories_hold_everything_before_the_target(experiment, late, model, mask) -> None:
     """Held-out events included; and mask_history leaves out exactly these items."""
-    want = {row[:3]: row[3] for found in brute_force("all", "keep").values() for row in found}
-    made, seen = experiment(model, data_path=late, eval_args=GT), 0
-    tokens, trainer = made.dataset.field2id_token, made.trainer
-    trainer.tot_item_num, trainer.eval_log = made.dataset.item_num, made.dataset.log
+    made, seen = experiment(model, data_path=late, eval_args=GT, mask_history=mask), 0
+    log, trainer = made.dataset.log, made.trainer
+    trainer.tot_item_num, trainer.eval_log = made.dataset.item_num, log
     if model == "Pop":
         trainer.fit(made.loaders["train"], saved=False, verbose=False)
+    places = zip(log.users.tolist(), log.items.tolist(), log.times.tolist(), strict=True)
+    place = {row: at for at, row in enumerate(places)}
     for batch in (batch for phase in ("valid", "test") for batch in made.loaders[phase]):
         rows, scores, _, items = trainer._full_sort_batch_eval(batch)
-        for row, item in enumerate(items.tolist()):
-            name = tokens["item_id"][item]
-            past = want[
-                tokens["user_id"][rows["user_id"][row]], name, rows["timestamp"][row].item()
-            ]
-            hidden = torch.where(scores[row] == -torch.inf)[0].numpy()
-            if model == "Pop":
-                assert set(tokens["item_id"][hidden]) == {"[PAD]", *past} - {name}
-            else:
-                assert hidden.tolist() == [0]
+        targets = zip(rows["user_id"].tolist(), items.tolist(), rows["timestamp"].tolist())  # noqa: B905
+        for row, target in enumerate(targets):
+            past = log.items[log.offsets[target[0]] : place[target]].tolist()
+            hidden = torch.where(scores[row] == -torch.inf)[0].tolist()
+            assert set(hidden) == {0} | (set(past) - {target[1]} if mask else set())
+            if model == "SASRec":
                 history = rows["item_id_list"][row, : rows["item_length"][row]]
-                assert tuple(tokens["item_id"][history.numpy()]) == past[-12:]
+                assert history.tolist() == past[-12:]
             seen += 1
-    assert seen == sum(map(len, brute_force("all", "keep").values()))
+    assert seen == sum(map(len, split_targets(made).values()))
 
 
 def trained_items(made: Any) -> set[str]:
@@ -184,11 +155,9 @@ def trained_items(made: Any) -> set[str]:
     ("protocol", "model", "options"),
     [
         ("GT", "PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
-        ("ST of recent", "PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
         ("ST", "FPARec", {"augmentation": "prefix"}),
         ("GT", "SASRec", {}),
         ("ST of recent", "FPMC", POPULAR),
-        ("GT", "Pop", ALONE),
         ("ST", "Pop", ALONE),
         ("GT", "BPR", POPULAR),
     ],
@@ -209,14 +178,8 @@ def test_training_sees_nothing_that_is_held_out(
     frame["item_id"] = np.where(early, "e", "l") + frame.item_id.str[1:]
     made = experiment(model, data_path=str(write_atomic(frame, tmp_path)), **given, **options)
     assert trained_items(made) == set(frame.item_id[early])
-    held_out = targets_of(made)
-    assert all(
-        i.startswith("l") or protocol != "GT" for rows in held_out.values() for _, i, _ in rows
-    )
     firsts = 0 if model in BUILTIN_GENERAL else frame.user_id[early].nunique()
-    assert (
-        made.loaders["train"].targets == len(made.loaders["train"]._dataset) == early.sum() - firsts
-    )
+    assert made.loaders["train"].targets == early.sum() - firsts
     if model == "Pop":
         made.trainer.fit(made.loaders["train"], saved=False, verbose=False)
         counted = np.flatnonzero(made.model.item_cnt[:, 0].numpy())
@@ -229,19 +192,18 @@ def test_histories_never_cross_sessions(experiment, tmp_path: Path) -> None:
     users, items = (made.dataset.field2id_token[name] for name in ("user_id", "item_id"))
     for part in (loader._dataset for loader in made.loaders.values()):
         rows = part[np.arange(len(part))]
-        for user, history, length, item in zip(
-            *(rows[f] for f in ("user_id", "item_id_list", "item_length", "item_id")), strict=True
-        ):
+        columns = (rows[f] for f in ("user_id", "item_id_list", "item_length", "item_id"))
+        for user, history, length, item in zip(*columns, strict=True):
             names = [*items[history[:length].numpy()], items[item]]
             assert {name.split("_")[0] for name in names} == {users[user]}
     for batch in made.trainer.training_loader(made.loaders["train"]):
-        owner, of_target = (
+        read, targets = (
             [items[item].split("_")[0] for item in column]
             for column in (batch.items, batch.targets)
         )
         window = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
-        assert owner == of_target
-        assert len({*zip(owner, window, strict=True)}) == len(batch.lengths)
+        assert read == targets
+        assert len({*zip(read, window, strict=True)}) == len(batch.lengths)
 
 
 @pytest.mark.parametrize(("model", "mode"), [("Pop", "valid_and_test"), ("BPR", "test_only")])
@@ -284,29 +246,21 @@ def test_a_run_says_what_was_split(
     options = {"data_path": late, "eval_args": GT, "epochs": 1}
     result = recbole_pos.run("BPR", "tiny", None, options, run_dir=run)
     split = json.loads((run / "result.json").read_text())["split"]
-    assert split == result.split and split["boundaries"] == [first, last]
-    assert split["split"] == {"GT": NUMBERS} and split["target"] == "all"
+    assert split["boundaries"] == [first, last] and split["target"] == "all"
     assert split["events"]["test"] == int((frame.timestamp > last).sum())
     assert split["targets"]["test"] == result.test_targets
     assert f"split GT at time {repr(first).removesuffix('.0')} and" in capsys.readouterr().out
     made = recbole_pos.load(run)
-    assert made.dataset.split.summary == split
+    assert made.dataset.split.summary == result.split == split
     assert dict(made.trainer.evaluate(made.loaders["test"], load_best_model=False)) == result.test
-
-
-def test_a_split_without_validation(sessions: str, tmp_path: Path, capsys) -> None:
-    options = {"data_path": sessions, "eval_args": {"split": {"ST": 80}}, "epochs": 1}
-    options["train_fraction"] = "1/4"
-    result = recbole_pos.run("Pop", "tiny", None, options, run_dir=tmp_path / "run")
+    options = {"data_path": late, "eval_args": {"split": {"LS": "test_only"}}, "epochs": 1}
+    result = recbole_pos.run("Pop", "tiny", None, options, run_dir=tmp_path / "without")
     assert result.valid_targets == 0 and result.best_valid is None and result.test
-    assert result.split["events"]["valid"] == 0 and len(result.split["boundaries"]) == 1
-    printed = capsys.readouterr().out
-    assert "no validation" in printed and "of 20 sessions (60 older ones left out)" in printed
+    assert "no validation" in capsys.readouterr().out
 
 
 # c loses z and is short, so v is rare in the end; y is rare once d, of one event, is gone
 EVENTS = {"a": "xw", "b": "xw", "c": "vz", "g": "vx", "d": "y", "h": "yx"}
-CORE = {"user_inter_num_interval": "[2,inf)", "item_inter_num_interval": "[2,inf)"}
 
 
 def filtered(folder: Path, **options: Any) -> tuple[dict[str, str], PosSequentialDataset]:
@@ -331,7 +285,8 @@ def test_one_pass_of_filtering_by_hand(tmp_path: Path) -> None:
     assert left == {"a": "xw", "b": "xw", "g": "vx"}
     # q never had an event, which is RecBole's to keep; what was dropped has no id and no row
     assert set(made.field2id_token["item_id"][1:]) == set("xwvq") and made.user_num == 4
-    assert filtered(tmp_path, **CORE)[0] == {"a": "xw", "b": "xw"}
-    assert filtered(tmp_path)[0] == EVENTS
+    # RecBole's goes on until nothing changes
+    core = dict.fromkeys(("user_inter_num_interval", "item_inter_num_interval"), "[2,inf)")
+    assert filtered(tmp_path, **core)[0] == {"a": "xw", "b": "xw"}
     with pytest.raises(UsageError, match="session_filter"):
         filtered(tmp_path, session_filter={"item": 9})
