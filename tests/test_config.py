@@ -178,46 +178,17 @@ def test_an_option_of_an_earlier_version_is_left_out_with_a_warning(opened) -> N
 # --- presets, and files for several models ---
 
 PRESETS = sorted(str(p.relative_to(ROOT / "presets")) for p in (ROOT / "presets").rglob("*.yaml"))
-SESSIONS = "Pop SPop SessionKNN SessionBPR SessionFPMC GRU4Rec NARM STAMP SRGNN GCSAN SASRec FGNN"
-# What each paper compares: models, with their own schemes; and, of models, the schemes in turn.
-MODELS_OF = {
-    "fparec": "FPARec PARec SASRec",
-    "sasrec": "PosSASRec FPARec TORoPE KernelAttention",
-    "kernel_attention": "KernelAttention PosSASRec SASRec",
-    "to_rope": "TORoPE PosSASRec SASRec",
-    "posrec": f"PosRec {SESSIONS} AnchoredSRGNN AnchoredGCSAN",
-    "attrformer": "AttrFormer GRU4Rec SASRec BERT4Rec LightSANs SASRecF",
-}
-SCHEMES_OF = {
-    ("fparec", "PosSASRec"): "learned,parec learned,fparec learned,average learned,token_mixing "
-    "learned,linear_attention learned,linear_annealing learned,exponential_annealing learned",
-    ("kernel_attention", "PosSASRec"): "nope learned rope cape kernel rope,kernel",
-    ("to_rope", "TORoPE"): "learned hstu rope time_rope to_rope learned,time_learned",
-    ("to_rope", "PosSASRec"): "learned hstu rope time_rope to_rope",
-    ("posrec", "PosRec"): "nope spe dpe ldpe",
-    ("posrec", "EncodedSTAMP"): "nope lpe",
-    ("posrec", "EncodedSASRec"): "nope lpe",
-    ("attrformer", "PosSASRec"): "learned tisas difsr",
-}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_row_of_a_comparison_runs_with_its_preset(preset: str) -> None:
-    """The shared settings are those of all rows, but for what a model has of its own."""
+def test_a_preset_is_what_its_model_runs_with(preset: str) -> None:
+    """That of the rows it is compared with says test_studies."""
     content = read_yaml(ROOT / "presets" / preset)
-    shared = {k: v for k, v in content.items() if k not in (FOR, "eval_args", "model")}
-    paper = Path(preset).parts[0]
-    assert PosConfig(None, "ml-100k", [preset])["model"] == content["model"]
-    rows: list[tuple[str, dict]] = [(model, {}) for model in MODELS_OF[paper].split()]
-    for (of, model), positions in SCHEMES_OF.items():
-        rows += [(model, {"position": p.split(",")}) for p in positions.split() if of == paper]
-    assert content["model"] in [model for model, _ in rows]
-    for model, given in rows:
-        config = PosConfig(model, "ml-100k", [preset], given)
-        _, *parts = parts_for(content, {model}, preset)
-        own = {key: value for _, options in parts for key, value in options.items()}
-        wanted = {**shared, **own, **given}
-        assert {key: config.plain[key] for key in wanted} == wanted
+    config = PosConfig(None, "ml-100k", [preset])
+    _, *parts = parts_for(content, {content["model"]}, preset)
+    own = {key: value for _, options in parts for key, value in options.items()}
+    wanted = {k: v for k, v in {**content, **own}.items() if k not in (FOR, "eval_args")}
+    assert {key: config.plain[key] for key in wanted} == wanted
 
 
 def test_presets_are_found_by_name() -> None:

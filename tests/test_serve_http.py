@@ -147,7 +147,7 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
         (400, "Invalid JSON", "/recommend", b'{"histories": ' + b"[" * 9999),
         (422, "K: ", "/recommend", {"users": [], "K": 3}),
         (422, "k: ", "/recommend", {"users": ["u1"], "k": 0}),
-        (422, "k: ", "/recommend", {"users": ["u1"], "k": 1001}),
+        (422, "k: at most", "/recommend", {"users": ["u1"], "k": 1001}),
         (422, "users: ", "/recommend", {"users": ["no one"]}),
         (422, "histories[0].items[1]: ", "/recommend", {"histories": [["i1", None]]}),
         (422, "boosts: ", "/recommend", {"users": ["u1"], "boosts": {"i1": float("inf")}}),
