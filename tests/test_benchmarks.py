@@ -179,14 +179,13 @@ def test_the_level_is_one_that_all_reach() -> None:
 def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that ends early keeps what it has."""
     import scale
-    import scale_page
 
     monkeypatch.setattr(sys, "argv", sys.argv[:1])
     sizes = {"events": 3000, "items": 70, "length": 10, "each": 30}
     cell = replace(scale.CENTRE, side="PosSASRec, SCE", **sizes)
     scale.make_log(replace(cell, side=scale.FIRST), tmp_path)
     found = scale.run(cell, tmp_path, 0.01)
-    assert "wrong" not in found and all(found[name] > 0 for name in scale_page.FIGURES)
+    assert "wrong" not in found and all(found[name] > 0 for name in scale.FIGURES)
     assert found["steps"] > 0 and found["peak_mb"] >= found["start_mb"] >= found["before_mb"]
 
     def too_large(*given: Any) -> None:
@@ -209,20 +208,19 @@ def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_page_of_scale(tmp_path: Path) -> None:
     """A cell that was stopped says so, and its sizes are not fitted."""
     import scale
-    import scale_page as page
 
     x = np.array([10.0, 100.0, 1000.0])
-    assert page.slope(x, 3 * x**1.5) == pytest.approx(1.5)
-    assert page.line_at(x, 7 + 2 * x, 1e5) == pytest.approx(7 + 2e5)
+    assert scale.slope(x, 3 * x**1.5) == pytest.approx(1.5)
+    assert scale.line_at(x, 7 + 2 * x, 1e5) == pytest.approx(7 + 2e5)
     found = []
     for cell in scale.cells(full=False):
-        figures = {name: 1e-3 * cell.size**2 for name in page.FIGURES}
+        figures = {name: 1e-3 * cell.size**2 for name in scale.FIGURES}
         if cell.side == "PosRec" and cell.size == 2_000:
             figures = {"start": 1.0, "wrong": "over 150 CPU-seconds"}
         found.append((cell, figures))
-    text = page.tables(found)
-    cells = page.measured(found)
+    text = scale.tables(found)
+    cells = scale.measured(found)
     assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in cells
     assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "50 to 2,000, 3 sizes" in text
-    page.draw(found, tmp_path / "scale.png")
+    scale.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000

@@ -16,16 +16,18 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.inspect import distance
-from recbole_pos.inspect.attention_report import inspect_attention
-from recbole_pos.inspect.attention_weights import (
+from recbole_pos.inspect import attention
+from recbole_pos.inspect.attention import (
     attention_layers,
     attention_maps,
     kernel_factors,
     layer_inputs,
+    measure,
+    measure_attention,
     positional_weights,
+    sample_histories,
 )
-from recbole_pos.inspect.distance import measure, measure_attention, sample_histories
+from recbole_pos.inspect.attention_report import inspect_attention
 from recbole_pos.inspect.relation_use import measure_relations
 from recbole_pos.layers.attention import TransformerLayer
 from recbole_pos.layers.context import SequenceContext
@@ -137,7 +139,7 @@ def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options
     made = experiment("PosSASRec", **options)
     shake(made.model)
     model, loader = made.model.double().eval(), made.loaders["test"]
-    monkeypatch.setattr(distance, "chunk_elements", lambda _: 1000)
+    monkeypatch.setattr(attention, "chunk_elements", lambda _: 1000)
     sample = sample_histories(model, loader, 9, 5, seed=1)
     assert len(sample.rows) == 9 and len(set(sample.lengths)) > 2
     found = measure_attention(model, sample)
@@ -328,17 +330,17 @@ def test_use_of_relations_equals_loops(folder: Path, double) -> None:
     ctx = SequenceContext.from_lengths(lengths, model.max_seq_length, times, None, relations)
     x = model.position_embedding(model.item_embedding(items), ctx)
     for number, layer in enumerate(model.trm_encoder.layer):
-        attention = layer.multi_head_attention
-        normed = attention.LayerNorm(x)
-        full, mix = attention.attention(normed, ctx), attention.relation_mix.clone()
-        attention.relation_mix.zero_()
-        alone = attention.attention(normed, ctx)
-        attention.relation_mix.copy_(mix)
+        block = layer.multi_head_attention
+        normed = block.LayerNorm(x)
+        full, mix = block.attention(normed, ctx), block.relation_mix.clone()
+        block.relation_mix.zero_()
+        alone = block.attention(normed, ctx)
+        block.relation_mix.copy_(mix)
         for i, use in enumerate(uses[:-1]):
             assert use.heads[number] == mix[i].tolist()
-            attention.relation_mix[i] = 0
-            without = attention.attention(normed, ctx)
-            attention.relation_mix.copy_(mix)
+            block.relation_mix[i] = 0
+            without = block.attention(normed, ctx)
+            block.relation_mix.copy_(mix)
             assert use.adds[number] == pytest.approx(float((full - without).norm() / alone.norm()))
         x, before = layer(x, ctx), TransformerLayer.forward(layer, x, ctx)
         moved, gate = float((x - before).norm() / before.norm()), layer.user_gate

@@ -18,8 +18,8 @@ from matplotlib.text import Text
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
+from recbole_pos.inspect.attention import Measured
 from recbole_pos.inspect.attention_report import Periods, draw_measures, draw_periods
-from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import (
     agreement,
     draw_encoding,

@@ -77,9 +77,8 @@ def inspect_relations(
     Writes relations.json and relations.png into the run folder.
 
     Args:
-        path: a run folder, or a checkpoint in one.
+        path, data_path: see :func:`open_run`.
         batches: number of training batches to measure.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
         UsageError: if the run is no trained AttrFormer, or one without relations.
@@ -191,11 +190,9 @@ def measure_relations(
 
 
 def _count_reads(product: SparseProduct, users: np.ndarray) -> np.ndarray:
-    """Count the events that each relation reads, [M, 2]: all, and those of other users.
+    """Count the events that each of relations [M m, m] reads, [M, 2]: all, and of other users.
 
-    Args:
-        product: relations [M m, m] of a batch.
-        users: [m] user of each event.
+    ``users`` [m] has the user of each event.
     """
     source = product.index.cpu().numpy()
     size = np.diff(product.offset.cpu().numpy(), append=len(source))
@@ -211,9 +208,7 @@ def _count_reads(product: SparseProduct, users: np.ndarray) -> np.ndarray:
 def _sum_squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor) -> np.ndarray:
     """Return sums of squares: of what each relation, users and self-attention add; of states.
 
-    Args:
-        layer: a layer of the model.
-        x, ctx, out: its inputs [m, d], context and outputs [m, d].
+    ``x`` and ``out`` [m, d] are inputs and outputs of the layer.
     """
     attention = layer.multi_head_attention
     normed = attention.LayerNorm(x) if attention.pre_norm else x
