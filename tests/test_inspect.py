@@ -16,6 +16,7 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.errors import UsageError
 from recbole_pos.inspect import attention
 from recbole_pos.inspect.attention import (
     attention_layers,
@@ -37,16 +38,6 @@ FAST = {"epochs": 1, "hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH"
 
 
 # --- attention weights and positional kernels ---
-
-
-def test_positional_weights_are_causal_distributions(experiment) -> None:
-    """[h, n, n] per layer; nothing for dot-product attention."""
-    weights = positional_weights(experiment("FPARec", n_heads=2).model)
-    assert [w.shape for w in weights] == [(2, 12, 12)] * 2
-    for layer in weights:
-        np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
-        assert (np.triu(layer, 1) == 0).all()
-    assert positional_weights(experiment("PosSASRec").model) == []
 
 
 def test_kernel_factors_are_the_matrices_of_equation_9(experiment) -> None:
@@ -88,7 +79,11 @@ def test_attention_maps_average_the_weights(experiment) -> None:
     assert [m.shape for m in found.weights] == [(2, newest, newest)] * 2
     np.testing.assert_allclose(found.weights[0][1], total / count, rtol=1e-4, atol=1e-6)
     assert found.histories == count and found.longest == 12
-    assert attention_maps(experiment("FPARec").model, loader) is None
+    fparec = experiment("FPARec").model  # by position
+    assert attention_maps(fparec, loader) is None and positional_weights(made.model) == []
+    for layer in positional_weights(fparec):
+        np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
+        assert layer.shape == (1, 12, 12) and (np.triu(layer, 1) == 0).all()
 
 
 # --- distance, entropy and hours ---
@@ -235,26 +230,27 @@ def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "argument", "message"),
+    ("model", "options", "message"),
     [
-        ({"position": ["token_mixing"]}, "--min_events=5", "token_mixing mixes events without"),
-        ({"model": "SASRec"}, "--min_events=5", "SASRec has RecBole's layers"),
-        (None, "--min_events=30", "the longest has 12"),
-        (None, "--users=0", "--users"),
-        ("no run", "--users=3", "not a run folder"),
+        ("PosSASRec", {"position": ["token_mixing"]}, "token_mixing mixes events without"),
+        ("SASRec", {}, "SASRec has RecBole's layers"),
     ],
-    ids=str,
 )
-def test_attention_that_cannot_be_inspected(
-    runs: dict[int, Path], tiny: Path, tmp_path: Path, capsys, options, argument, message
-) -> None:
-    run = runs[1]
-    if isinstance(options, dict):
-        run, given = tmp_path / "run", {**FAST, "data_path": str(tiny), **options}
-        recbole_pos.run(given.pop("model", "PosSASRec"), "tiny", None, given, run, verbose=False)
-    run = tmp_path if options == "no run" else run
-    assert main(["inspect", "attention", "--checkpoint", str(run), argument]) == 2
-    assert message in capsys.readouterr().err
+def test_models_without_attention_weights(tiny: Path, tmp_path: Path, model, options, message):
+    given = {**FAST, "data_path": str(tiny), **options}
+    recbole_pos.run(model, "tiny", None, given, tmp_path, verbose=False)
+    with pytest.raises(UsageError, match=message):
+        inspect_attention(tmp_path, min_events=5)
+
+
+def test_attention_of_too_few(runs: dict[int, Path], tmp_path: Path) -> None:
+    for run, given, message in (
+        (runs[1], {"min_events": 30}, "the longest has 12"),
+        (runs[1], {"users": 0}, "--users"),
+        (tmp_path, {}, "not a run folder"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            inspect_attention(run, **given)
 
 
 # --- AttrFormer: what is inspected is the network that predicts, relations and all ---

@@ -215,22 +215,21 @@ def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
 
 def _measures_table(content: dict[str, Any]) -> pd.DataFrame:
     """Return a table of the measures: a row per head, a mean per layer, and equal attention."""
-    rows: list[tuple[Any, Any, Any]] = []
+    lines: list[tuple[Any, Any, Any]] = []
     for layer in content["layers"]:
         heads = layer["heads"] if len(layer["heads"]) > 1 else []
-        rows += [(layer["layer"], number, head) for number, head in enumerate(heads, 1)]
-        rows.append((layer["layer"], "mean", layer["mean"]))
-    rows.append((UNIFORM, "", content[UNIFORM]))
-    cells = [
-        {
-            f"{name}{suffix}": f"{measures[queries][name]:.{1 if name == 'hours' else 3}f}"
-            for queries, suffix in zip(QUERIES, ("", ", last query"), strict=True)
-            for name in content["measures"]
-        }
-        for *_, measures in rows
-    ]
-    names = [{"layer": layer, "head": head} for layer, head, _ in rows]
-    return pd.DataFrame([a | b for a, b in zip(names, cells, strict=True)])
+        lines += [(layer["layer"], number, head) for number, head in enumerate(heads, 1)]
+        lines.append((layer["layer"], "mean", layer["mean"]))
+    lines.append((UNIFORM, "", content[UNIFORM]))
+    rows = []
+    for layer, head, measures in lines:
+        row = {"layer": layer, "head": head}
+        for queries, suffix in zip(QUERIES, ("", ", last query"), strict=True):
+            for name in content["measures"]:
+                digits = 1 if name == "hours" else 3
+                row[f"{name}{suffix}"] = f"{measures[queries][name]:.{digits}f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _periods_table(periods: list[Periods]) -> pd.DataFrame:
