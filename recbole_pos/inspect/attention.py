@@ -33,7 +33,7 @@ QUERIES = ("all", "last")
 
 
 @torch.no_grad()
-def positional_weights(model: nn.Module) -> list[np.ndarray]:
+def positional_weights(model: Any) -> list[np.ndarray]:
     """Return the attention weights of every layer whose attention depends on positions only.
 
     Section 4.7 and Figure 3 of the FPARec paper.
@@ -53,7 +53,7 @@ def positional_weights(model: nn.Module) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
+def kernel_factors(model: Any) -> dict[str, np.ndarray]:
     """Return the factors of the positional kernel of every layer by name, [n, n] each.
 
     ``U, layer 1`` is upper triangular, ``L, layer 1`` lower. A factor that all layers share is
