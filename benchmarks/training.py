@@ -20,6 +20,7 @@ from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.layers.features import Features
 
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
 
@@ -40,9 +41,9 @@ class Size:
 class Generated:
     """What a model and a loader read of a dataset, around a log that no file holds."""
 
-    def __init__(self, log: EventLog, items: int, length: int) -> None:
-        self._log, self.item_num, self.user_num = log, items + 1, len(log.offsets) - 1
-        self.length = length
+    def __init__(self, log: EventLog, items: int, length: int, config: PosConfig) -> None:
+        self._log, self.length, self.config = log, length, config
+        self.item_num, self.user_num = items + 1, len(log.offsets) - 1
 
     @property
     def log(self) -> EventLog:
@@ -52,13 +53,17 @@ class Generated:
         """Ids of a field, padding included."""
         return self.item_num if field == self._log.item_field else self.user_num
 
+    def features(self) -> Features:
+        """Of interactions and users there are none."""
+        return Features()
+
     def training_windows(self) -> Windows:
         """All events are for training."""
         offsets = self._log.offsets
         return training_windows(offsets[:-1], offsets[1:], self.length, "chunk", None)
 
 
-def generated(size: Size) -> Generated:
+def generated(size: Size, config: PosConfig) -> Generated:
     """Long and short histories, items of popularity 1 / rank, times that grow.
 
     Histories are log-normal as MovieLens', where the mean is 145 events and the median 68.
@@ -75,7 +80,7 @@ def generated(size: Size) -> Generated:
         "timestamp": torch.from_numpy(1e9 + np.arange(total, dtype=np.float64)),
     }
     log = EventLog(fields, offsets, "user_id", "item_id", "timestamp")
-    return Generated(log, size.items, size.length)
+    return Generated(log, size.items, size.length, config)
 
 
 def trainer_of(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
@@ -96,7 +101,7 @@ def trainer_of(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
         },
     )
     init_seed(config["seed"], config["reproducibility"])
-    data = generated(size)
+    data = generated(size, config)
     model = config.model_class(config, data).to(config["device"])
     trainer = PosTrainer(config, model)
     return trainer, WindowLoader(config, data, trainer.adapter.requirements())
