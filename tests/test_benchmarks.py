@@ -170,6 +170,16 @@ def test_the_level_is_one_that_all_reach() -> None:
     assert "| PosSASRec | 1.5 (1.0 to 2.0) | 1.0 (1.0 to 1.0) | 2, 1 |" in text
 
 
+def test_steps_over_many_items_are_timed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sce
+
+    monkeypatch.setattr(
+        sce, "MILLION", replace(sce.MILLION, users=90, items=70, events=3000, batch=4)
+    )
+    dense, kept = (sce.million_steps(side) for side in ("dense", "kept"))
+    assert dense["weights"] == kept["weights"] and set(sce.PARTS) <= set(dense)
+
+
 @pytest.mark.slow
 def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that ends early keeps what it has."""
