@@ -9,7 +9,7 @@ import torch
 from recbole_pos.layers import catalogue
 from recbole_pos.layers.catalogue import Choice
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.serve.recommender import top_items
+from recbole_pos.serve.recommender import find_best_items
 
 
 @pytest.mark.parametrize("items", [5, 255, 256, 300, 1000, 3000])
@@ -25,7 +25,7 @@ def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
     barred = torch.randint(9, (4 * items,), generator=generator)
     of_item = torch.randint(1, items + 1, (4 * items,), generator=generator)
     choice = Choice(torch.arange(1, items + 1))
-    value, item = top_items(lambda some: scores[:, some], choice, k, (barred, of_item))
+    value, item = find_best_items(lambda some: scores[:, some], choice, k, (barred, of_item))
     scores[:, 0] = -torch.inf
     scores[barred, of_item] = -torch.inf
     want = [x[:, : min(k, items)] for x in scores.sort(dim=1, descending=True, stable=True)]
