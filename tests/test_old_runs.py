@@ -12,7 +12,6 @@ import pytest
 import recbole_pos
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.runs.storage import Mirror
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(__file__).parent.parent / "dataset"
@@ -67,9 +66,7 @@ def test_it_resumes_where_it_stopped(old: Path) -> None:
 def test_best_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     """They move with the checkpoint; without them, or with others, it is refused."""
     folder = _copy("run-0.2-killed", tmp_path)
-    Mirror(RunFolder(folder), str(tmp_path / "far")).keep()
-    there = RunFolder(tmp_path / "there")
-    Mirror(there, str(tmp_path / "far")).fetch()
+    there = RunFolder(shutil.copytree(folder, tmp_path / "there"))
     (best,) = there.path.glob("checkpoint.pt.best-*")
     assert recbole_pos.load(there.path).model
     best.write_bytes(there.checkpoint.read_bytes())
