@@ -15,12 +15,6 @@ from typing import Any
 from recbole_pos.compat import patches, wrap
 
 
-def _is_ours(name: str) -> bool:
-    from recbole_pos.model.models import served
-
-    return served(name)
-
-
 @patches("recbole.utils.utils")
 def _add_models(utils: ModuleType) -> None:
     def get_model(original: Callable[[str], type], model_name: str) -> type:
@@ -41,7 +35,9 @@ def _add_class(module: ModuleType) -> None:
     }[module.__name__]
 
     def attribute(name: str) -> Any:
-        if name.endswith(suffix) and _is_ours(name.removesuffix(suffix)):
+        from recbole_pos.model.models import served
+
+        if name.endswith(suffix) and served(name.removesuffix(suffix)):
             return getattr(import_module(f"recbole_pos.{place}"), own)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
@@ -53,10 +49,11 @@ def _add_defaults(configurator: ModuleType) -> None:
     def around(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
         from recbole_pos.config import checks, defaults
         from recbole_pos.config.presets import list_positions
+        from recbole_pos.model.models import served
 
         load(self, model, model_class, dataset)
         own = self.internal_config_dict
-        if not _is_ours(model):  # of RecBole's: nothing; in RecBole's form: its own
+        if not served(model):  # of RecBole's: nothing; in RecBole's form: its own
             own.update(defaults.own_defaults(model))
             return
         given = self.external_config_dict

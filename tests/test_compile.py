@@ -36,7 +36,8 @@ def test_a_step_is_one_graph(experiment, model: str, options: dict[str, Any]) ->
     loss = trainer.adapter.loss(packed=True)
 
     def forward(batch: Any) -> torch.Tensor:
-        return trainer._loss(loss, batch)
+        with trainer.precision.forward():
+            return loss(batch)
 
     trainer.model.train()
     found = torch._dynamo.explain(forward)(batch)
