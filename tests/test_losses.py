@@ -398,7 +398,11 @@ def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:
         ("GRU4Rec", {"augmentation": "all_positions", "target_window": 3}, "target_window"),
         ("AttrFormer", {"target_window": 3}, "target_window.*future_weights"),
         ("PosSASRec", {"augmentation": "prefix", "target_window": 3}, "target_window"),
-        ("FPARec", {"loss_type": "SCE", "train_neg_sample_args": {"x": 1}}, "SCE"),
+        (
+            "FPARec",
+            {"loss_type": "SCE", "train_neg_sample_args": {"distribution": "uniform"}},
+            "SCE",
+        ),
     ],
     ids=str,
 )

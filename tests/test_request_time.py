@@ -174,15 +174,19 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
     assert len([w for w in recwarn if issubclass(w.category, RunWarning)]) == 1
     with pytest.raises(UsageError, match="^at:"):
         trained.recommend(histories=[history], at=DAY)  # before its newest interaction
-    recbole_pos.compare([str(tmp_path / "run")], run_dir=tmp_path / "table", verbose=False)
-    assert KNOWS_WHEN in (tmp_path / "table" / "table.md").read_text(encoding="utf-8")
 
 
-def test_a_model_without_it_takes_no_time_of_a_request(tiny: Path, tmp_path: Path) -> None:
+def test_results_say_who_knows_the_time(tiny: Path, tmp_path: Path) -> None:
     options = {**SMALL, "data_path": str(tiny), "position": ["hstu"], "epochs": 1}
-    recbole_pos.run("PosSASRec", "tiny", None, options, tmp_path, verbose=False)
-    with pytest.raises(UsageError, match="^at:"):
-        recbole_pos.Recommender.load(tmp_path).recommend(histories=[["i1"]], at=1.6e9)
+    folders = [str(tmp_path / name) for name in ("target", "none")]
+    for folder, known in zip(folders, ("target", "none"), strict=True):
+        given = {**options, "request_time": known}
+        recbole_pos.run("PosSASRec", "tiny", None, given, folder, verbose=False)
+    recbole_pos.compare(folders, run_dir=tmp_path / "table", verbose=False)
+    assert KNOWS_WHEN in (tmp_path / "table" / "table.md").read_text(encoding="utf-8")
+    history = {"items": ["i1"], "times": [1.5e9]}
+    with pytest.raises(UsageError, match="^at:"):  # it has learned nothing of it
+        recbole_pos.Recommender.load(folders[1]).recommend(histories=[history], at=1.6e9)
 
 
 def test_a_table_does_not_mix_who_knows_the_time(tiny: Path) -> None:

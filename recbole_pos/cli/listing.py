@@ -42,7 +42,12 @@ def list_schemes() -> None:
     """Print what ``position`` may name."""
     rows = []
     for name in SCHEMES:
-        facts = FACTS.get(name) or _inspect_scheme(name)
+        if name in FACTS:
+            facts = FACTS[name]
+        else:  # a custom scheme is built, for its facts
+            from recbole_pos.position.build import describe
+
+            facts = describe(name)
         options = ", ".join(SCHEMES.defaults(name)) or "-"
         counted = facts.place, facts.needs, f"{facts.parameters:,}"
         rows.append((name, *counted, options, summary(SCHEMES, name)))
@@ -115,13 +120,6 @@ def describe_log(name: str) -> None:
 
 
 # --- models and schemes ---
-
-
-def _inspect_scheme(name: str) -> Any:
-    """Build a custom scheme, for its facts."""
-    from recbole_pos.position.build import describe
-
-    return describe(name)
 
 
 def summary(table: Mapping[str, type], name: str) -> str:

@@ -63,7 +63,6 @@ class AbsolutePosition(PositionEncoding):
     """Base: x + P, where P are rows of a table ``weight`` [n, d].
 
     Args:
-        dimensions: sizes of the model.
         position_from: where rows are counted from. ``oldest`` numbers the events of a window 0, 1,
             2, ... as RecBole does; ``newest`` puts the last event in the last row, n - 1, as the
             papers of SASRec's line do by padding on the left.

@@ -29,7 +29,6 @@ class TimeIntervalAttention(AttentionPosition):
     weights are summed by interval before they meet R^V.
 
     Args:
-        dimensions: sizes of the model.
         tisas_intervals: the longest interval; longer ones count as this one.
     """
 

@@ -49,7 +49,6 @@ class SemiLocal(AttentionPosition):
         implement it.
 
     Args:
-        dimensions: sizes of the model.
         semi_local_window: K1, the events before its own that a query sees.
         semi_local_prefix: K2, the oldest events that every query sees.
     """
@@ -96,7 +95,6 @@ class T5Bias(DistanceBias):
     ``t5_max_distance``, and the last one takes all that is farther. Starts at zero.
 
     Args:
-        dimensions: sizes of the model.
         t5_buckets: number of buckets, at least 2.
         t5_max_distance: distance from which on the last bucket takes everything.
     """
@@ -130,7 +128,6 @@ class KERPLE(DistanceBias):
     0 < r2 <= 2. Both are kept in range by softplus, and twice a sigmoid; the authors clamp.
 
     Args:
-        dimensions: sizes of the model.
         kerple_kind: ``log`` or ``power``.
     """
 

@@ -25,7 +25,6 @@ class ContextualPosition(AttentionPosition):
     zero. The gates make [b, h, t, t] tensors unavoidable.
 
     Args:
-        dimensions: sizes of the model.
         cape_positions: rows of the table; MAX_ITEM_LIST_LENGTH when empty.
     """
 

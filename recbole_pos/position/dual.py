@@ -83,16 +83,9 @@ class FixedEncoding(CountedEncoding):
         self.register_buffer("weight", table, persistent=False)
 
     def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Return the slice of the table read by ``count``, with the frequencies of equation 1.
+        """Return the slice [n, width] of the table read by ``count``, here of equation 1.
 
-        Args:
-            count: one of ``counts``.
-            row: [n] float64 index of each row.
-            width: columns of the slice.
-            d: hidden size.
-
-        Returns:
-            [n, width] float64.
+        ``row`` [n] numbers the rows, and d is the hidden size; all are float64.
         """
         return sinusoids(row, width, d)
 

@@ -52,9 +52,6 @@ def sum_past(
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: events of a chunk; ``CHUNK`` if None. Narrow values are faster with short chunks.
-
-    Returns:
-        [b, h, t, w].
     """
     t = v.size(2)
     c = min(chunk or CHUNK, t)

@@ -39,7 +39,6 @@ class TimeEmbedding(InputPosition):
     the request that its state answers.
 
     Args:
-        dimensions: sizes of the model.
         time_buckets: rows of P; the last one takes everything that is longer.
         time_from: ``first`` takes the seconds since the first event of the window, ``previous``
             those since the event before (0 for the first).
@@ -83,7 +82,6 @@ class HSTUBias(AttentionPosition):
       for the future, which the mask hides.
 
     Args:
-        dimensions: sizes of the model.
         hstu_time_buckets: entries of w_time; the last one takes everything that is longer.
     """
 

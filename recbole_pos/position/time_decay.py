@@ -38,7 +38,6 @@ class TimeDecay(AttentionPosition):
     content, where FuXi has a channel of its own for it; s and a number for each head.
 
     Args:
-        dimensions: sizes of the model.
         decay_kind: ``exponential_power`` or ``power``.
         decay_shortest, decay_longest: s of the first and the last head, in ``time_unit``.
         time_unit: unit of both.
