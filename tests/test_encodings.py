@@ -9,9 +9,7 @@ import pytest
 import torch
 from reference import log_bucket
 from schemes import LENGTHS, D, context, rows_of, scheme
-from torch import Tensor
 
-from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position import awareness
 from recbole_pos.position.additive import PositionEncoding
 
@@ -114,29 +112,3 @@ def test_awareness(name: str) -> None:
         assert awareness.forward_columns(encoding, N) == forward
         assert awareness.backward_columns(encoding, N) == backward
         assert awareness.is_unique(encoding, N)
-
-
-class _Own(PositionEncoding):
-    """Any function of both ends, as [..., 2]."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__(Dimensions(N, 2, 1, 1.0))
-        self.function = function
-
-    def rows(self, forward, backward, length=None) -> Tensor:
-        given = (forward.double(), backward.double(), length.double())
-        return torch.stack((self.function(*given), torch.ones_like(forward, dtype=float)), -1)
-
-
-def test_awareness_needs_both_directions_of_the_definitions() -> None:
-    """The paper's examples of section 3.2; equal for equal places and different for others."""
-    same = _Own(lambda f, b, n: f)  # the constant beside it does no harm
-    assert awareness.forward_columns(same, N) == [0, 1] and not awareness.backward_columns(same, N)
-    constant = _Own(lambda f, b, n: 0 * f)
-    assert not awareness.forward_columns(constant, N) and not awareness.is_unique(constant, N)
-    # equal for equal positions, but the two last positions share a vector
-    ends = _Own(lambda f, b, n: f.clamp(max=N - 2))
-    assert not awareness.forward_columns(ends, N) and awareness.forward_columns(ends, N - 1)
-    noisy = _Own(lambda f, b, n: f + 1e-12 * n)
-    assert awareness.forward_columns(noisy, N)
-    assert not awareness.forward_columns(noisy, N, tolerance=0)

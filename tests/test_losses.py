@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import reference
@@ -24,10 +21,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks, losses, sce
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.sampled import SampledLoss
-from recbole_pos.model.models import LOSSES
-from recbole_pos.yaml_files import ROOT, read_yaml
 
 SIZES = {"n_buckets": 128, "bucket_size_x": 128, "bucket_size_y": 512, "mix_x": True}
+UNIFORM = {"distribution": "uniform"}
 PAPER = {"n_buckets": None, "bucket_size_x": None, "bucket_size_y": 256, "mix_x": True}
 
 
@@ -370,19 +366,6 @@ def test_every_batch_format_takes_the_loss(experiment, model: str) -> None:
     made.model.loss = functools.partial(made.model.loss.func, **{**PAPER, "bucket_size_y": 1})
     for batch, name in cases:
         assert getattr(made.model, name)(batch) < 0.5 * getattr(exact, name)(batch)
-
-
-def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:
-    """For RecBole's own entry, too; sizes may be empty."""
-    from recbole.config import Config
-
-    parameters = inspect.signature(sce.scalable_cross_entropy).parameters.values()
-    keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert set(read_yaml(ROOT / "loss" / "SCE.yaml")) == keywords
-    own = {field.name for field in dataclasses.fields(SampledLoss)}
-    assert all({*read_yaml(ROOT / "loss" / f"{name}.yaml")} <= own for name in LOSSES[2:])
-    config = Config("FPARec", "tiny", config_dict={"loss_type": "SCE", "data_path": str(tiny)})
-    assert config["bucket_size_y"] == 256 and config["n_buckets"] is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from session_logs import CUT, file_phases, session_log
 
 import recbole_pos
 from recbole_pos.model.models import BASELINES
-from recbole_pos.model.session_baselines import exact_float, nearest_items
+from recbole_pos.model.session_baselines import nearest_items
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +70,6 @@ def test_session_popularity_counts_in_loops(experiment, sessions: str) -> None:
     for history, _, best in rows:
         seen = Counter(history)
         assert best == sorted(first, key=lambda i: (-seen[i], -overall[i], first[i]))
-
-
-@pytest.mark.parametrize(("longest", "items"), [(1, 2**20), (150, 2**17)], ids=str)
-def test_many_repeats_leave_popularity_its_say(experiment, sessions, longest, items) -> None:
-    model = experiment("SPop", data_path=sessions, **CUT).model
-    model.n_items, model.popularity = items, torch.arange(items).to(exact_float(longest, items))
-    rows = {model.ITEM_SEQ: torch.tensor([[5] * longest + [0] * 3])}  # padding counts for nothing
-    scores = model.full_sort_predict(rows)[0]
-    assert scores.unique().numel() == items and scores[0] == 0
-    assert scores[5].item() == longest * items + 5  # odd: one more bit than the repeats need
 
 
 def test_neighbours_in_loops(experiment, sessions: str) -> None:

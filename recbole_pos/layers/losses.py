@@ -217,7 +217,7 @@ def autocast_type(device: torch.device) -> torch.dtype | None:
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Write a @ b, both of the type of ``out`` or a shorter one, into ``out``, summed in its type."""
+    """Write a @ b, of the type of ``out`` or a shorter one, into ``out``, summed in its type."""
     if a.dtype == out.dtype:
         return torch.mm(a, b, out=out)
     if a.is_cuda and _MIXED and out.dtype == torch.float32:

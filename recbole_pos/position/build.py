@@ -16,8 +16,8 @@ from recbole_pos.layers.hooks import (
     PositionScheme,
     replaces_attention,
 )
+from recbole_pos.position.bias import NoPosition
 from recbole_pos.position.compose import Compose, ComposeInput
-from recbole_pos.position.contextual import NoPosition
 from recbole_pos.position.schemes import REPLACES, SCHEMES, Facts, scheme_names
 from recbole_pos.values import Options, shown
 

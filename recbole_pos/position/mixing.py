@@ -20,9 +20,6 @@ class LinearAttention(AttentionPosition):
     cost is linear in the length. Weights never exist, so their dropout falls on the values.
     """
 
-    def __init__(self, dimensions: Dimensions) -> None:
-        super().__init__()
-
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:

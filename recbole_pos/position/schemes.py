@@ -40,7 +40,7 @@ REPLACES = "replaces attention"
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml. A test
 # compares its facts with the scheme itself (``build.describe``).
 _SHIPPED = {
-    "nope": ("contextual:NoPosition", "none", "nothing", 0),
+    "nope": ("bias:NoPosition", "none", "nothing", 0),
     "learned": ("additive:LearnedPosition", "input", "order", 3_200),
     "sinusoidal": ("additive:SinusoidalPosition", "input", "order", 0),
     "spe": ("dual:SPE", "input", "order", 0),
@@ -66,12 +66,12 @@ _SHIPPED = {
     "kerple": ("bias:KERPLE", "logits", "order", 4),
     "hstu": ("time_buckets:HSTUBias", "logits", "time", 356),
     "time_decay": ("time_decay:TimeDecay", "logits", "time", 6),
-    "cape": ("contextual:ContextualPosition", "logits", "order", 6_400),
+    "cape": ("bias:ContextualPosition", "logits", "order", 6_400),
     "difsr": ("attribute_attention:DecoupledAttributes", "logits", "order", 19_840),
     "kernel": ("kernel:PositionalKernel", "key, value", "order", 1_375),
     "tisas": ("attribute_attention:TimeIntervalAttention", REPLACES, "time", 39_296),
     "channels": ("channels:SeparateChannels", REPLACES, "time", 356),
-    "fuxi_linear": ("fuxi_linear:FuXiLinear", REPLACES, "time", 3_206),
+    "fuxi_linear": ("channels:FuXiLinear", REPLACES, "time", 3_206),
     "parec": ("positional_attention:PositionMatrix", REPLACES, "order", 5_000),
     "fparec": ("positional_attention:FactorizedPositionMatrix", REPLACES, "order", 8_000),
     "average": ("positional_attention:AverageAttention", REPLACES, "order", 0),
