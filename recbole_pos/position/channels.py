@@ -184,13 +184,13 @@ class FuXiLinear(AttentionPosition):
         """Sum the values of time [b, h, t, columns] with periodic weights, to the same shape."""
         b, h, t, columns = time.shape
         times = (ctx.pad(x.elapsed.detach(), ctx.either) for x in (ctx.request, ctx))
-        asked, own = (
+        query_angle, key_angle = (
             seconds[:, None] * self.bank()[:, None] for seconds in times
         )  # [b, h pairs, t]
-        cos, sin, dtype = asked.cos(), asked.sin(), time.dtype
+        cos, sin, dtype = query_angle.cos(), query_angle.sin(), time.dtype
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
-        k = torch.stack((own.cos(), own.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
-        log_decays = [(-math.log(2) * angle).repeat(1, 2, 1) for angle in (asked, own)]
+        k = torch.stack((key_angle.cos(), key_angle.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
+        log_decays = [(-math.log(2) * angle).repeat(1, 2, 1) for angle in (query_angle, key_angle)]
         v = F.pad(time, (0, 2 * self.pairs - columns)).unflatten(-1, (2, self.pairs))
         v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h pairs, t, 1]
         out = sum_past(q, k, v, (log_decays[0], log_decays[1]), WAVES).view(b, 2, h, self.pairs, t)

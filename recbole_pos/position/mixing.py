@@ -66,14 +66,14 @@ def sum_past(
             """Return exp, at most 1: padding and the future, which is masked, may rise."""
             return exponent.clamp(max=0).exp().to(v.dtype)
 
-        asked, kept = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in log_decays)
-        end = kept[..., -1:]  # [b, h, n, 1] of each chunk
+        query_log, key_log = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in log_decays)
+        end = key_log[..., -1:]  # [b, h, n, 1] of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
-        weights = weights * decay(asked[..., None] - kept[..., None, :])
-        state = (k * decay(end - kept)[..., None]).transpose(-1, -2) @ v
+        weights = weights * decay(query_log[..., None] - key_log[..., None, :])
+        state = (k * decay(end - key_log)[..., None]).transpose(-1, -2) @ v
         carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, n, n]
         before = (carried @ state.flatten(3)).view_as(state)
-        past = q * decay(asked - start)[..., None]
+        past = q * decay(query_log - start)[..., None]
     out = weights.tril() @ v + past @ before
     return out.view(*out.shape[:2], n * c, -1)[:, :, :t]
 

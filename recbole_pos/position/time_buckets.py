@@ -120,11 +120,11 @@ def map_spans(
     Returns:
         [b, t, t], aligned at the start; without meaning for newer keys and padding.
     """
-    asked, times = pad_times(ctx)
-    b, t = times.shape
-    out = torch.empty(b, t, t, dtype=dtype, device=times.device)
-    for rows in chunks(b, t**2, times.device):  # differences are float64
-        out[rows] = function(asked[rows, :, None] - times[rows, None])
+    query_times, key_times = pad_times(ctx)
+    b, t = key_times.shape
+    out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
+    for rows in chunks(b, t**2, key_times.device):  # differences are float64
+        out[rows] = function(query_times[rows, :, None] - key_times[rows, None])
     return out
 
 

@@ -64,9 +64,9 @@ class AngularPosition(AttentionPosition):
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        own = self._cached_turns(ctx)
-        asked = own if ctx.request is ctx else self._cached_turns(ctx.request)
-        return rotate_pairs(q, *asked).to(q.dtype), rotate_pairs(k, *own).to(k.dtype)
+        key_turns = self._cached_turns(ctx)
+        query_turns = key_turns if ctx.request is ctx else self._cached_turns(ctx.request)
+        return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
 
     def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of the angles, [m, h or 1, e / 2] each."""
