@@ -471,3 +471,27 @@ def sampled_loss(
             rest = sum(torch.exp(z) / (p if correction == "standard" else 1) for z, p in others)
             total = total - torch.log(shifted / (shifted + rest))
     return total / len(hidden)
+
+
+def posterior(
+    hidden: Tensor,
+    weight: Tensor,
+    futures: list[list[int]],
+    betas: list[float],
+    counts: list[int],
+    prior_weight: float,
+) -> Tensor:
+    """Equations 14, 16 and 17; ``futures`` holds the known items after each position."""
+    items = range(1, len(weight))
+    alpha = [counts[v] + 1 for v in items]
+    prior = [a / sum(alpha) for a in alpha]
+    total = hidden.new_zeros(())
+    for h, future in zip(hidden, futures, strict=True):
+        scores = [h @ weight[v] for v in items]
+        partition = sum(torch.exp(s) for s in scores)
+        q = [torch.exp(s) / partition for s in scores]
+        kl = sum(p * (math.log(p) - torch.log(x)) for p, x in zip(prior, q, strict=True))
+        total = total + prior_weight * kl
+        for beta, item in zip(betas, future, strict=False):
+            total = total - beta * torch.log(q[item - 1])
+    return total / len(hidden)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import reference
-import reference_relations
 import torch
 import torch.nn.functional as F
 from conftest import CROSS_ENTROPY
@@ -70,9 +69,7 @@ def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_w
     targets = torch.randint(1, items, (m, n))
     known = torch.arange(n) < torch.randint(1, n + 1, (m, 1))
     futures = [row[real].tolist() for row, real in zip(targets, known, strict=True)]
-    want = reference_relations.posterior(
-        hidden, weight, futures, betas, counts.tolist(), prior_weight
-    )
+    want = reference.posterior(hidden, weight, futures, betas, counts.tolist(), prior_weight)
     given = targets, known * torch.tensor(betas), losses.dirichlet_prior(counts), prior_weight
     want_grads = torch.autograd.grad(want, (hidden, weight))
     for rows in (128, 2):

@@ -39,7 +39,7 @@ class Facts(NamedTuple):
 REPLACES = "replaces attention"
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml. A test
 # compares its facts with the scheme itself (``build.describe``).
-_SHIPPED = {
+_SHIPPED: dict[str, tuple[str, str, str, int]] = {
     "nope": ("bias:NoPosition", "none", "nothing", 0),
     "learned": ("additive:LearnedPosition", "input", "order", 3_200),
     "sinusoidal": ("additive:SinusoidalPosition", "input", "order", 0),
@@ -82,10 +82,10 @@ _SHIPPED = {
 }
 SCHEMES = Registry(
     "scheme",
-    {name: f"recbole_pos.position.{place}" for name, (place, *_) in _SHIPPED.items()},
+    {name: f"recbole_pos.position.{facts[0]}" for name, facts in _SHIPPED.items()},
     "position",
 )
-FACTS = {name: Facts(*facts) for name, (_, *facts) in _SHIPPED.items()}
+FACTS = {name: Facts(*facts[1:]) for name, facts in _SHIPPED.items()}
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
@@ -148,8 +148,9 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
     def read_shipped(base: type) -> dict[str, Any]:
         """Return the defaults of a shipped scheme that are options of this one; {} for others."""
         shipped_name = SCHEMES.registered_name(base)
-        is_shipped = shipped_name and import_path(base) in SCHEMES.places.values()
-        shipped = SCHEMES.defaults(shipped_name) if is_shipped else {}
+        if shipped_name is None or import_path(base) not in SCHEMES.places.values():
+            return {}
+        shipped = SCHEMES.defaults(shipped_name)
         return {key: value for key, value in shipped.items() if key in options}
 
     values, own = gather_defaults(scheme, defaults, read_shipped, SCHEMES.given)
