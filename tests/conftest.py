@@ -78,12 +78,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Files whose tests start processes, Ray or environments, or train and draw a great deal: most of
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = """
-    readme tune.py study_driver tune_faults device.py pages export_programs export.py stops pictures
-    fuzz_options broken_weights serve_http wheel recommend.py recbole_doors successive tune_space
-    study_cluster inspect grown trainer ray_token update recbole_ compile studies.py warm_start
-    dataset_sample builtins distributed convert atomic shop_example launch cache evaluate tune
-    checkpoint_files presets session_models options moved_runs ties study_statistics study_report
-    serve_ recommender fuzz filtering identity bench paths_of_runs run_device
+    readme tune.py study_driver tune_faults device.py pages export.py stops pictures fuzz_options
+    broken_weights serve_http wheel recommend.py recbole_doors successive tune_space study_cluster
+    inspect grown trainer ray_token update recbole_ compile studies.py warm_start distributed
+    convert atomic launch cache evaluate tune checkpoint_files session_models options moved_runs
+    ties study_statistics study_report fuzz filtering identity bench paths_of_runs run_device
 """.split()
 
 
