@@ -82,7 +82,7 @@ def _read(file: Any) -> dict[str, Any]:
     return read(file)
 
 
-def _put(model: Any, state: dict[str, Any]) -> None:
+def _load_weights(model: Any, state: dict[str, Any]) -> None:
     model.load_state_dict(state["state_dict"])
     model.load_other_parameter(state.get("other_parameter"))
 
@@ -98,14 +98,14 @@ def _read_safely_in_trainer(trainer: ModuleType) -> None:
         show_progress: bool = False,
     ) -> Any:
         if eval_data and load_best_model:
-            _put(self.model, _read(model_file or self.saved_model_file))
+            _load_weights(self.model, _read(model_file or self.saved_model_file))
         return original(self, eval_data, False, None, show_progress)
 
     def resume_checkpoint(original: Callable[..., Any], self: Any, resume_file: Any) -> None:
         state = _read(resume_file)
         self.saved_model_file, self.start_epoch = str(resume_file), state["epoch"] + 1
         self.cur_step, self.best_valid_score = state["cur_step"], state["best_valid_score"]
-        _put(self.model, state)
+        _load_weights(self.model, state)
         self.optimizer.load_state_dict(state["optimizer"])
         self.logger.info(f"Checkpoint loaded. Resume training from epoch {self.start_epoch}")
 
@@ -130,7 +130,7 @@ def _read_safely_in_quick_start(quick_start: ModuleType) -> None:
         quick_start.init_seed(config["seed"], config["reproducibility"])
         build = quick_start.get_model(config["model"])
         model = build(config, loaders[0]._dataset).to(config["device"])
-        _put(model, state)
+        _load_weights(model, state)
         return config, model, dataset, *loaders
 
     wrap(quick_start, "load_data_and_model", load_data_and_model)

@@ -25,6 +25,7 @@ sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest'
 
 from own_models import MODULE, REGISTER  # noqa: E402
 
+import recbole_pos  # noqa: E402
 from recbole_pos.config import plugins  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.errors import UnknownKey  # noqa: E402
@@ -56,6 +57,14 @@ def small(model: str, dataset: str = "tiny", **options: Any) -> PosConfig:
             if error.key in options:
                 raise
             del sizes[error.key]
+
+
+def train(data: Path, run_dir: Path, model: str = "FPARec", **options: Any) -> Path:
+    """The folder of a run with small sizes, of one epoch."""
+    given = {"data_path": str(data), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **options}
+    given = small(model, **given).external_config_dict
+    recbole_pos.run(model, "tiny", None, given, run_dir=run_dir, verbose=False)
+    return run_dir
 
 
 PATIENCE = 300  # seconds, on a machine that has other things to do

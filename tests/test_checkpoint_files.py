@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SMALL
+from conftest import train
 from test_trainer import assert_same, run
 
 import recbole_pos
@@ -150,11 +150,11 @@ MODELS = {"FPARec": DAMAGES, "ItemKNN": SPARSE}
 @pytest.fixture(scope="module")
 def runs(tiny, tmp_path_factory) -> dict[str, Path]:
     """A run of a model with weights, and of one with sparse matrices."""
-    folder = tmp_path_factory.mktemp("runs")
-    neighbours = {"data_path": str(tiny), "show_progress": False, "k": 5}
-    for model, given in (("FPARec", {**SMALL, "data_path": str(tiny)}), ("ItemKNN", neighbours)):
-        recbole_pos.run(model, "tiny", None, given, run_dir=folder / model, verbose=False)
-    return {model: folder / model for model in MODELS}
+    folder, options = (
+        tmp_path_factory.mktemp("runs"),
+        {"FPARec": {"epochs": 2}, "ItemKNN": {"k": 5}},
+    )
+    return {model: train(tiny, folder / model, model, **options[model]) for model in MODELS}
 
 
 def _new(folder: Path) -> Experiment:

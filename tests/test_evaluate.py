@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import SMALL
+from conftest import train
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -22,10 +22,8 @@ from recbole_pos.experiment.evaluation import rank_targets
 
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    given = {**SMALL, "data_path": str(tiny), "epochs": 3, "stopping_step": 1}
-    recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=folder, verbose=False)
-    return folder
+    options = {"epochs": 3, "stopping_step": 1}
+    return train(tiny, tmp_path_factory.mktemp("trained") / "run", "PosSASRec", **options)
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CROSS_ENTROPY, make_log, small, write_atomic
+from conftest import make_log, train, write_atomic
 
 import recbole_pos
 from recbole_pos.errors import CheckpointError
@@ -34,13 +32,6 @@ def grow(log: pd.DataFrame, shuffle: bool) -> pd.DataFrame:
     return table.sort_values("item_id", kind="stable", ignore_index=True)
 
 
-def train(folder: Path, model: str, **more: Any) -> Path:
-    more = {"data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
-    given = small(model, **more).external_config_dict
-    recbole_pos.run(model, "tiny", None, given, run_dir=folder / "run", verbose=False)
-    return folder / "run"
-
-
 def by_user(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {user: table.reset_index(drop=True) for user, table in found.groupby("user_id")}
 
@@ -49,7 +40,7 @@ def by_user(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def test_users_without_new_events_get_what_they_got(tmp_path, model) -> None:
     """Also if lines are in another order; of a tie that alone says which event was the later."""
     log = make_log().drop_duplicates(["user_id", "timestamp"])
-    run_dir = train(write_atomic(log, tmp_path), model)
+    run_dir = train(write_atomic(log, tmp_path), tmp_path / "run", model)
     before = by_user(recbole_pos.recommend(run_dir, k=5))
     write_atomic(grow(log, shuffle=True), tmp_path)
     trained = recbole_pos.Recommender.load(run_dir)
@@ -79,7 +70,7 @@ def test_filters_count_what_was_known(tmp_path) -> None:
     rare = log["item_id"].value_counts().index[-1]
     least = int(log["item_id"].value_counts().iloc[-1]) + 1
     filters = {"item_inter_num_interval": f"[{least},inf)"}
-    run_dir = train(write_atomic(log, tmp_path), "FPARec", **filters)
+    run_dir = train(write_atomic(log, tmp_path), tmp_path / "run", "FPARec", **filters)
     before = by_user(recbole_pos.recommend(run_dir, k=5))
     more = pd.DataFrame({"user_id": "u5", "item_id": [rare] * 5, "timestamp": LATER})
     write_atomic(pd.concat((log, more)), tmp_path)
@@ -99,7 +90,7 @@ DAMAGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_was_known_must_be_there(tmp_path, damage) -> None:
     log = make_log()
-    run_dir = train(write_atomic(log, tmp_path), "FPARec")
+    run_dir = train(write_atomic(log, tmp_path), tmp_path / "run", "FPARec")
     write_atomic(DAMAGES[damage](grow(log, shuffle=False)), tmp_path)
     with pytest.raises(CheckpointError, match="have changed since"):
         recbole_pos.recommend(run_dir, k=5)
@@ -117,7 +108,7 @@ def test_attributes_may_change(tmp_path, capsys) -> None:
     write_atomic(log, tmp_path)
     write_items(kinds)
     columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "kind"]}
-    run_dir = train(tmp_path, "AttrFormer", load_col=columns, relations=["kind"])
+    run_dir = train(tmp_path, tmp_path / "run", "AttrFormer", load_col=columns, relations=["kind"])
     one = by_user(recbole_pos.recommend(run_dir, k=5))
     write_atomic(grow(log, shuffle=False), tmp_path)
     write_items({"a new item": "k9", **dict(sorted(kinds.items(), reverse=True))})

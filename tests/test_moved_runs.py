@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CROSS_ENTROPY, SMALL, make_log, small, write_atomic
+from conftest import make_log, train, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -25,20 +25,16 @@ from recbole_pos.serve.holder import ModelHolder
 HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
 
 
-def train(folder: Path, model: str, **more: Any) -> Path:
+def train_elsewhere(folder: Path, model: str, **more: Any) -> Path:
     """A run and its data, both moved away from where it was trained."""
-    write_atomic(make_log(), folder / "before")
-    given = {"data_path": str(folder / "before"), "epochs": 1, **more}
-    given |= CROSS_ENTROPY.get(model, {})
-    given |= {key: value for key, value in small(model, **given).plain.items() if key in SMALL}
-    recbole_pos.run(model, "tiny", None, given, run_dir=folder / "run", verbose=False)
+    train(write_atomic(make_log(), folder / "before"), folder / "run", model, **more)
     (folder / "before").rename(folder / "now")
     return (folder / "run").rename(folder / "moved")
 
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory) -> Path:
-    return train(tmp_path_factory.mktemp("moved"), "PosSASRec", position=["learned"])
+    return train_elsewhere(tmp_path_factory.mktemp("moved"), "PosSASRec", position=["learned"])
 
 
 @pytest.fixture
@@ -106,7 +102,7 @@ def test_what_needs_no_data(here, moved) -> None:
 )
 @pytest.mark.filterwarnings("ignore::recbole_pos.errors.RunWarning")
 def test_models_that_read_more_say_why(tmp_path, model, options, needs_data) -> None:
-    run = train(tmp_path, model, **options)
+    run = train_elsewhere(tmp_path, model, **options)
     history = {"items": ["i1", "i2"], "times": [1.5e9, 1.6e9]}
     if needs_data:
         with pytest.raises(UsageError, match="interactions.*data_path"):

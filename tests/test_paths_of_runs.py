@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from conftest import train
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -39,10 +39,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    given = {**SMALL, "data_path": str(tiny), "epochs": 1}
-    recbole_pos.run("FPARec", "tiny", None, given, run_dir=folder, verbose=False)
-    return folder
+    return train(tiny, tmp_path_factory.mktemp("trained") / "run")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, SMALL, make_log, wait, write_atomic
+from conftest import make_log, train, wait, write_atomic
 from test_grown import grow
 from test_trainer import assert_same
 
@@ -23,11 +23,6 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.warm_start import fill_new
 from recbole_pos.serve.holder import ModelHolder
-
-
-def train(folder: Path, model: str, **more: Any) -> None:
-    given = {**SMALL, "data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
-    recbole_pos.run(model, "tiny", None, given, run_dir=folder / "old", verbose=False)
 
 
 def update(folder: Path, name: str = "new", new_items: str | None = None, **options: Any) -> Path:
@@ -44,7 +39,7 @@ def vectors(run_dir: Path) -> dict[str, np.ndarray]:
 def test_starts_with_the_weights_of_each_name(tmp_path, model) -> None:
     """Nothing is learned at this rate, so every name still has its vector; lines are shuffled."""
     log = make_log()
-    train(write_atomic(log, tmp_path), model)
+    train(write_atomic(log, tmp_path), tmp_path / "old", model)
     before = recbole_pos.load(tmp_path / "old").model.state_dict()
     write_atomic(grow(log, shuffle=True), tmp_path)
     made = recbole_pos.load(update(tmp_path, epochs=1, learning_rate=1e-30, stopping_step=1))
@@ -58,7 +53,7 @@ def test_starts_with_the_weights_of_each_name(tmp_path, model) -> None:
 def test_an_updated_run_is_a_run(tmp_path) -> None:
     """It resumes, recommends what is new, and can be updated itself; its folder knows the ids."""
     log = make_log()
-    train(write_atomic(log, tmp_path), "FPARec")
+    train(write_atomic(log, tmp_path), tmp_path / "old")
     grown = grow(log, shuffle=False)
     write_atomic(grown, tmp_path)
     new = update(tmp_path, epochs=1)
@@ -79,7 +74,7 @@ def test_new_items_from_their_attribute(tmp_path) -> None:
     file = write_atomic(log, tmp_path) / "tiny" / "tiny.item"
     items.to_csv(file, sep="\t", index=False)
     load_col = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "kind"]}
-    train(tmp_path, "FPARec", load_col=load_col)
+    train(tmp_path, tmp_path / "old", "FPARec", load_col=load_col)
     old = vectors(tmp_path / "old")
     write_atomic(grow(log, shuffle=False), tmp_path)
     items.loc[len(items)] = ("a new item", "k1")
@@ -112,7 +107,7 @@ def test_means_of_shared_tokens() -> None:
 
 
 def test_what_does_not_fit(tmp_path) -> None:
-    train(write_atomic(make_log(), tmp_path), "FPARec")
+    train(write_atomic(make_log(), tmp_path), tmp_path / "old")
     old = tmp_path / "old"
     for options, message in (
         ({"hidden_size": 32}, "was trained with hidden_size: 16, this run has 32"),
@@ -134,7 +129,7 @@ def test_what_does_not_fit(tmp_path) -> None:
 def shop(tmp_path_factory) -> Path:
     """A finished run, and data that have grown since."""
     folder = tmp_path_factory.mktemp("shop")
-    train(write_atomic(make_log(), folder), "FPARec")
+    train(write_atomic(make_log(), folder), folder / "old")
     write_atomic(grow(make_log(), shuffle=False), folder)
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, make_log, write_atomic
+from conftest import SMALL, make_log, train, write_atomic
 from recbole.quick_start import run_recbole
 
 import recbole_pos
@@ -17,11 +17,7 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.run import load
 
-
-def train(data: Path, folder: Path, **options) -> Path:
-    given = {**SMALL, "data_path": str(data), "n_heads": 1, "epochs": 1, **options}
-    recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=folder, verbose=False)
-    return folder
+MODEL = "PosSASRec"
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -30,8 +26,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("trained")
-    return train(tiny, place / "run", position=["learned", "rope"])
+    place = tmp_path_factory.mktemp("trained") / "run"
+    return train(tiny, place, MODEL, n_heads=1, position=["learned", "rope"])
 
 
 @pytest.fixture
@@ -53,7 +49,7 @@ def test_only_the_kernel_moves(first, tmp_path) -> None:
 
 
 def test_an_attached_kernel_starts_at_the_trained_model(tiny, tmp_path) -> None:
-    first = train(tiny, tmp_path / "first", position=["cape"])
+    first = train(tiny, tmp_path / "first", MODEL, n_heads=1, position=["cape"])
     options = {"position": ["cape", "kernel"], "init_from": str(first), "train_only": ["kernel"]}
     made = prepare(PosConfig(None, None, [str(first / "config.yaml")], options))
     rows = next(iter(made.loaders["test"]))[0]
@@ -62,8 +58,8 @@ def test_an_attached_kernel_starts_at_the_trained_model(tiny, tmp_path) -> None:
 
 
 def test_a_run_starts_from_another_as_a_whole(tiny, first, tmp_path) -> None:
-    options = {"position": ["learned", "rope"], "init_from": str(first)}
-    before, after = weights(first), weights(train(tiny, tmp_path / "second", **options))
+    options = {"n_heads": 1, "position": ["learned", "rope"], "init_from": str(first)}
+    before, after = weights(first), weights(train(tiny, tmp_path / "second", MODEL, **options))
     key = "position_embedding.weight"
     assert not torch.equal(before[key], after[key])
     assert (before[key] - after[key]).abs().max() < 0.1  # moved on from there
@@ -140,7 +136,7 @@ def test_where_a_run_cannot_start(tiny, first, tmp_path) -> None:
 def test_changed_data_are_noticed(tmp_path) -> None:
     """A run is neither loaded nor resumed on other events, nor on the same at other times."""
     folder, log = write_atomic(make_log(), tmp_path / "data"), make_log()
-    first = train(folder, tmp_path / "first", position=["time_rope"])
+    first = train(folder, tmp_path / "first", MODEL, n_heads=1, position=["time_rope"])
     for changed in (log.iloc[::-1], log.assign(timestamp=2 * log.timestamp)):
         write_atomic(changed, tmp_path / "data")
         with pytest.raises(CheckpointError, match="other data"):
@@ -154,7 +150,7 @@ def test_changed_data_are_noticed(tmp_path) -> None:
 
 def test_another_choice_of_targets_is_no_other_data(tiny, tmp_path) -> None:
     gt = {"eval_args": {"split": {"GT": [0.7, 0.85]}}}
-    first = train(tiny, tmp_path / "first", position=["rope"], **gt)
+    first = train(tiny, tmp_path / "first", MODEL, n_heads=1, position=["rope"], **gt)
     options = {"epochs": 1, "eval_args": {"target": "last"}}
     result = recbole_pos.attach(first, "kernel", options, tmp_path / "x", verbose=False)
     assert result.split["target"] == "last" and "GT" in result.split["split"]

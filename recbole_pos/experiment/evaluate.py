@@ -66,15 +66,15 @@ def evaluate(
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
-    asked = _to_list(metrics)
-    functions = [metric for metric in asked if callable(metric)]
+    requested = _to_list(metrics)
+    functions = [metric for metric in requested if callable(metric)]
     if functions and not (part == "test" and mask_history is None and folder.ranks.is_file()):
         raise UsageError(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "
             "under its own mask_history; leave part and mask_history out"
         )
-    custom = _apply(functions, folder) if functions else {}
-    names = [metric for metric in asked if not callable(metric)]
+    custom = _apply_functions(functions, folder) if functions else {}
+    names = [metric for metric in requested if not callable(metric)]
     if custom and not names:
         return custom
     trained = load_config(folder)
@@ -132,7 +132,7 @@ def _read_ranks(folder: RunFolder) -> np.ndarray:
         raise UsageError(f"{folder.ranks} is damaged: {error}") from error
 
 
-def _apply(functions: Sequence[RankMetric], folder: RunFolder) -> dict[str, float]:
+def _apply_functions(functions: Sequence[RankMetric], folder: RunFolder) -> dict[str, float]:
     """Compute metrics that are functions of the test targets' ranks, from 1; values by name."""
     rank = _read_ranks(folder) + 1
     return {
