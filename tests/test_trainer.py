@@ -212,7 +212,8 @@ def fit(made: Any, **given: Any) -> Any:
 )
 def test_validation_every_few_epochs(experiment, eval_step, validated, whole) -> None:
     """It is finished when no epoch is left that would be validated."""
-    made = experiment("FPARec", epochs=5, eval_step=eval_step, stopping_step=99)
+    patience = {"stopping_step": 99} if validated else {}
+    made = experiment("FPARec", epochs=5, eval_step=eval_step, **patience)
     ended = []
     trainer = fit(made, callback_fn=lambda epoch, _: ended.append((epoch, made.trainer.finished)))
     assert [line["epoch"] for line in trainer.progress.history if line["valid"]] == validated
