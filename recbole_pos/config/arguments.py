@@ -87,15 +87,8 @@ class ClusterArguments:
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
-    """Refuse numbers of trainings, CPUs or GPUs that Ray cannot provide.
-
-    Args:
-        max_concurrent: trainings side by side; None for as many as fit.
-        cpus, gpus: cores and GPUs of one training; fractions share one.
-
-    Raises:
-        UsageError: naming the argument.
-    """
+    """Raise a UsageError for numbers of trainings side by side (None: as many as fit), or of CPUs
+    and GPUs of a training (fractions share one), that Ray cannot provide."""
     fits = is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)
     many = max_concurrent
     for option, is_allowed, wanted, value in (
@@ -224,11 +217,8 @@ Settings = TypeVar(
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Split the keywords of a call into settings and options of the configuration.
-
-    Returns:
-        The settings object with the fields that were given, and the keywords that are no field.
-    """
+    """Return settings with the fields among the keywords of a call, and the other keywords, which
+    are options of the configuration."""
     names = {field.name for field in fields(default)}
     own = {name: value for name, value in keywords.items() if name in names}
     return replace(default, **own), {k: v for k, v in keywords.items() if k not in names}

@@ -98,14 +98,8 @@ def check_plain(where: str, value: Any) -> None:
 
 
 def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
-    """Check a value by an example of its kind, and by the choices and bounds of an option.
-
-    Args:
-        where: place and name of the value, for messages.
-        option: row with bounds for every number, and choices for every text, in the value.
-        value: value to check.
-        example: a valid value.
-    """
+    """Check a value, at a place for messages, by an example of its kind, and by the choices and
+    bounds of an option, which are for every text and every number in it."""
     if option.choices and not isinstance(example, (list, tuple)):
         check_choice(where, value, option.choices)
         return

@@ -39,13 +39,10 @@ def cores() -> int:
 
 
 def _rows(names: str, *allowed: Any, only: Any = (), **attributes: Any) -> list[Option]:
-    """Return equal rows.
+    """Return equal rows for names that are split at spaces.
 
-    Args:
-        names: names of the options, split at spaces.
-        allowed: the smallest and the largest number, or choices, split at spaces.
-        only: condition under which they are read, or several; text is that of ``if_option``.
-        attributes: see :class:`Option`.
+    ``allowed`` are the smallest and the largest number, or choices, split at spaces; ``only`` is
+    one condition or several under which they are read, text being that of ``if_option``.
     """
     if len(allowed) == 1:
         attributes["choices"], allowed = tuple(allowed[0].split()), ()

@@ -328,14 +328,8 @@ class PosConfig(Config):
             self.require_read()
 
     def require_read(self, searched: Iterable[str] = ()) -> None:
-        """Refuse options that were given although nothing reads them.
-
-        Args:
-            searched: options that a search varies, whose values are not known yet.
-
-        Raises:
-            UsageError: naming the option, and under which condition it is read.
-        """
+        """Raise a UsageError for an option that was given although nothing reads it; values of
+        those that are ``searched`` are not known yet."""
         defaults = self.internal_config_dict
         plain = {**self.plain, "MODEL_TYPE": defaults["MODEL_TYPE"]}
         config = {

@@ -56,10 +56,6 @@ def parts_for(
 
     Returns:
         (place, options) of each part; the place is for messages.
-
-    Raises:
-        UsageError: for a name under ``for`` that is neither a model nor a scheme, anything but
-            options under it, or an option that two parts of the run give.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     given: dict[str, str] = {}  # option -> title that it stands under

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    FailFast,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, FailFast, Field, ValidationError, WithJsonSchema
 
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.explain import leave_one_out, require_reasons, strongest
+from recbole_pos.serve.explain import find_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.histories import History, Name, describe_invalid
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.values import shown
@@ -60,11 +55,9 @@ class RecommendBody(_Body):
     ) -> dict[str, tuple[list[int], RecommendBody]]:
         """Split by the model that answers each history or user.
 
-        Args:
-            choose: returns the name of the model for an id; that of a history may be None.
-
         Returns:
-            Name of a model -> numbers of its histories or users, and a body with only these.
+            Name of a model, as ``choose`` returns it for an id or None -> numbers of its histories
+            or users, and a body with only these.
         """
         field = "users" if self.histories is None else "histories"
         asked: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
@@ -99,11 +92,8 @@ Body = TypeVar("Body", bound=_Body)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """Return the body of a request, checked.
-
-    Raises:
-        Refusal: if it is not json (400), or a field is wrong (422).
-    """
+    """Return the checked body of a request; raise a Refusal if it is not json (400), or a field is
+    wrong (422)."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -114,11 +104,8 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments) -> list[dict]:
-    """Return the recommendations of each history or user, in the order of the request.
-
-    Returns:
-        For each ``id``, ``items``, ``scores``, ``by`` and ``unknown``; with ``because`` the past
-        interactions that carried each item.
+    """Return the recommendations of each history or user, in the order of the request: ``id``,
+    ``items``, ``scores``, ``by``, ``unknown``; with ``because`` the reasons of each item.
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.
@@ -155,14 +142,21 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
     if asked.because:
         hides_seen = trained.hides_seen(asked.exclude_seen)
         effects = leave_one_out(trained.scorer, some, row, item, choice, hides_seen)
-        found = strongest(effects, asked.because)
-        found["item"] = trained.items[found["past"] - 1]
-        columns = ["item", "steps_back", "score_change", "rank_change"]
+        found = find_reasons(effects, asked.because)
+        columns = ("pair", "past", "steps_back", "score_change", "rank_change")
         reasons: list[list[dict]] = [[] for _ in row]
-        for pair, reason in zip(found["pair"], found[columns].to_dict("records"), strict=True):
-            known = {k: x for k, x in reason.items() if x == x}  # json has null for NaN
-            whole = {k: int(known[k]) for k in ("rank_change",) if k in known}
-            reasons[pair].append(dict.fromkeys(reason) | known | whole)
+        for pair, past, steps, score_change, rank_change in zip(
+            *(found[name].tolist() for name in columns), strict=True
+        ):
+            is_only = math.isnan(score_change)  # interaction of its history; json has no NaN
+            reasons[pair].append(
+                {
+                    "item": trained.items[past - 1],
+                    "steps_back": steps,
+                    "score_change": None if is_only else score_change,
+                    "rank_change": None if is_only else int(rank_change),
+                }
+            )
         for answer in answers:
             answer["because"] = []
         for owner, some_reasons in zip(row, reasons, strict=True):

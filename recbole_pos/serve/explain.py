@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import torch
@@ -17,21 +15,14 @@ from recbole_pos.values import is_whole, shown
 
 BATCH = 256  # histories that are scored at once
 MOST = 100  # reasons that may be asked for, for an item
-COLUMNS = ("because", "score_change", "rank_change")  # of each reason, numbered
 NOISE = 1e-6  # relative to a score: a smaller change is rounding
+
+Effects = dict[str, np.ndarray]  # columns by name, see leave_one_out
 
 
 def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
-    """Check that past interactions can be left out, if reasons are requested.
-
-    Args:
-        scorer: scorer of the model.
-        because: number of reasons of each item; 0 for none.
-        asked: the histories.
-
-    Raises:
-        UsageError: if the number is out of range, or the model reads no history to leave out from.
-    """
+    """Raise a UsageError unless past interactions can be left out, if ``because``, the number of
+    reasons for each item, is not 0."""
     name = scorer.config["model"]
     if not (is_whole(because) and 0 <= because <= MOST):
         raise UsageError(
@@ -50,15 +41,10 @@ def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
         )
 
 
-def reason_columns(because: int) -> list[str]:
-    """Return the names of the columns of reasons, numbered from 1."""
-    return [f"{name}_{n}" for n in range(1, because + 1) for name in COLUMNS]
-
-
 def add_reasons(
-    table: pd.DataFrame, effects: pd.DataFrame, because: int, names: np.ndarray
+    table: pd.DataFrame, effects: Effects, because: int, names: np.ndarray
 ) -> pd.DataFrame:
-    """Return a table of recommendations with their reasons as further columns.
+    """Return a table of recommendations with their reasons as further columns, numbered from 1.
 
     Args:
         table: a row for each recommendation.
@@ -66,30 +52,32 @@ def add_reasons(
         because: number of reasons of each item.
         names: [items] names of the catalogue.
     """
-    reasons = strongest(effects, because)
-    names_by_id = np.concatenate([[None], names])
-    parts: list[Any] = []
+    reasons, columns = find_reasons(effects, because), {}
     for n in range(1, because + 1):
-        one = reasons[reasons["reason"] == n].set_index("pair").reindex(range(len(table)))
-        past = names_by_id[one["past"].fillna(0).to_numpy(np.int64)]
-        parts += [past, one["score_change"].astype("float32"), one["rank_change"].astype("Int64")]
-    return table.assign(**dict(zip(reason_columns(because), parts, strict=True)))
+        is_nth = reasons["reason"] == n
+        row = reasons["pair"][is_nth]
+        past = np.full(len(table), None, dtype=object)
+        past[row] = names[reasons["past"][is_nth] - 1]
+        changes = np.full((2, len(table)), np.nan)
+        changes[:, row] = reasons["score_change"][is_nth], reasons["rank_change"][is_nth]
+        columns[f"because_{n}"] = past
+        columns[f"score_change_{n}"] = changes[0].astype(np.float32)
+        columns[f"rank_change_{n}"] = pd.array(changes[1], dtype="Int64")
+    return pd.concat([table, pd.DataFrame(columns, table.index)], axis=1)
 
 
-def strongest(effects: pd.DataFrame, most: int) -> pd.DataFrame:
+def find_reasons(effects: Effects, most: int) -> Effects:
     """Return the interactions that carried each item, at most so many, the strongest first; a
-    column ``reason`` numbers those of an item from 1.
-
-    Args:
-        effects: as :func:`leave_one_out` returns them.
-        most: number of reasons of an item.
-    """
-    change = effects["score_change"].fillna(-np.inf)  # of the only interaction of a history
-    carries = change < -NOISE * effects["score"].abs().clip(lower=1)
-    found, change = effects[carries], change[carries]
-    found = found.iloc[np.lexsort((change, found["pair"]))]
-    reason = 1 + np.arange(len(found)) - np.searchsorted(found["pair"], found["pair"])
-    return found.assign(reason=reason)[reason <= most]
+    column ``reason`` numbers those of an item from 1."""
+    change = effects["score_change"]
+    change = np.where(np.isnan(change), -np.inf, change)  # of the only interaction of a history
+    order = np.lexsort((change, effects["pair"]))
+    carries = change < -NOISE * np.maximum(np.abs(effects["score"]), 1)
+    order = order[carries[order]]
+    pair = effects["pair"][order]
+    reason = 1 + np.arange(len(pair)) - np.searchsorted(pair, pair)
+    found = {name: column[order] for name, column in effects.items()} | {"reason": reason}
+    return {name: column[reason <= most] for name, column in found.items()}
 
 
 @torch.inference_mode()
@@ -100,7 +88,7 @@ def leave_one_out(
     item: np.ndarray,
     choice: Choice,
     exclude_seen: bool,
-) -> pd.DataFrame:
+) -> Effects:
     """Score histories without each of their interactions in turn, in batches.
 
     Candidates stay those of the whole history: with ``exclude_seen`` the item of the interaction
@@ -116,11 +104,11 @@ def leave_one_out(
         exclude_seen: whether items of a history are not ranked.
 
     Returns:
-        A row for each of the p ``pair``s and each interaction, the newest first: ``past``, the id
-        of its item; ``steps_back``, 1 for the newest; ``score`` and ``rank`` of the pair's item
-        after the whole history; ``score_change`` and ``rank_change``, what is added to them without
-        the interaction. The score falls without an interaction that carried the item, and the rank
-        rises; both are NaN for the only interaction of a history.
+        Columns with a value for each of the p ``pair``s and each interaction, the newest first:
+        ``past``, the id of its item; ``steps_back``, 1 for the newest; ``score`` and ``rank`` of
+        the pair's item after the whole history; ``score_change`` and ``rank_change``, what is added
+        to them without the interaction: below 0 and above 0 if it carried the item, NaN if it is
+        the only one of its history.
     """
     reach = scorer.reach
     rows, owner, count = np.unique(row, return_inverse=True, return_counts=True)
@@ -149,14 +137,12 @@ def leave_one_out(
     steps_back = 1 + np.arange(len(pair)) - first[pair]
     history, place = owner[pair], column[pair]
     whole = begin[history]
-    return pd.DataFrame(
-        {
-            "pair": pair,
-            "past": some.items[np.cumsum(some.lengths)[history] - steps_back],
-            "steps_back": steps_back,
-            "score": score[whole, place],
-            "rank": rank[whole, place],
-            "score_change": score[whole + steps_back, place] - score[whole, place],
-            "rank_change": rank[whole + steps_back, place] - rank[whole, place],
-        }
-    )
+    return {
+        "pair": pair,
+        "past": some.items[np.cumsum(some.lengths)[history] - steps_back],
+        "steps_back": steps_back,
+        "score": score[whole, place],
+        "rank": rank[whole, place],
+        "score_change": score[whole + steps_back, place] - score[whole, place],
+        "rank_change": rank[whole + steps_back, place] - rank[whole, place],
+    }

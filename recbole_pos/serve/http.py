@@ -12,13 +12,13 @@ import ipaddress
 import logging
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -55,11 +55,7 @@ _log = logging.getLogger("recbole_pos.serve")
 
 
 class Metrics:
-    """Metrics of one server for Prometheus, in a registry of its own.
-
-    Args:
-        models: names of the models.
-    """
+    """Metrics of one server for Prometheus, in a registry of its own."""
 
     def __init__(self, models: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
@@ -104,13 +100,7 @@ class Metrics:
 
 
 class Service:
-    """The work behind the routes of the server.
-
-    Args:
-        folders: folders of the runs to load at the start, by name of the model.
-        settings: address and limits.
-        reporter: prints which models are ready.
-    """
+    """The work behind the routes of a server: of ``folders``, runs by name of the model."""
 
     def __init__(
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
@@ -169,15 +159,9 @@ class Service:
         return await self._compute(request, compute)
 
     async def _compute(
-        self,
-        request: Request,
-        compute: Callable[[dict[str, LoadedModel], bytes], dict[str, Any]],
+        self, request: Request, compute: Callable[[dict[str, LoadedModel], bytes], dict[str, Any]]
     ) -> Response:
-        """Answer a request by a computation in the scoring thread.
-
-        Args:
-            request: the request.
-            compute: makes the answer from the loaded models and the request's body.
+        """Answer a request by what ``compute`` makes of the loaded models and the body.
 
         Raises:
             Refusal: 503 while a model is being loaded, or too many requests are waiting.
@@ -192,9 +176,8 @@ class Service:
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
         try:
-            loop = asyncio.get_running_loop()
-            answer = lambda: to_json(compute(loaded, body))  # noqa: E731
-            return _json(200, await loop.run_in_executor(self.worker, answer))
+            answer = self.worker.submit(lambda: to_json(compute(loaded, body)))
+            return _json(200, await asyncio.wrap_future(answer))
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
@@ -232,11 +215,8 @@ class Service:
         return await self.health()
 
     def renew(self, name: str, run_dir: str | None = None) -> None:
-        """Load a model beside the one in use, and swap them.
-
-        Raises:
-            Refusal: if it cannot be loaded; the one in use stays.
-        """
+        """Load a model beside the one in use, and swap them; raise a Refusal if it cannot be loaded
+        (the one in use stays)."""
         try:
             self.load(name, run_dir)
         except Exception as error:
@@ -274,12 +254,12 @@ def make_app(service: Service) -> FastAPI:
         docs_url=None,  # pages that fetch their scripts from elsewhere
         redoc_url=None,
     )
-    routes: tuple[tuple[str, Callable, Any], ...] = (
-        ("/recommend", service.recommend, bodies.RecommendBody),
-        ("/similar", service.similar, bodies.SimilarBody),
-        ("/reload", service.reload, bodies.ReloadBody),
-    )
-    for path, answer, body in routes:
+    routes: dict[str, tuple[Callable, Any]] = {
+        "/recommend": (service.recommend, bodies.RecommendBody),
+        "/similar": (service.similar, bodies.SimilarBody),
+        "/reload": (service.reload, bodies.ReloadBody),
+    }
+    for path, (answer, body) in routes.items():
         content = {"application/json": {"schema": body.model_json_schema()}}
         about = {"requestBody": {"content": content}}
         app.post(path, response_model=None, openapi_extra=about)(answer)
@@ -341,9 +321,8 @@ def serve(
         server = uvicorn.Server(config)
         gc.freeze()  # libraries: else each reload searches them for garbage, and all requests wait
         if hasattr(signal, "SIGHUP"):
-            renew = lambda *_: threading.Thread(target=service.renew_all).start()  # noqa: E731
-            signal.signal(signal.SIGHUP, renew)
-        threading.Thread(target=load_first).start()
+            signal.signal(signal.SIGHUP, lambda *_: Thread(target=service.renew_all).start())
+        Thread(target=load_first).start()
         with suppress(KeyboardInterrupt):  # raised again by uvicorn, once everything is done
             server.run(sockets=[listening])
         service.worker.shutdown()
@@ -379,15 +358,8 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 
 async def _read_body(request: Request, most: int) -> bytes:
-    """Return the body of a request.
-
-    Args:
-        request: the request.
-        most: largest size of the body, in bytes.
-
-    Raises:
-        Refusal: if it is not json (415), too large (413), or does not arrive in time (408).
-    """
+    """Return the body of a request, of at most so many bytes; raise a Refusal if it is not json
+    (415), too large (413), or does not arrive in time (408)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(

@@ -109,21 +109,19 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or lacks a dataset that the model needs.
             CheckpointError: if the data the model was trained on are not there any more.
         """
-        must_read = data_path is not None or histories_only is False
-        has_dataset = must_read or finds_dataset(run_dir)
-        if must_read or (has_dataset and not histories_only):
-            trained = cls._with_data(run_dir, data_path)
-        else:
+        reads_data = data_path is not None or histories_only is False
+        reads_data = reads_data or (not histories_only and finds_dataset(run_dir))
+        trained = None
+        if not reads_data:
             try:
                 trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
             except NeedsDataset:
-                if not has_dataset:
+                if not finds_dataset(run_dir):
                     raise
-                trained = cls._with_data(run_dir, None)
-            else:
-                if not histories_only:
-                    missing = NeedsDataset("histories of users", trained.config)
-                    warnings.warn(str(missing), RunWarning, 2)
+        if trained is None:
+            trained = cls._with_data(run_dir, data_path)
+        elif not histories_only:
+            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 2)
         if item_vectors is not None:
             trained.add_items(item_vectors)
         return trained
@@ -131,19 +129,20 @@ class Recommender(FittedModel):
     @classmethod
     def _with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
         """Load the model and its dataset, with what the data have beyond the training."""
-        growth, strangers = Growth(), []
 
-        def with_later(dataset: Any) -> Any:
-            nonlocal growth, strangers
+        def is_by_user(dataset: Any) -> bool:
+            return reads_users(dataset.config["model"], dataset.config.model_class)
+
+        def add_later(dataset: Any) -> Any:
             later = dataset.held_out
-            if later is None:
-                return dataset
-            growth = later.growth
-            has_new_users = not reads_users(dataset.config["model"], dataset.config.model_class)
-            strangers = [*([] if has_new_users else later.users), *later.lonely]
-            return extend_log(dataset, later, has_new_users)
+            return dataset if later is None else extend_log(dataset, later, not is_by_user(dataset))
 
-        experiment = load(run_dir, with_later, grown=True, data_path=data_path)
+        experiment = load(run_dir, add_later, grown=True, data_path=data_path)
+        later, strangers = experiment.dataset.held_out, []
+        if later is not None:
+            unknown_users = later.users if is_by_user(experiment.dataset) else []
+            strangers = [*unknown_users, *later.lonely]
+        growth = Growth() if later is None else later.growth
         return cls(experiment, growth, strangers, folder_of(run_dir))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -262,24 +261,21 @@ class Recommender(FittedModel):
     @cached_property
     def _fields(self) -> dict[str, dict[str, Field]]:
         """Fields of interactions and users that histories may have, beside items and times."""
-        fields: dict[str, dict[str, Field]] = {table: {} for table in self.scorer.fields}
-        for table, embeds in self.scorer.fields.items():
-            for name, embed in embeds.items():
-                fields[table][name] = None
-                if not embed.numeric:
-                    names = self.dataset.field2id_token[name]
-                    fields[table][name] = (
-                        {one: i for i, one in enumerate(names)},
-                        bool(embed.is_list),
-                    )
-        return fields
+
+        def find_names(name: str, embed: Any) -> Field:
+            if embed.numeric:
+                return None
+            names = self.dataset.field2id_token[name]
+            return {one: i for i, one in enumerate(names)}, bool(embed.is_list)
+
+        return {
+            table: {name: find_names(name, embed) for name, embed in embeds.items()}
+            for table, embeds in self.scorer.fields.items()
+        }
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
-        """Return histories with a time of the request each, if the model reads it.
-
-        Args:
-            asked: the histories.
-            at: time of the requests that have none; now if None, with a warning the first time.
+        """Return histories with a time of the request each, if the model reads it: their own, or
+        ``at``, or now, with a warning the first time.
 
         Raises:
             UsageError: for a time that the model does not read, or before the newest event.
@@ -331,21 +327,17 @@ class Recommender(FittedModel):
         known = dataset.field2token_id[dataset.uid_field]
         ids = np.array([known.get(user, 0) for user in wanted], dtype=np.int64)
         lengths = log.lengths[ids]
-        absent = [
-            user
-            for user, n in zip(wanted, lengths, strict=True)
-            if not n and user not in self.strangers
-        ]
+        has_events = dict(zip(wanted, lengths > 0, strict=True))
+        absent = [user for user in wanted if not (has_events[user] or user in self.strangers)]
         if absent or not wanted:
             raise UsageError(
                 f"users: {len(absent)} of {len(wanted)} have no event in "
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
-        events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
+        events, rows = torch.from_numpy(gather_index(log.offsets[ids], lengths)), torch.tensor(ids)
         items, times = log.items[events].numpy(), log.times[events].numpy()
-        rows, unknown = torch.from_numpy(ids), np.zeros_like(ids)
         features = dataset.features().map(lambda x: x[events], lambda x: x[rows])
-        return Histories(wanted, items, lengths, times, unknown, ids, features=features)
+        return Histories(wanted, items, lengths, times, 0 * ids, ids, features=features)
 
     def choice(
         self,
@@ -501,8 +493,10 @@ class Recommender(FittedModel):
                 "are excluded; set exclude_seen to false"
             )
         row, hides_seen = np.zeros(len(item), dtype=np.int64), self.hides_seen(exclude_seen)
-        found = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
-        found = found.sort_values(["pair", "score_change"], kind="stable", ignore_index=True)
+        effects = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
+        found = pd.DataFrame(effects).sort_values(
+            ["pair", "score_change"], kind="stable", ignore_index=True
+        )
         found.insert(0, "item", self.items[item[found["pair"]] - 1])
         found["past"] = self.items[found["past"] - 1]
         found = found.astype({"rank": np.int64, "rank_change": "Int64"})

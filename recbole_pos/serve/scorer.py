@@ -43,11 +43,7 @@ class Scorer:
         self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
 
     def require_vectors(self) -> Tensor:
-        """Return ``vectors``.
-
-        Raises:
-            UsageError: if the model has none.
-        """
+        """Return ``vectors``; raise a UsageError if the model has none."""
         if self.vectors is None:
             raise UsageError(
                 f"{self.config['model']} does not score by products of vectors; the models of the "
@@ -106,17 +102,10 @@ class Scorer:
 def top_items(
     scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k best items of every row, best first.
+    """Return scores and ids [rows, k'] of the best items of every row, best first.
 
-    Args:
-        scores: returns the scores [rows, c] of item ids [c].
-        choice: items to choose from.
-        k: number of items.
-        barred: [p] rows and [p] ids of pairs that are excluded.
-
-    Returns:
-        scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
-        fewer are left.
+    k' is the smaller of k and the number of items in ``choice``; the score is -inf where fewer are
+    left. ``scores`` and ``barred`` are as of :func:`score_parts`.
     """
     best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()
