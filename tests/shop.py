@@ -63,26 +63,22 @@ def tables(seed: int = 0, users: int = 14, items: int = 20) -> dict[str, pd.Data
     lengths = rng.integers(1, 16, users)
     lengths[:3] = [1, 3, 4]
     n = int(lengths.sum())
-    inter = pd.DataFrame(
-        {
-            "user_id:token": np.repeat([f"u{u}" for u in range(users)], lengths),
-            "item_id:token": [f"i{i}" for i in rng.integers(0, items, n)],
-            "timestamp:float": 1.5e9 + 3600 * rng.integers(0, 40, n),
-            "channel:token": [maybe(rng, c) for c in rng.choice(["web", "app"], n)],
-            "stars:float": [maybe(rng, float(s)) for s in rng.integers(1, 6, n)],
-        }
-    )
-    item = pd.DataFrame(
-        {
-            "item_id:token": [f"i{i}" for i in range(items)],
-            "brand:token": [maybe(rng, b) for b in rng.choice(list("ABC"), items)],
-            "tags:token_seq": [
-                " ".join(rng.choice(list("pqrst"), rng.integers(0, 4))) for _ in range(items)
-            ],
-            "price:float": [maybe(rng, float(p)) for p in rng.integers(1, 8, items)],
-            "weight:float": [maybe(rng, float(w)) for w in rng.integers(1, 90, items)],
-        }
-    )
+    inter = {
+        "user_id:token": np.repeat([f"u{u}" for u in range(users)], lengths),
+        "item_id:token": [f"i{i}" for i in rng.integers(0, items, n)],
+        "timestamp:float": 1.5e9 + 3600 * rng.integers(0, 40, n),
+        "channel:token": [maybe(rng, c) for c in rng.choice(["web", "app"], n)],
+        "stars:float": [maybe(rng, float(s)) for s in rng.integers(1, 6, n)],
+    }
+    item = {
+        "item_id:token": [f"i{i}" for i in range(items)],
+        "brand:token": [maybe(rng, b) for b in rng.choice(list("ABC"), items)],
+        "tags:token_seq": [
+            " ".join(rng.choice(list("pqrst"), rng.integers(0, 4))) for _ in range(items)
+        ],
+        "price:float": [maybe(rng, float(p)) for p in rng.integers(1, 8, items)],
+        "weight:float": [maybe(rng, float(w)) for w in rng.integers(1, 90, items)],
+    }
     user = pd.DataFrame(
         {
             "user_id:token": [f"u{u}" for u in range(users)],
@@ -91,7 +87,8 @@ def tables(seed: int = 0, users: int = 14, items: int = 20) -> dict[str, pd.Data
         }
     )
     user.loc[2, ["country:token", "age:float"]] = ""
-    return {"inter": inter.sample(frac=1, random_state=1), "item": item.iloc[:-1], "user": user}
+    inter, item = pd.DataFrame(inter), pd.DataFrame(item)
+    return {"inter": inter.sample(frac=1, random_state=1), "item": item[:-1], "user": user}
 
 
 def write(folder: Path, made: dict[str, pd.DataFrame]) -> Path:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import reference
 import torch
-from recbole.data.interaction import Interaction
 from shop import (
     RELATIONS,
     SIZES,
@@ -265,35 +264,31 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
     """All windows of a user come in one batch, in order; in prediction the whole history."""
     made = open_shop(folder, MAX_ITEM_LIST_LENGTH=length, train_batch_size=3)
     log, part, lookup = made.dataset.log, made.dataset.part, made.model.lookup
-    loader = made.trainer.training_loader(made.loaders["train"])
-    seen, owner = [], {}
-    for number, batch in enumerate(loader):
+    seen, met = [], set()
+    for batch in made.trainer.training_loader(made.loaders["train"]):
         events, users = batch.events.numpy(), log.users[batch.events].numpy()
         seen += events.tolist()
-        assert all(owner.setdefault(user, number) == number for user in users.tolist())
         rows = lookup.windows(events, batch.lengths.numpy(), np.ones(len(events), bool), True)
-        assert len(np.unique(rows.chain)) == len(np.unique(users))
+        assert len(np.unique(rows.chain)) == len(np.unique(users)) and batch.lengths.max() <= length
         assert (np.diff(events)[users[1:] == users[:-1]] == 1).all()
-        assert batch.lengths.max() <= length
-    users = log.users.numpy()[part == TRAIN]
-    last = np.append(np.flatnonzero(np.diff(users)), len(users) - 1)
-    inputs = np.delete(np.flatnonzero(part == TRAIN), last)  # the newest is a target alone
-    assert sorted(seen) == inputs.tolist() and len(loader) > 1
+        assert met.isdisjoint(users.tolist())
+        met.update(users.tolist())
+    trained = np.flatnonzero(part == TRAIN)
+    is_newest = np.append(np.diff(log.users.numpy()[trained]) > 0, True)  # a target alone
+    assert sorted(seen) == trained[~is_newest].tolist()
     target = made.loaders["test"]._dataset.inter_feat.target.numpy()
     start = log.offsets[log.users.numpy()[target]]
     rows = lookup.histories(start, target, bank=False)
-    first = np.cumsum(rows.lengths) - rows.lengths
-    for chain, (begin, end) in enumerate(zip(start, target, strict=True)):
-        own = np.flatnonzero(rows.chain == chain)
-        events = rows.events[first[own[0]] : first[own[-1]] + rows.lengths[own[-1]]]
-        assert events.tolist() == list(range(begin, end))
-        assert (rows.lengths[own][1:] == length).all() and rows.lengths[own].max() <= length
+    chain = np.repeat(rows.chain, rows.lengths)
+    for number, (begin, end) in enumerate(zip(start, target, strict=True)):
+        assert rows.events[chain == number].tolist() == list(range(begin, end))
+        lengths = rows.lengths[rows.chain == number]
+        assert (lengths[1:] == length).all() and lengths.max() <= length
 
 
 def test_only_chunks_that_follow_each_other_are_linked(folder: Path) -> None:
-    """Neither the first events of the next user, nor chunks with a gap, nor rows beside others."""
-    made = open_shop(folder)
-    lookup, longest = made.model.lookup, made.model.max_seq_length
+    """Neither the first events of the next user, nor chunks with a gap."""
+    lookup = open_shop(folder).model.lookup
     user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
     start, end = lookup.offsets[user : user + 2]
 
@@ -305,11 +300,6 @@ def test_only_chunks_that_follow_each_other_are_linked(folder: Path) -> None:
     assert chains((start, start + 2), (start + 2, start + 5)) == [0, 0]
     assert chains((start, start + 2), (start + 3, start + 5)) == [0, 1]
     assert chains((start, end), (end, end + 1)) == [0, 1]
-    user = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > 2 * longest)[0]
-    target = torch.tensor(lookup.offsets[user] + longest * np.array([1, 2]))
-    lengths = torch.full((2,), longest)
-    rows = Interaction({TARGET_EVENT: target, made.model.ITEM_SEQ_LEN: lengths})
-    assert made.model.prefix_rows(rows)[0].chain.tolist() == [0, 1]
 
 
 def test_long_histories_are_predicted_part_by_part(folder: Path, monkeypatch) -> None:
@@ -361,33 +351,16 @@ def test_bad_options(folder: Path, options: dict, named: str) -> None:
         open_shop(folder, **options)
 
 
-def test_rows_without_their_place_in_the_log_are_refused(folder: Path) -> None:
-    made = open_shop(folder)
-    rows = made.loaders["test"]._dataset[np.arange(3)]
-    del rows.interaction[TARGET_EVENT]
-    with pytest.raises(UsageError, match="'target_event'"):
-        made.model.full_sort_predict(rows)
-
-
-@pytest.mark.parametrize(
-    ("options", "instead"),
-    [
-        ({"relations": ["time"]}, "leave the time out of relations$"),
-        ({"cross_sequence": "time_respecting"}, "cross_sequence: random_order"),
-    ],
-    ids=str,
-)
-def test_times_that_stand_still_are_no_clock(tmp_path: Path, options: dict, instead: str) -> None:
+def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
     """Of all, or of a user: sessions with the time of their day have an order among them."""
-    made, given = tables(), {"relations": ["brand"], "position": ["nope"], **options}
+    made, given = tables(), {"relations": ["brand"], "position": ["nope"]}
+    across, timed = {**given, "cross_sequence": "time_respecting"}, {**given, "relations": ["time"]}
     times = made["inter"].groupby("user_id:token")["timestamp:float"]
     made["inter"]["timestamp:float"] = times.transform("min")
-    folder = write(tmp_path / "users", made)
-    if "cross_sequence" in options:
-        open_shop(folder, **given)
-    else:
-        with pytest.raises(UsageError, match=instead):
-            open_shop(folder, **given)
+    folder = write(tmp_path, made)
+    open_shop(folder, **across)
+    with pytest.raises(UsageError, match="leave the time out of relations$"):
+        open_shop(folder, **timed)
     made["inter"]["timestamp:float"] = 5.0
-    with pytest.raises(UsageError, match=f"all events of a user.* {instead}"):
-        open_shop(write(tmp_path / "all", made), **given)
+    with pytest.raises(UsageError, match="cross_sequence: random_order"):
+        open_shop(write(tmp_path, made), **across)

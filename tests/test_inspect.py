@@ -17,6 +17,7 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.inspect import distance
+from recbole_pos.inspect.attention_report import inspect_attention
 from recbole_pos.inspect.attention_weights import (
     attention_layers,
     attention_maps,
@@ -202,14 +203,11 @@ def test_a_checkpoint_file(runs: dict[int, Path]) -> None:
     """The folder's own, or another one in it: then its weights count."""
     one, two = runs[1], runs[3]
     shutil.copy(two / "checkpoint.pt", one / "later.pt")
-
-    def layers(path: Path) -> list:
-        arguments = ["--checkpoint", str(path), "--min_events", "5", "--users", "4"]
-        assert main(["inspect", "attention", *arguments]) == 0
-        folder = path.parent if path.is_file() else path
-        return json.loads((folder / "attention.json").read_text())["layers"]
-
-    assert layers(one) == layers(one / "checkpoint.pt") != layers(two) == layers(one / "later.pt")
+    first, same, other, later = (
+        inspect_attention(path, 4, 5).content["layers"]
+        for path in (one, one / "checkpoint.pt", two, one / "later.pt")
+    )
+    assert first == same != other == later
 
 
 def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:

@@ -55,10 +55,8 @@ def packed(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repository(
     pages: ModuleType, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    places = {
-        **{"ROOT": "", "STUDIES": "studies", "RESULTS": "results"},
-        **{"RUNS": "results/runs", "TABLES": "results/tables"},
-    }
+    places = {"ROOT": "", "STUDIES": "studies", "RESULTS": "results"}
+    places |= {"RUNS": "results/runs", "TABLES": "results/tables"}
     for name, place in places.items():
         monkeypatch.setattr(pages, name, tmp_path / place)
         (tmp_path / place).mkdir(exist_ok=True)

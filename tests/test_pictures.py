@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -19,7 +18,6 @@ from matplotlib.text import Text
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect import encoding
 from recbole_pos.inspect.attention_report import Periods, draw_measures, draw_periods
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import (
@@ -149,66 +147,36 @@ def row(printed: str, name: str) -> list[str]:
     return line.split()
 
 
-def drawn(monkeypatch) -> dict[str, dict[int, np.ndarray]]:
-    """What is handed to the picture, by its file name."""
-    seen = {}
-
-    def keep(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
-        seen[file.name] = vectors
-        return draw_encoding(vectors, title, file)
-
-    monkeypatch.setattr(encoding, "draw_encoding", keep)
-    return seen
-
-
 def test_fixed_encodings(tmp_path: Path, monkeypatch, capsys) -> None:
     """By default those of the paper's pictures, at its sizes, where one stands."""
-    seen = drawn(monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert main(["inspect", "encoding"]) == 0
     printed = capsys.readouterr().out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["encoding_dpe.png", "encoding_spe.png"]
     assert row(printed, "spe") == ["spe", "0-99", "no", "yes"]
     assert row(printed, "dpe") == ["dpe", "0-49", "50-99", "yes"]
-    vectors = seen["encoding_dpe.png"]
-    assert {n: v.shape for n, v in vectors.items()} == {10: (10, 100), 20: (20, 100)}
-    np.testing.assert_array_equal(vectors[10][:, :50], vectors[20][:10, :50])
-    np.testing.assert_array_equal(vectors[10][:, 50:], vectors[20][10:, 50:])
-    assert vectors[20][0, 50] == pytest.approx(np.sin(19))
+    scheme = fixed_encodings(["dpe"], 20, None)["dpe"]
+    short, long = (session_vectors(scheme, length) for length in (10, 20))
+    np.testing.assert_array_equal(short, np.hstack((long[:10, :50], long[10:, 50:])))
+    assert short.shape == (10, 100) and long[0, 50] == pytest.approx(np.sin(19))
     # in float32 sines of the slowest columns would be straight lines
     arguments = ["aspe", "--length", "3", "--hidden_size", "7", "--out", str(tmp_path / "new")]
     assert main(["inspect", "encoding", *arguments]) == 0
     assert row(capsys.readouterr().out, "aspe")[1:] == ["no", "no", "yes"]
 
 
-def test_products_are_of_all_lengths(tmp_path: Path, monkeypatch) -> None:
-    """Panels: each length, each length with itself, and pairs; rows are the shorter session's."""
-    images, imshow = [], Axes.imshow
-    monkeypatch.setattr(
-        Axes, "imshow", lambda self, x, **style: images.append(x) or imshow(self, x, **style)
-    )
-    scheme = fixed_encodings(["dpe"], 5, 8)["dpe"]
-    v = {n: session_vectors(scheme, n) for n in (3, 5)}
-    draw_encoding(v, "dpe", tmp_path / "dpe.png")
-    want = [*v.values(), *(v[a] @ v[b].T for a, b in [(3, 3), (5, 5), (3, 5)])]
-    for image, matrix in zip(images, want, strict=True):
-        np.testing.assert_array_equal(image, matrix)
-
-
-def test_encodings_of_a_trained_model(run: Path, monkeypatch, capsys) -> None:
+def test_encodings_of_a_trained_model(run: Path, capsys) -> None:
     """Its own weights, found by type; into its folder."""
-    seen = drawn(monkeypatch)
     assert main(["inspect", "encoding", "--checkpoint", str(run), "--length", "5", "12"]) == 0
     printed = capsys.readouterr().out
     assert row(printed, "ldpe")[1:] == ["0-3", "4-7", "yes"]
     assert row(printed, "learned")[1:] == ["no", "0-7", "yes"]  # from the newest by default
-    model = recbole_pos.load(run).model.cpu()
-    weight = model.position_embedding.schemes["ldpe"].weight.detach().numpy()
-    found = seen["encoding_ldpe.png"]
-    np.testing.assert_array_equal(found[5][:, :4], weight[:5, :4])
-    np.testing.assert_array_equal(found[5][:, 4:], weight[:5, 4:][::-1])
     assert (run / "encoding_ldpe.png").read_bytes().startswith(PNG)
+    model = recbole_pos.load(run).model.cpu()
     assert list(encodings_in(model)) == ["ldpe", "learned"]
+    weight = model.position_embedding.schemes["ldpe"].weight.detach().numpy()
+    found = session_vectors(encodings_in(model)["ldpe"], 5)
+    np.testing.assert_array_equal(found, np.hstack((weight[:5, :4], weight[4::-1, 4:])))
 
 
 @pytest.mark.parametrize(
@@ -255,14 +223,6 @@ LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^da
 RNG = np.random.default_rng(0)
 
 
-def curves(epochs: int, name: str, validated: bool = True) -> Callable[[Path], object]:
-    history = [
-        {"epoch": n, "loss": 9 - v, "valid": {"ndcg@10": v / 10} if validated else None}
-        for n, v in enumerate(RNG.random(epochs).tolist())
-    ]
-    return lambda file: draw_curves(history, "ndcg@10", True, (name, "a word"), file)
-
-
 def attention(layers: int, heads: int, n: int, name: str) -> Callable[[Path], object]:
     weights = [np.tril(RNG.random((heads, n, n))) for _ in range(layers)]
     return lambda file: draw_attention(weights, (name, "what is shown"), "weight", file)
@@ -272,11 +232,6 @@ def kernel(factors: int, name: str) -> Callable[[Path], object]:
     found = {f"U, layer {n + 1}": np.eye(50) for n in range(factors - 1)}
     found["L, all layers"] = np.eye(50) + 0.01 * np.tril(RNG.random((50, 50)))
     return lambda file: draw_kernel(found, name, file)
-
-
-def measures(layers: int, heads: int, kinds: int, name: str) -> Callable[[Path], object]:
-    found = [RNG.random((2, kinds, heads)) for _ in range(layers)]
-    return lambda file: draw_measures(Measured(found, RNG.random((2, kinds)), False), name, file)
 
 
 def periods(layers: int, groups: int, name: str) -> Callable[[Path], object]:
@@ -314,15 +269,20 @@ def search(names: list[str], name: str) -> Callable[[Path], object]:
     return lambda file: draw(trials, Space(parameters), METRIC, "min", name, file.parent)
 
 
+MEASURED = Measured([RNG.random((2, 3, 8)) for _ in range(8)], RNG.random((2, 3)), False)
 PICTURES = {
-    "curves of one epoch": curves(1, SHORT),
-    "curves without validation": curves(2, SHORT, validated=False),
+    "curves of one epoch": lambda file: draw_curves(
+        [{"epoch": 0, "loss": 9.0, "valid": {"m": 0.1}}], "m", True, (SHORT, "a word"), file
+    ),
+    "curves without validation": lambda file: draw_curves(
+        [{"epoch": 0, "loss": 9.0, "valid": None}], "m", True, (SHORT, "a word"), file
+    ),
     "attention of two heads in 4 layers": attention(4, 2, 30, LONG),
     "positions of one event": lambda file: draw_triangles(
         {"learned": agreement(np.ones((1, 8)))}, (LONG, "what is shown"), "weight", file
     ),
     "kernels of 4 layers": kernel(5, LONG),
-    "measures of 8 layers": measures(8, 8, 3, LONG),
+    "measures of 8 layers": lambda file: draw_measures(MEASURED, LONG, file),
     "periods of 8 layers": periods(8, 8, LONG),
     "encoding of 2": lambda file: draw_encoding({2: np.eye(2)}, LONG, file),
     "one relation": relations(["brand"], 1, 1, SHORT),

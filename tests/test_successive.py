@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,18 @@ import torch
 from conftest import make_log, write_atomic
 from recbole.data.dataloader import FullSortEvalDataLoader
 from recbole.data.utils import create_samplers
-from session_logs import CUT, file_phases, session_log
+from session_logs import CUT, session_log
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import BatchRequirements, make_training_loader
-from recbole_pos.data.splits import TEST, VALID
+from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import BUILTIN_GENERAL
 
 NUMBERS = [0.7, 0.85]
 GT = {"split": {"GT": NUMBERS}}
-ALONE = {"train_neg_sample_args": None}  # uniform negatives are of the whole catalogue
 POPULAR = {"train_neg_sample_args": {"distribution": "popularity", "sample_num": 1}}
 
 
@@ -39,10 +39,6 @@ def late_log() -> pd.DataFrame:
         for place in range(count)
     ]
     return pd.concat([frame, pd.DataFrame(rows, columns=frame.columns)], ignore_index=True)
-
-
-def edges(frame: pd.DataFrame) -> list[float]:
-    return np.quantile(frame.timestamp, NUMBERS).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -132,78 +128,44 @@ def test_histories_hold_everything_before_the_target(experiment, late, model, ma
     assert seen == sum(map(len, split_targets(made).values()))
 
 
-def trained_items(made: Any) -> set[str]:
+def trained_items(made: Any) -> set[int]:
     """Every item that any path of training shows."""
     train = made.loaders["train"]
     data = train._dataset
-    tokens = made.dataset.field2id_token["item_id"]
-    ids = {*data.item_counter, *data.inter_matrix("coo").col.tolist()}
-    ids |= {*data.inter_feat["item_id"].tolist()}
+    shown = [[*data.item_counter], data.inter_matrix("coo").col, data.inter_feat["item_id"]]
     for batch in train:
         if hasattr(batch, "targets"):
-            ids |= {*batch.targets.tolist(), *batch.items.tolist()}
+            shown += [batch.targets, batch.items]
         else:
-            columns = [c for c in batch.columns if "item_id" in c]
-            ids |= {item for column in columns for item in batch[column].unique().tolist()}
+            shown += [batch[column].flatten() for column in batch.columns if "item_id" in column]
     if not train.packed and train._sampler is not None:
-        ids |= {int(item) for used in train._sampler.used_ids for item in used}
-        ids |= {int(item) for item in getattr(train._sampler, "prob", {})}
-    return set(tokens[sorted(int(i) for i in ids - {0})])
+        shown += [list(used) for used in train._sampler.used_ids]
+        shown.append([*getattr(train._sampler, "prob", {})])
+    return {int(item) for items in shown for item in items} - {0}
 
 
 @pytest.mark.parametrize(
-    ("protocol", "model", "options"),
+    ("log_of", "model", "options"),
     [
-        ("GT", "PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
-        ("ST", "FPARec", {"augmentation": "prefix"}),
-        ("GT", "SASRec", {}),
-        ("ST of recent", "FPMC", POPULAR),
-        ("ST", "Pop", ALONE),
-        ("GT", "BPR", POPULAR),
+        (late_log, "PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
+        (session_log, "FPARec", {"augmentation": "prefix"}),
+        (late_log, "SASRec", {}),
+        (session_log, "FPMC", {**POPULAR, "train_fraction": "1/2"}),
+        (session_log, "Pop", {"train_neg_sample_args": None}),
+        (late_log, "BPR", POPULAR),
     ],
-    ids=str,
 )
 def test_training_sees_nothing_that_is_held_out(
-    experiment, tmp_path: Path, protocol: str, model: str, options: dict
+    experiment, tmp_path: Path, log_of: Callable, model: str, options: dict
 ) -> None:
-    """Neither a later item nor a session of another part; every event but the first is a target."""
-    frame, given = (late_log(), {"eval_args": GT}) if protocol == "GT" else (session_log(), CUT)
-    early = frame.timestamp <= edges(frame)[0] if protocol == "GT" else None
-    if early is None:
-        phases = file_phases(frame)
-        order = [session for session, phase in phases.items() if phase == "train"]
-        if protocol == "ST of recent":
-            order, given = order[len(order) // 2 :], {**CUT, "train_fraction": "1/2"}
-        early = frame.user_id.isin(order)
-    frame["item_id"] = np.where(early, "e", "l") + frame.item_id.str[1:]
+    """Every event has an item of its own here; all of training but the first are targets."""
+    frame = log_of().assign(item_id=lambda log: [f"i{n}" for n in range(len(log))])
+    given = {"eval_args": GT} if log_of is late_log else CUT
     made = experiment(model, data_path=str(write_atomic(frame, tmp_path)), **given, **options)
-    assert trained_items(made) == set(frame.item_id[early])
-    firsts = 0 if model in BUILTIN_GENERAL else frame.user_id[early].nunique()
-    assert made.loaders["train"].targets == early.sum() - firsts
-    if model == "Pop":
-        made.trainer.fit(made.loaders["train"], saved=False, verbose=False)
-        counted = np.flatnonzero(made.model.item_cnt[:, 0].numpy())
-        assert all(t[0] == "e" for t in made.dataset.field2id_token["item_id"][counted])
-
-
-def test_histories_never_cross_sessions(experiment, tmp_path: Path) -> None:
-    path = str(write_atomic(session_log(own_items=True), tmp_path))
-    made = experiment("PosSASRec", data_path=path, **CUT)
-    users, items = (made.dataset.field2id_token[name] for name in ("user_id", "item_id"))
-    for part in (loader._dataset for loader in made.loaders.values()):
-        rows = part[np.arange(len(part))]
-        columns = (rows[f] for f in ("user_id", "item_id_list", "item_length", "item_id"))
-        for user, history, length, item in zip(*columns, strict=True):
-            names = [*items[history[:length].numpy()], items[item]]
-            assert {name.split("_")[0] for name in names} == {users[user]}
-    for batch in made.trainer.training_loader(made.loaders["train"]):
-        read, targets = (
-            [items[item].split("_")[0] for item in column]
-            for column in (batch.items, batch.targets)
-        )
-        window = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
-        assert read == targets
-        assert len({*zip(read, window, strict=True)}) == len(batch.lengths)
+    log, part = made.dataset.log, made.dataset.part
+    assert trained_items(made) == set(log.items[part == TRAIN].tolist())
+    firsts = 0 if model in BUILTIN_GENERAL else len(set(log.users[part == TRAIN].tolist()))
+    assert made.loaders["train"].targets == (part == TRAIN).sum() - firsts
 
 
 @pytest.mark.parametrize(("model", "mode"), [("Pop", "valid_and_test"), ("BPR", "test_only")])
@@ -238,11 +200,9 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
         make_training_loader(config, PosDataset(config).build()[0], BatchRequirements())
 
 
-def test_a_run_says_what_was_split(
-    late: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_what_was_split(late: str, tmp_path: Path, capsys) -> None:
     frame, run = late_log(), tmp_path / "run"
-    first, last = edges(frame)
+    first, last = np.quantile(frame.timestamp, NUMBERS).tolist()
     options = {"data_path": late, "eval_args": GT, "epochs": 1}
     result = recbole_pos.run("BPR", "tiny", None, options, run_dir=run)
     split = json.loads((run / "result.json").read_text())["split"]
@@ -253,40 +213,28 @@ def test_a_run_says_what_was_split(
     made = recbole_pos.load(run)
     assert made.dataset.split.summary == result.split == split
     assert dict(made.trainer.evaluate(made.loaders["test"], load_best_model=False)) == result.test
-    options = {"data_path": late, "eval_args": {"split": {"LS": "test_only"}}, "epochs": 1}
+    options = {**options, "eval_args": {"split": {"LS": "test_only"}}}
     result = recbole_pos.run("Pop", "tiny", None, options, run_dir=tmp_path / "without")
     assert result.valid_targets == 0 and result.best_valid is None and result.test
     assert "no validation" in capsys.readouterr().out
 
 
-# c loses z and is short, so v is rare in the end; y is rare once d, of one event, is gone
-EVENTS = {"a": "xw", "b": "xw", "c": "vz", "g": "vx", "d": "y", "h": "yx"}
-
-
-def filtered(folder: Path, **options: Any) -> tuple[dict[str, str], PosSequentialDataset]:
-    """The items of each session that filters leave."""
-    rows = [(session, item) for session, items in EVENTS.items() for item in items]
+def test_one_pass_of_filtering_by_hand(tmp_path: Path) -> None:
+    """c loses z and is short, so v is rare in the end; y is rare once d, of one event, is gone."""
+    events = {"a": "xw", "b": "xw", "c": "vz", "g": "vx", "d": "y", "h": "yx"}
+    rows = [(session, item) for session, items in events.items() for item in items]
     frame = pd.DataFrame(rows, columns=["user_id", "item_id"])
-    write_atomic(frame.assign(timestamp=range(len(rows))), folder)
-    item = pd.DataFrame({"item_id:token": list("vwxyzq"), "size:float": range(6)})
-    item.to_csv(folder / "tiny" / "tiny.item", sep="\t", index=False)
-    fields = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "size"]}
-    given = {"data_path": str(folder), "load_col": fields, **options}
+    folder = write_atomic(frame.assign(timestamp=range(len(rows))), tmp_path)
+    given = {"data_path": str(folder), "session_filter": {"item": 2, "session": 2}}
     dataset = PosSequentialDataset(PosConfig("SASRec", "tiny", None, given))
     users, items = (dataset.field2id_token[field] for field in ("user_id", "item_id"))
-    found: dict[str, str] = {}
-    for user, item in dataset.inter_feat[["user_id", "item_id"]].to_numpy():
-        found[users[user]] = found.get(users[user], "") + items[item]
-    return found, dataset
-
-
-def test_one_pass_of_filtering_by_hand(tmp_path: Path) -> None:
-    left, made = filtered(tmp_path, session_filter={"item": 2, "session": 2})
-    assert left == {"a": "xw", "b": "xw", "g": "vx"}
-    # q never had an event, which is RecBole's to keep; what was dropped has no id and no row
-    assert set(made.field2id_token["item_id"][1:]) == set("xwvq") and made.user_num == 4
-    # RecBole's goes on until nothing changes
-    core = dict.fromkeys(("user_inter_num_interval", "item_inter_num_interval"), "[2,inf)")
-    assert filtered(tmp_path, **core)[0] == {"a": "xw", "b": "xw"}
+    left = [
+        (users[user], items[item])
+        for user, item in dataset.inter_feat[["user_id", "item_id"]].to_numpy()
+    ]
+    assert left == [row for row in rows if row[0] in "abg"]
+    assert set(items[1:]) == set("xwv") and len(users) == 4  # what was dropped has no id
     with pytest.raises(UsageError, match="session_filter"):
-        filtered(tmp_path, session_filter={"item": 9})
+        PosSequentialDataset(
+            PosConfig("SASRec", "tiny", None, {**given, "session_filter": {"item": 9}})
+        )
