@@ -87,12 +87,12 @@ SLOW = (
     *("test_tune_space", "test_study_cluster", "test_inspect", "test_grown", "test_trainer"),
     *("test_ray_token", "test_update", "test_recbole_", "test_compile", "test_studies.py"),
     *("test_warm_start", "test_dataset_sample", "test_builtins", "test_distributed"),
-    *("test_convert", "test_atomic", "test_shop_example", "test_launch"),
+    *("test_convert", "test_tables", "test_shop_example", "test_launch"),
     *("test_cache", "test_ranks", "test_tune", "test_checkpoint_files", "test_presets"),
-    *("test_session_models", "test_options", "test_old_runs", "test_ties"),
+    *("test_session_models", "test_options", "test_old_runs", "test_splits"),
     *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
     "test_fuzz",
-    *("test_filtering", "test_identity"),
+    *("test_loading", "test_identity"),
     *("test_bench", "test_shapes"),
 )
 

@@ -1,4 +1,4 @@
-"""Splits, their targets and cold items, against lists and loops: by user, time and session."""
+"""Splits, their targets, cold items and ties, against lists and loops."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import math
 from collections import Counter, defaultdict
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from conftest import make_log, write_atomic
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config.options import find_option
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.splits import (
     PHASES,
@@ -29,7 +34,7 @@ from recbole_pos.data.splits import (
     split_by_time,
     split_sessions,
 )
-from recbole_pos.data.targets import Split, make_split
+from recbole_pos.data.targets import Split, make_split, read_ties
 from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError
 
@@ -82,16 +87,6 @@ def by_user(events: list[Event]) -> dict[int, list[int]]:
     return rows
 
 
-def quantile(times: list[float], q: float) -> float:
-    """numpy's linear quantile, in its own order of operations."""
-    times = sorted(times)
-    place = (len(times) - 1) * q
-    low = math.floor(place)
-    a, b = times[low], times[min(low + 1, len(times) - 1)]
-    share = place - low
-    return b - (b - a) * (1 - share) if share >= 0.5 else a + (b - a) * share
-
-
 def leave_one_out(events: list[Event], mode: str) -> list[str]:
     phases = ["train"] * len(events)
     for rows in by_user(events).values():
@@ -104,7 +99,7 @@ def leave_one_out(events: list[Event], mode: str) -> list[str]:
 
 def global_split(events: list[Event], numbers: list[float]) -> list[str] | None:
     """None where a part is empty."""
-    edges = [quantile([e.time for e in events], q) for q in numbers]
+    edges = np.quantile([e.time for e in events], numbers)
     later = [sum(event.time > edge for edge in edges) for event in events]
     names = ["train", *["valid"] * (len(edges) - 1), "test"]
     phases = [names[n] for n in later]
@@ -212,26 +207,27 @@ def test_splits_against_brute_force(events, split, fraction, target, cold) -> No
     for phase in PHASES:
         assert summary["events"][phase] == sum(summary[key][phase] for key in parts)
     if "GT" in split:
-        times = [e.time for e in events]
-        assert summary["boundaries"] == [quantile(times, q) for q in split["GT"]]
+        edges = np.quantile([e.time for e in events], split["GT"])
+        assert summary["boundaries"] == edges.tolist()
     if "ST" in split:
         check_sessions(events, phases, summary)
 
 
 def check_sessions(events: list[Event], phases: list[str], summary: dict[str, Any]) -> None:
+    """No training interaction is later than the end of a held-out session."""
     phase = {event.user: name for event, name in zip(events, phases, strict=True)}
+    times: dict[int, list[float]] = defaultdict(list)
+    for event in events:
+        times[event.user].append(event.time)
+    newest = max(max(times[user]) for user, name in phase.items() if name == "train")
+    held_out = [times[user] for user, name in phase.items() if name in PHASES[1:]]
+    assert summary["boundaries"][0] == newest <= min(map(max, held_out))
     found = Counter(phase.values())
-    newest = max(e.time for e, name in zip(events, phases, strict=True) if name == "train")
-    held_out = [user for user, name in phase.items() if name in PHASES[1:]]
-    begins = {u: min(e.time for e in events if e.user == u) for u in held_out}
     assert summary["sessions"] == {
         **{name: found[name] for name in PHASES},
         "left_out": found[""],
-        "overlapping": sum(begins[user] < newest for user in held_out),
+        "overlapping": sum(min(session) < newest for session in held_out),
     }
-    # no event of training is later than the end of a held-out session
-    assert summary["boundaries"][0] == newest
-    assert all(max(e.time for e in events if e.user == user) >= newest for user in held_out)
 
 
 @settings(deadline=None)
@@ -247,42 +243,32 @@ def test_random_targets_are_one_of_all_for_each_user_and_phase(events, split, co
         assert sorted(users) == sorted({events[row].user for _, row in every[phase]})
 
 
-def one_each(users: int, order: list[int] | None = None) -> list[Event]:
-    """Every user has 2 training events, and 4 in validation and in test, at the same times."""
-    return [
-        Event(user, 1 + place % (ITEMS - 1), float(place))
-        for user in order or range(1, users + 1)
-        for place in range(10)
-    ]
+def choose_random(order: list[int]) -> dict[str, dict[int, float]]:
+    """Times of the random targets of each phase by name of the user; users are in this order.
 
-
-def chosen(split: Split, names: list[int]) -> dict[str, dict[int, float]]:
-    """The times of the targets of each phase, by name."""
-    found = {}
+    Every user has 2 training events, and 4 in validation and in test, at the same times.
+    """
+    events = [Event(user, 1 + t % (ITEMS - 1), float(t)) for user in order for t in range(10)]
+    split, found = split_of(events, eval_args({"GT": [0.15, 0.55]}, "random")), {}
     for phase in (VALID, TEST):
         at = np.flatnonzero((split.part == phase) & split.is_target)
         users, times = split.log.users[at].tolist(), split.log.times[at].tolist()
-        found[PHASES[phase]] = {names[u - 1]: t for u, t in zip(users, times, strict=True)}
+        found[PHASES[phase]] = {order[u - 1]: t for u, t in zip(users, times, strict=True)}
     return found
 
 
-def test_random_targets_depend_on_names_alone_and_are_spread_evenly() -> None:
-    options, names = eval_args({"GT": [0.15, 0.55]}, "random"), list(range(1, 1601))
+def test_random_targets_depend_on_names_only_and_are_spread_evenly() -> None:
+    names = list(range(1, 1601))
     np.random.seed(1)
-    first = chosen(split_of(one_each(1600), options), names)
+    first = choose_random(names)
     np.random.seed(2)
-    turned = split_of(one_each(1600, names[::-1]), options)
-    assert chosen(turned, names[::-1]) == first
-    places = Counter((first["valid"][u] - 2, first["test"][u] - 6) for u in first["valid"])
+    assert choose_random(names[::-1]) == first
+    places = Counter((first["valid"][u] - 2, first["test"][u] - 6) for u in names)
     assert len(places) == 16 and all(60 <= n <= 140 for n in places.values())
 
 
-def test_ties_fall_into_one_part_and_close_times_do_not() -> None:
-    """A boundary inside a run of equal times: all of it is training. Float32 steps are 128 s."""
-    times = np.array([1.0, 2, 2, 2, 2, 2, 2, 3, 4, 5])
-    part, boundaries = split_by_time(times, [0.2, 0.8])
-    assert boundaries == [2.0, np.quantile(times, 0.8)]
-    assert part.tolist() == [TRAIN] * 7 + [VALID] + [TEST] * 2
+def test_close_times_are_told_apart() -> None:
+    """Float32 has steps of 128 s there."""
     times = 1.7e9 + np.arange(100) / 4
     part, boundaries = split_by_time(times, [0.5, 0.75])
     want = [TRAIN if t <= boundaries[0] else VALID if t <= boundaries[1] else TEST for t in times]
@@ -314,15 +300,12 @@ FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in ra
 @pytest.mark.parametrize(
     ("split", "names"),
     [
-        *(({"GT": v}, "split.GT") for v in ([], [0.9, 0.8], [0.9, 0.9], [0.0], [1.0], [-0.1, 0.5])),
-        *(({"GT": v}, "split.GT") for v in ([0.1, 0.2, 0.3], [0.9, "0.9"], [True], [math.nan], 1)),
+        *(({"GT": v}, "split.GT") for v in ([], [0.9, 0.8], [0.0], [0.1, 0.2, 0.3], [True], 1)),
         ({"GT": [0.1, 0.11]}, "split.GT.*valid"),
-        *(({"ST": v}, "split.ST") for v in ([], [2, 1], [2, 2], [1, 2, 3], 0, -1, 1.0, 5, [2, 7])),
-        *(({"ST": v}, "split.ST") for v in (True, "2", None, [0.5, 3], {"a": 2}, 0.1, [0.6, 0.7])),
+        *(({"ST": v}, "split.ST") for v in ([], [2, 2], [1, 2, 3], 0, "2", [0.5, 3], 0.1, [2, 7])),
         *(({"RS": v}, "split.RS") for v in ([0, 0, 0], [2, -1, 1], [1, 2], [1, 1, math.nan])),
         *((v, r"eval_args.split") for v in ({}, {"LS": "test_only", "RS": [8, 1, 1]}, "LS")),
         ({"LS": "x"}, "split.LS"),
-        ({"XX": 1}, "split.*XX"),
     ],
     ids=str,
 )
@@ -331,21 +314,79 @@ def test_what_is_no_split(split: Any, names: str) -> None:
         split_of(FIVE, eval_args(split))
 
 
-@pytest.mark.parametrize("value", [0, "x", "1/0", -0.5, "3/2", True, [1], "1/4"], ids=str)
-def test_what_is_no_fraction(value: Any) -> None:
+def test_what_goes_with_no_split() -> None:
+    for value in (0, "x", "1/0", "3/2", True, "1/4"):
+        with pytest.raises(UsageError, match="train_fraction"):
+            split_of(FIVE, eval_args({"ST": 3}), value)
     with pytest.raises(UsageError, match="train_fraction"):
-        split_of(FIVE, eval_args({"ST": 3}), value)
-
-
-def test_one_order_one_grouping_and_fractions_of_sessions_only() -> None:
+        split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
     for key, value in (("order", "RO"), ("group_by", "none")):
         with pytest.raises(UsageError, match=f"eval_args.{key}"):
             read_split({**eval_args({"LS": "test_only"}), key: value})
-    with pytest.raises(UsageError, match="train_fraction"):
-        split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
+    for value in (5, {"items": 5}, {"item": 0}):
+        with pytest.raises(UsageError, match="^session_filter"):
+            read_session_filter(value)
 
 
-@pytest.mark.parametrize("value", [5, [5, 2], {"items": 5}, {"item": 0}, {"item": True}], ids=str)
-def test_what_is_no_session_filter(value: Any) -> None:
-    with pytest.raises(UsageError, match="^session_filter"):
-        read_session_filter(value)
+def read(folder: Path, ties: str, model: str = "FPARec", **more: object) -> Any:
+    eval_args = {"ties": ties, **more}
+    config = PosConfig(model, "tiny", None, {"data_path": str(folder), "eval_args": eval_args})
+    dataset = (PosDataset if model == "Pop" else PosSequentialDataset)(config)
+    dataset.build()
+    return dataset
+
+
+def to_frame(dataset: Any) -> pd.DataFrame:
+    log, tokens = dataset.log, dataset.field2id_token
+    columns = {
+        "user": tokens["user_id"][log.users.numpy()],
+        "item": tokens["item_id"][log.items.numpy()],
+        "time": log.times.numpy(),
+    }
+    return pd.DataFrame({**columns, "part": dataset.part, "target": dataset.split.is_target})
+
+
+@pytest.fixture
+def with_ties(tmp_path: Path) -> Path:
+    log = make_log(seed=1, users=80)
+    log["timestamp"] = log["timestamp"] // 25 * 25
+    return write_atomic(log, tmp_path)
+
+
+def test_a_random_order_moves_equal_times_only(with_ties: Path) -> None:
+    file, one, again, other = (
+        to_frame(read(with_ties, ties)) for ties in ("file", "random(1)", "random(1)", "random(2)")
+    )
+    assert one.equals(again) and not one.equals(other) and not one.equals(file)
+    keys = ["user", "time", "item"]
+    expected = file[keys].sort_values(keys, ignore_index=True)
+    for found in (one, other):
+        assert found[["user", "time", "part"]].equals(file[["user", "time", "part"]])
+        assert found[keys].sort_values(keys, ignore_index=True).equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "split"), [("FPARec", {"LS": "valid_and_test"}), ("Pop", {"GT": [0.6, 0.8]})]
+)
+def test_drop_leaves_out_targets_that_hang_on_ties(
+    with_ties: Path, model: str, split: dict
+) -> None:
+    """Against a loop over events; training stays as it is."""
+    file, dropped = (read(with_ties, ties, model, split=split) for ties in ("file", "drop"))
+    before, after = to_frame(file), to_frame(dropped)
+    assert before.drop(columns="target").equals(after.drop(columns="target"))
+    for place, event in before.iterrows():
+        alike = before[(before["user"] == event["user"]) & (before["time"] == event["time"])]
+        hangs = event["part"] > 0 and alike["item"].nunique() > 1
+        assert after["target"][place] == (event["target"] and not hangs)
+    summary = dropped.split.summary
+    assert summary["tied"]["test"] > 0 and summary["tied"]["train"] == 0
+    parts = ("dropped", "without_history", "not_chosen", "tied", "targets")
+    for phase in PHASES:
+        assert summary["events"][phase] == sum(summary[part][phase] for part in parts)
+
+
+@pytest.mark.parametrize("wrong", ["fil", "random", "random(-1)", None])
+def test_what_is_no_order_of_ties(wrong: object) -> None:
+    with pytest.raises(UsageError, match=r"random\(SEED\)"):
+        read_ties(wrong)

@@ -93,12 +93,9 @@ class EntityIndex:
 
 
 def first_values(cells: Cells, entities: np.ndarray, number: int) -> tuple[Cells, np.ndarray]:
-    """Return the first value of every entity, and [events] bool which events have another one.
+    """Return the first value of every entity, and [rows] bool which rows have another one.
 
-    Args:
-        cells: [events] the column.
-        entities: [events] number of the entity of each event, from 0.
-        number: number of entities.
+    ``cells`` are [rows] a column, ``entities`` [rows] numbers from 0 of the ``number`` entities.
     """
     rows = np.flatnonzero(cells.codes)
     codes, places = cells.codes[rows], entities[rows]
@@ -168,15 +165,7 @@ class Builder:
         report.columns.append(time)
 
     def add_file(self, source: Source, role: str) -> None:
-        """Add attributes of items or users from a separate file.
-
-        Args:
-            source: the file as read.
-            role: item or user.
-
-        Raises:
-            UsageError: if no column names them, or none of them has an interaction.
-        """
+        """Add attributes of items or users (``role``) from a separate file."""
         key, index, notes = self._find_key(source, role), self.entities[role], self.report.notes
         names = whole_ids(encode(source.columns[key], key))
         places = index.find(names)
@@ -205,10 +194,7 @@ class Builder:
                 self._add_attribute(column, source, role, cells[rows], places[rows], rows)
 
     def _find_key(self, source: Source, role: str) -> str:
-        """Find the column of a file of items or users that names them.
-
-        It is called as in the interactions, has a usual name of the role, or is called id.
-        """
+        """Find the column that names items or users: as in the interactions, by its name, or id."""
         named = [name for name in source.columns if name == self.roles[role]]
         called_id = [name for name in source.columns if name.lower() == "id"]
         for names in (named, by_name(role, source.columns), called_id):
@@ -260,9 +246,9 @@ class Builder:
         entities: np.ndarray,
         rows: np.ndarray,
     ) -> None:
-        """Add a column of items or users: the first value of each; report contradicting rows.
+        """Add the first value of each item or user; report rows of the source that contradict it.
 
-        ``cells`` are [n], as are the numbers of their entities and their rows of the source.
+        ``cells``, numbers of ``entities`` and ``rows`` of the source are [n].
         """
         first, contradicting = first_values(cells, entities, len(self.entities[table]))
         if source is self.source and (empty := int((cells.codes == 0).sum())):
@@ -285,23 +271,12 @@ class Builder:
         return name
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
-        """Return the tables to write, and by table the fields that a run should load.
-
-        Raises:
-            UsageError: if a column that the overrides name has no value.
-        """
+        """Return the tables to write, and by table the fields that a run should load."""
         for column in self.report.columns:
             cells = self.tables[column.table].get(column.field) if column.table else None
-            if not isinstance(cells, Cells):
+            if not isinstance(cells, Cells) or column.column in self.roles.values():
                 continue
-            named = [key for key, columns in self.overrides.items() if column.column in columns]
-            if named and not cells.codes.any():
-                raise UsageError(
-                    f"{named[0]}: {column.column} of {column.file} has no value for any "
-                    f"{column.table.replace('inter', 'interaction')}; leave the option out to "
-                    "write the column empty, or the column with --drop"
-                )
-            if column.column not in self.roles.values() and (why := _describe_useless(cells)):
+            if why := _describe_useless(cells):
                 column.loaded = False
                 column.notes.append(f"written, not loaded: {why}")
         # tables of items or users only if they have attributes

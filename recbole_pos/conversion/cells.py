@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.numbers import find_wrong, read_numbers
+from recbole_pos.conversion.numbers import describe_wrong, read_numbers
 from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.location import KINDS, MISSING
@@ -59,13 +59,7 @@ class Cells:
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
-        """Return cells with other values, of which equal ones become one.
-
-        Args:
-            values: new text of each value but the first; an empty one is missing.
-            kind: new kind.
-            notes: notes to add.
-        """
+        """Return cells with other text of each value but the first; an empty one is missing."""
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
         empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(empty, 0, np.cumsum(~empty)).astype(np.int32)
@@ -147,10 +141,7 @@ def number_text(numbers: Any) -> pa.Array:
 def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
     """Guess the kind of a column, and convert its cells to it.
 
-    Args:
-        cells: the column.
-        field_name: name of its field; numbers in one that ends in _id or the like are tokens.
-        decimal_comma: whether 12,99 is a number.
+    Numbers in a field that ends in _id or the like are tokens; ``decimal_comma``: 12,99 is one.
     """
     values = cells.values[1:]
     if cells.kind:
@@ -181,14 +172,7 @@ def convert_cells(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """Convert cells to the kind that the user gives.
-
-    Args:
-        cells: the column.
-        kind: token, token_seq, float or float_seq.
-        column: name of the column, for messages.
-        decimal_comma: whether a comma that may be either separator is that of decimals.
-        decimal, thousands: separators that the user gives.
+    """Convert cells to the kind that the user gives, numbers as :func:`read_numbers` reads them.
 
     Raises:
         UsageError: for an unknown type, or if cells cannot be of it.
@@ -201,13 +185,8 @@ def convert_cells(
         numbers, note = read_numbers(values, decimal, thousands, decimal_comma)
         if numbers is not None:
             return cells.recode(number_text(numbers), kind, note)
-        wrong = find_wrong(values, decimal, thousands)
-        if len(wrong):
-            note = (
-                f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
-                f"{shown(wrong[0].as_py())}; correct them or take token"
-            )
-        raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
+        why = note.replace("COLUMN", column) or describe_wrong(values, decimal, thousands)
+        raise UsageError(f"type: {column}=float: {why}")
     if not cells.kind.endswith("_seq"):
         if len(values) and (lists := parse_lists(values)) is not None:
             cells = _as_sequences(cells, lists)

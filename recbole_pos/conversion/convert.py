@@ -10,7 +10,6 @@ import shlex
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import pyarrow as pa
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, field_name
 from recbole_pos.conversion.events import find_copies, read_events
-from recbole_pos.conversion.lists import explode
 from recbole_pos.conversion.reading import read, read_frame
 from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.roles import find_roles, require_column
@@ -113,8 +111,8 @@ def _convert(events: Any, what: Path, asked: ConvertArguments) -> Report:
         sources = _sources(events, asked)
     check_overrides(overrides, {name for source in sources.values() for name in source.columns})
     named = {"user": asked.user, "item": asked.item, "time": asked.time}
-    source, lists = explode(sources.pop("events"), named)
-    roles = find_roles(source.columns, {**named, **lists}, asked.date_format)
+    source = sources.pop("events")
+    roles = find_roles(source.columns, named, asked.date_format)
     if guessed := [role for role in roles if named[role] is None]:
         reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     kept = read_events(source, roles, asked.date_format)
@@ -155,7 +153,8 @@ def _convert(events: Any, what: Path, asked: ConvertArguments) -> Report:
 
     parts = ["train", *source.cuts] if source.cuts else []
     if parts:
-        inter, number = tables.pop("inter"), source.part_of(kept.rows)
+        inter = tables.pop("inter")
+        number = np.searchsorted(list(source.cuts.values()), kept.rows, side="right")
         for place, part in enumerate(parts):
             rows = np.flatnonzero(number == place)
             if not len(rows):
@@ -279,7 +278,6 @@ def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
 
 def _day(seconds: float) -> str:
     """Return a time for people."""
-    try:
-        return str(datetime(1970, 1, 1) + timedelta(seconds=float(np.floor(seconds))))
-    except OverflowError:
+    if abs(seconds) > 1e17:  # more than numpy's years
         return f"{seconds:g}"
+    return str(np.datetime64(int(np.floor(seconds)), "s")).replace("T", " ")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import Cells, encode, whole_ids
-from recbole_pos.conversion.source import Source
+from recbole_pos.conversion.source import Source, is_list
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
@@ -77,6 +77,12 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
         UsageError: if it is unclear what the times mean, or no row is an interaction.
     """
     columns = source.columns
+    for name in roles.values():
+        if name in columns and is_list(columns[name].type):
+            raise UsageError(
+                f"{source.path}: {name} holds lists, expected an interaction a row: pandas makes "
+                "them by frame.explode([item, time])"
+            )
     user, item = (whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item"))
     when = columns.get(roles["time"])
     if when is None:  # ROW_ORDER
@@ -87,8 +93,6 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
     else:
         times = read_times(when, roles["time"], date_format)
     events = Events(np.arange(source.rows), user, item, times.seconds, times.forms)
-    for reason, rows in source.rejected.items():
-        events.keep(~np.isin(events.rows, rows), reason)
     if np.isnan(times.seconds).any() or not (user.codes.all() and item.codes.all()):
         no_time = when.is_null().to_numpy()
         blank = no_time & (user.codes == 0) & (item.codes == 0)

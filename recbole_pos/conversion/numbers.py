@@ -12,7 +12,6 @@ _MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (o
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 _POINTS = "the point is read as decimal; --thousands COLUMN=. if it is not decimal"
-_NEARLY = 0.9  # of the different cells are numbers: then the others are reported
 _SAMPLE = 200  # cells that are looked at before all are
 
 
@@ -46,7 +45,7 @@ def read_numbers(
             if not any(np.array_equal(numbers, other) for other in readings.values()):
                 readings[marks] = numbers
     if not readings:
-        return None, _describe_near_numbers(values) if not (decimal or thousands) else ""
+        return None, ""
     certain = list(readings)
     if len(certain) > 1:
         certain = [marks for marks in certain if decimal_comma and marks[0] == ","][:1]
@@ -65,25 +64,14 @@ def read_numbers(
     )
 
 
-def find_wrong(
-    values: pa.Array, decimal: str | None = None, thousands: str | None = None
-) -> pa.Array:
-    """Return the values that are no numbers, in the reading with most numbers."""
+def describe_wrong(values: pa.Array, decimal: str | None, thousands: str | None) -> str:
+    """Return which values are no numbers, in the reading with most numbers."""
     text = _plain(values)
     masks = [_matches(text, _pattern(*marks)) for marks in _marks(decimal, thousands)]
-    return values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
-
-
-def _describe_near_numbers(values: pa.Array) -> str:
-    """Return a note on why a column of nearly only numbers is text; empty for other columns."""
-    if not len(values) or len(find_wrong(values[:_SAMPLE])) > len(values[:_SAMPLE]) / 2:
-        return ""
-    wrong = find_wrong(values)
-    if len(wrong) > (1 - _NEARLY) * len(values):
-        return ""
+    wrong = values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
     return (
-        f"text, as {len(wrong):,} of {len(values):,} different cells are no numbers, such as "
-        f"{wrong[0].as_py()[:60]!r}"
+        f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
+        f"{wrong[0].as_py()[:60]!r}; correct them or take token"
     )
 
 
