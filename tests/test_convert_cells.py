@@ -123,7 +123,7 @@ def seconds(values: list[Any], form: str | None = None) -> list[float]:
         ("20240302", DAY),
         ("20240302170531", MOMENT),
         (MOMENT * 10**6 + 1, MOMENT + 1e-6),
-        (MOMENT * 10**9 + 500_000_000, MOMENT + 0.5),
+        (MOMENT * 10**9 + 15_838, MOMENT + 1.5838e-5),  # more digits than a float has
         (datetime(2024, 3, 2, 17, 5, 31, 500_000), MOMENT + 0.5),
         (datetime(2024, 3, 2, 18, 5, 31, tzinfo=timezone(timedelta(hours=1))), MOMENT),
     ],

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_pos.data import batch as batches
-from recbole_pos.data.batch import BatchRequirements, WindowGatherer, lies_on, prefetch
+from recbole_pos.data.batch import BatchRequirements, WindowGatherer, fits_on_device, prefetch
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
@@ -86,9 +86,9 @@ def test_a_log_lies_on_a_gpu_that_has_room(monkeypatch, device, wanted, free, th
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10**9))
     if there is None:
         with pytest.raises(UsageError, match="data_on_device: always: items and times take"):
-            lies_on(device, wanted, log, windows, Features())
+            fits_on_device(device, wanted, log, windows, Features())
     else:
-        assert lies_on(device, wanted, log, windows, Features()) == there
+        assert fits_on_device(device, wanted, log, windows, Features()) == there
     assert batches.ROOM == 0.5
 
 

@@ -8,14 +8,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from conftest import make_log, write_atomic
 from shop import open_shop, tables, train, write
 
 import recbole_pos
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.identity import compute_identity, describe_changes
+from recbole_pos.data.identity import Known, compute_identity, describe_changes, extend_log
+from recbole_pos.data.splits import TEST
 from recbole_pos.errors import CheckpointError
+from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.run import load
 
 
@@ -105,3 +111,24 @@ def test_every_part_of_the_data_counts(change: dict[str, Any]) -> None:
         assert describe_changes({**identity_of(), "fields": {"other": "x"}}, now) is None
     else:
         assert found == "items, events, their times or what is held out"
+
+
+def test_later_interactions_are_history_only(tmp_path: Path) -> None:
+    """None of them is a target, those of the run stay, and they come last for their user."""
+    frame = make_log()
+    given = {"data_path": str(write_atomic(frame, tmp_path))}
+    config = PosConfig("PosSASRec", "tiny", None, given)
+    known = read_dataset(config)
+    known.build()
+    later = pd.DataFrame({"user_id": ["u9", "new"], "item_id": ["i1", "i2"], "timestamp": 2e9})
+    write_atomic(pd.concat([frame, later]), tmp_path)
+    grown = PosSequentialDataset(config, Known.from_dataset(known))
+    grown.build()
+    assert grown.identity == known.identity
+    whole = extend_log(grown, grown.held_out, new_users=True)
+    assert whole.split.is_target.sum() == known.split.is_target.sum()
+    assert len(whole.log) == len(frame) + 2 and whole.user_num == known.user_num + 1
+    for user, item in (("u9", "i1"), ("new", "i2")):
+        last = whole.log.offsets[whole.field2token_id["user_id"][user] + 1] - 1
+        assert whole.log.items[last] == known.field2token_id["item_id"][item]
+        assert not whole.split.is_target[last] and whole.part[last] == TEST

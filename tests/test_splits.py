@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from conftest import make_log, write_atomic
@@ -20,7 +19,7 @@ from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.splits import (
     PHASES,
@@ -49,7 +48,7 @@ class Event(NamedTuple):
 
 
 def eval_args(split: Any, target: str = "all", cold_items: str = "keep") -> dict[str, Any]:
-    fixed = {"order": "TO", "group_by": "user", "split": split}
+    fixed = {"order": "TO", "group_by": "user", "split": split, "ties": "file"}
     return {**fixed, "target": target, "cold_items": cold_items}
 
 
@@ -128,20 +127,19 @@ def session_split(events: list[Event], value: Any, fraction: Any) -> list[str] |
     return [phases[event.user] for event in events]
 
 
-def brute_force(events: list[Event], phases: list[str], target: str, cold_items: str):
+def brute_force(events: list[Event], phases: list[str], options: dict[str, Any]):
     """{phase: rows}, and counts of everything."""
     trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
     counts: dict[str, Counter] = defaultdict(Counter)
-    counts["cold"]["train"] = len(set(range(1, ITEMS)) - trained)
     rows: dict[str, list] = {phase: [] for phase in PHASES}
     for mine in by_user(events).values():
         left: list[int] = []
-        possible = defaultdict(list)
+        possible, at_once = defaultdict(list), defaultdict(set)
         for row in mine:
             if not (phase := phases[row]):
                 continue
             counts["events"][phase] += 1
-            if cold_items == "drop" and events[row].item not in trained:
+            if options["cold_items"] == "drop" and events[row].item not in trained:
                 counts["dropped"][phase] += 1
                 continue
             if left:
@@ -149,9 +147,14 @@ def brute_force(events: list[Event], phases: list[str], target: str, cold_items:
             else:
                 counts["without_history"][phase] += 1
             left.append(row)
+            at_once[events[row].time].add(events[row].item)
         for phase, found in possible.items():
             if phase != "train":
-                found = {"all": found, "first": found[:1], "last": found[-1:]}[target]
+                found = {"all": found, "first": found[:1], "last": found[-1:]}[options["target"]]
+                if options["ties"] == "drop":
+                    tied = [row for _, row in found if len(at_once[events[row].time]) > 1]
+                    counts["tied"][phase] += len(tied)
+                    found = [one for one in found if one[1] not in tied]
             rows[phase] += found
             counts["targets"][phase] += len(found)
             counts["cold_targets"][phase] += sum(events[r].item not in trained for _, r in found)
@@ -176,6 +179,7 @@ splits = st.one_of(
 targets = st.sampled_from(
     [mode for mode in find_option("eval_args.target").choices if mode != "random"]
 )
+ties = st.sampled_from(["file", "drop"])
 colds = st.sampled_from(find_option("eval_args.cold_items").choices)
 fractions = st.sampled_from([None, None, "1/2", "1/3", "2/3", "1"])
 
@@ -188,24 +192,27 @@ def phases_of(events: list[Event], split: dict[str, Any], fraction: Any) -> list
 
 
 @settings(max_examples=400, deadline=None)
-@given(events=logs, split=splits, fraction=fractions, target=targets, cold=colds)
-def test_splits_against_brute_force(events, split, fraction, target, cold) -> None:
+@given(events=logs, split=splits, fraction=fractions, target=targets, cold=colds, ties=ties)
+def test_splits_against_brute_force(events, split, fraction, target, cold, ties) -> None:
     fraction = fraction if "ST" in split else None
     phases, options = phases_of(events, split, fraction), eval_args(split, target, cold)
+    options["ties"] = ties
     if phases is None:
         with pytest.raises(UsageError, match=r"split\.(GT|ST)|train_fraction"):
             split_of(events, options, fraction)
         return
     made = split_of(events, options, fraction)
-    rows, counts = brute_force(events, phases, target, cold)
+    rows, counts = brute_force(events, phases, options)
     summary = made.summary
     assert rows_of(made) == rows
-    assert summary["items_without_training"] == counts["cold"]["train"]
-    for key in ("events", "dropped", "without_history", "targets", "cold_targets"):
+    trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
+    assert summary["items_without_training"] == len(set(range(1, ITEMS)) - trained)
+    parts = ["dropped", "without_history", "targets", *["tied"] * (ties == "drop")]
+    for key in ("events", "cold_targets", *parts):
         assert summary[key] == {phase: counts[key][phase] for phase in PHASES}, key
-    parts = ("dropped", "without_history", "not_chosen", "targets")
     for phase in PHASES:
-        assert summary["events"][phase] == sum(summary[key][phase] for key in parts)
+        counted = sum(summary[key][phase] for key in (*parts, "not_chosen"))
+        assert summary["events"][phase] == counted
     if "GT" in split:
         edges = np.quantile([e.time for e in events], split["GT"])
         assert summary["boundaries"] == edges.tolist()
@@ -328,62 +335,30 @@ def test_what_goes_with_no_split() -> None:
             read_session_filter(value)
 
 
-def read(folder: Path, ties: str, model: str = "FPARec", **more: object) -> Any:
-    eval_args = {"ties": ties, **more}
-    config = PosConfig(model, "tiny", None, {"data_path": str(folder), "eval_args": eval_args})
-    dataset = (PosDataset if model == "Pop" else PosSequentialDataset)(config)
-    dataset.build()
-    return dataset
+def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
+    frame = make_log(seed=1, users=80)
+    frame["timestamp"] = frame["timestamp"] // 25 * 25
+    given = {"data_path": str(write_atomic(frame, tmp_path))}
 
+    def read(ties: str) -> PosSequentialDataset:
+        config = PosConfig("FPARec", "tiny", None, {**given, "eval_args": {"ties": ties}})
+        dataset = PosSequentialDataset(config)
+        dataset.build()
+        return dataset
 
-def to_frame(dataset: Any) -> pd.DataFrame:
-    log, tokens = dataset.log, dataset.field2id_token
-    columns = {
-        "user": tokens["user_id"][log.users.numpy()],
-        "item": tokens["item_id"][log.items.numpy()],
-        "time": log.times.numpy(),
-    }
-    return pd.DataFrame({**columns, "part": dataset.part, "target": dataset.split.is_target})
-
-
-@pytest.fixture
-def with_ties(tmp_path: Path) -> Path:
-    log = make_log(seed=1, users=80)
-    log["timestamp"] = log["timestamp"] // 25 * 25
-    return write_atomic(log, tmp_path)
-
-
-def test_a_random_order_moves_equal_times_only(with_ties: Path) -> None:
-    file, one, again, other = (
-        to_frame(read(with_ties, ties)) for ties in ("file", "random(1)", "random(1)", "random(2)")
-    )
-    assert one.equals(again) and not one.equals(other) and not one.equals(file)
-    keys = ["user", "time", "item"]
-    expected = file[keys].sort_values(keys, ignore_index=True)
+    file, one, again, other = map(read, ("file", "random(1)", "random(1)", "random(2)"))
+    assert torch.equal(one.log.items, again.log.items)
+    assert not torch.equal(one.log.items, other.log.items)
     for found in (one, other):
-        assert found[["user", "time", "part"]].equals(file[["user", "time", "part"]])
-        assert found[keys].sort_values(keys, ignore_index=True).equals(expected)
-
-
-@pytest.mark.parametrize(
-    ("model", "split"), [("FPARec", {"LS": "valid_and_test"}), ("Pop", {"GT": [0.6, 0.8]})]
-)
-def test_drop_leaves_out_targets_that_hang_on_ties(
-    with_ties: Path, model: str, split: dict
-) -> None:
-    """Against a loop over events; training stays as it is."""
-    file, dropped = (read(with_ties, ties, model, split=split) for ties in ("file", "drop"))
-    before, after = to_frame(file), to_frame(dropped)
-    assert before.drop(columns="target").equals(after.drop(columns="target"))
-    for place, event in before.iterrows():
-        alike = before[(before["user"] == event["user"]) & (before["time"] == event["time"])]
-        hangs = event["part"] > 0 and alike["item"].nunique() > 1
-        assert after["target"][place] == (event["target"] and not hangs)
-    summary = dropped.split.summary
-    assert summary["tied"]["test"] > 0 and summary["tied"]["train"] == 0
-    parts = ("dropped", "without_history", "not_chosen", "tied", "targets")
-    for phase in PHASES:
-        assert summary["events"][phase] == sum(summary[part][phase] for part in parts)
+        assert not torch.equal(found.log.items, file.log.items)
+        assert (found.part == file.part).all()
+        both = [
+            (log.users.numpy(), log.times.numpy(), log.items.numpy())
+            for log in (found.log, file.log)
+        ]
+        for column, expected in zip(both[0][:2], both[1][:2], strict=True):
+            assert (column == expected).all()
+        assert sorted(zip(*both[0], strict=True)) == sorted(zip(*both[1], strict=True))
 
 
 @pytest.mark.parametrize("wrong", ["fil", "random", "random(-1)", None])

@@ -78,36 +78,34 @@ ODD_NUMBERS = ["+5", " 7 ", "inf", "-Infinity", "NAN", "1e400", "1e-400", "1_000
 def generate(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A file that is right, with everything in it that may be, and the options to read it."""
     separator = rng.choice("\t\t,;| ")
-    kinds = ["token", "token", "float"] + [rng.choice(KINDS) for _ in range(rng.randrange(5))]
+    kinds = ["token", "token", "float", *rng.choices(KINDS, k=rng.randrange(5))]
     names = ["user_id", "item_id", "timestamp"] + [f"f{i}" for i in range(len(kinds) - 3)]
 
     def cell(kind: str) -> str:
         if rng.random() < 0.15:
             return rng.choice(MISSING)
-        many = rng.randrange(4)
         if kind == "token":
             return rng.choice([*WORDS, f"u{rng.randrange(99)}", separator, '"', '""', '"x"'])
-        if kind == "token_seq":
-            return " ".join(rng.choice(WORDS) for _ in range(many))
         if rng.random() < 0.02 and kind == "float":
             return rng.choice(ODD_NUMBERS)
         numbers = NUMBERS + [repr(rng.uniform(-1e3, 1e3)), str(rng.randrange(10**10))]
-        return " ".join(rng.choice(numbers) for _ in range(1 if kind == "float" else many))
+        parts = WORDS if kind == "token_seq" else numbers
+        return " ".join(rng.choices(parts, k=1 if kind == "float" else rng.randrange(4)))
 
     text = io.StringIO()
+    # RecBole reads no quotation marks in the header
+    text.write(separator.join(map(":".join, zip(names, kinds, strict=True))) + "\n")
     quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
     write = csv.writer(text, delimiter=separator, lineterminator="\n", quoting=quoting)
-    header = separator.join(f"{name}:{kind}" for name, kind in zip(names, kinds, strict=True))
-    text.write(f"{header}\n")  # RecBole reads no quotation marks there
     for _ in range(rng.randrange(1, 30)):
-        write.writerow([cell(kind) for kind in kinds])
+        write.writerow(map(cell, kinds))
         if rng.random() < 0.05:
             text.write(rng.choice(["\n", "\n\n", " \n" if separator != " " else "\n"]))
-    some = {"inter": [*names[:3], *rng.sample(names[3:], len(names[3:]) // 2)]}
-    lengths = {name: 2 for name in names[3:]} if rng.random() < 0.3 else None
-    options = {"load_col": rng.choice([None, None, some]), "seq_len": lengths}
-    whole = text.getvalue().replace("\n", rng.choice(["\n", "\r\n"]))
-    return whole, {"field_separator": separator, **options}
+    some = {"inter": [*names[:3], *names[3::2]]}
+    options = {"load_col": rng.choice([None, some]), "field_separator": separator}
+    if rng.random() < 0.3:
+        options["seq_len"] = dict.fromkeys(names[3:], 2)
+    return text.getvalue().replace("\n", rng.choice(["\n", "\r\n"])), options
 
 
 @pytest.mark.parametrize("block", [1 << 22, 40])
@@ -137,14 +135,15 @@ WRONG_LINES = [
     ("u1\ti1\t5\tred\t1\t", "6, expected 5"),
     ("u1\ti1\t5\tred", "4, expected 5"),
     ('"u1\ti1\t5\tred\t1', "quotation mark"),
-    ('u1\t"i"1\t5\tred\t1', "quotation mark"),
     ("u1\ti1\t5 o'clock\tred\t1", "timestamp .float."),
+    ('u1\t"i"1\t5\tred\t1', "quotation mark"),
     ("u1\ti1\t \tred\t1", "timestamp .float."),
     ("u1\ti1\t5\tred\t1 2 x", "size .float_seq."),
     ("u1\ti1\tnan(5)\tred\t1", "'nan.5.'"),
     ("u1\ti1\t5\tred\t1 1e39", "size .float_seq."),
     ("u1\ti\0\t5\tred\t1", "a NUL byte"),
 ]
+# In small blocks Arrow reads the line, since the blank ones are in others.
 FORMS = [(1 << 22, "\n"), (64, "\r\n"), (64, "\r")]
 
 
@@ -155,7 +154,7 @@ def test_the_first_wrong_line_is_named(
     """By the number that an editor shows, in which blank lines count."""
     block, end = FORMS[number % len(FORMS)]
     monkeypatch.setattr(tables, "_BLOCK", block)
-    lines = [*LINES[:3], "  ", "  ", *LINES[3:30], "  ", line, *LINES[30:], "short"]
+    lines = [*LINES[:3], "  ", "  ", *LINES[3:20], "  ", *LINES[20:30], line, *LINES[30:], "short"]
     (tmp_path / "x.inter").write_bytes("\n".join(lines).replace("\n", end).encode())
     with pytest.raises(UsageError, match=f"x.inter, line {lines.index(line) + 1}: .*{words}"):
         load(tmp_path / "x.inter")
@@ -274,7 +273,7 @@ def as_parquet(table: pd.DataFrame, has_lists: bool) -> pa.Table:
         if kind == "token_seq" and has_lists:
             columns[called] = pa.array([[] if c is None else c.split() for c in cells])
         elif kind == "token" and has_lists:
-            columns[called] = pa.array(cells, pa.string()).dictionary_encode()
+            columns[called] = pa.array(pd.Categorical(cells))  # codes by the alphabet
         else:
             columns[called] = pa.array(cells, pa.float64() if kind == "float" else pa.string())
     return pa.table(columns)

@@ -101,7 +101,7 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
             one = pa.array([], pa.string()).dictionary_encode()
         names = one.dictionary
         # 1.0 is called 1, and 1e15 by its digits
-        text = number_text(names) if types.is_floating(names.type) else names.cast(pa.string())
+        text = format_numbers(names) if types.is_floating(names.type) else names.cast(pa.string())
     except pa.ArrowException as error:
         raise UsageError(f"column {shown(name)} holds {held}, which is no field") from error
     codes = one.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
@@ -126,7 +126,7 @@ def _join(chunk: Any) -> pa.Array:
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
 
 
-def number_text(numbers: Any) -> pa.Array:
+def format_numbers(numbers: Any) -> pa.Array:
     """Return [n] float64 as the shortest text that reads as the same; whole ones without a point,
     nan empty."""
     numbers = np.asarray(numbers, dtype=np.float64)
@@ -138,10 +138,10 @@ def number_text(numbers: Any) -> pa.Array:
     return pc.if_else(pa.array(np.isnan(numbers)), "", text)
 
 
-def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
+def guess(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
     """Guess the kind of a column, and convert its cells to it.
 
-    Numbers in a field that ends in _id or the like are tokens; ``decimal_comma``: 12,99 is one.
+    Numbers in a column that ends in _id or the like are tokens; ``decimal_comma``: 12,99 is one.
     """
     values = cells.values[1:]
     if cells.kind:
@@ -151,16 +151,16 @@ def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
     if (lists := parse_lists(values)) is not None:
         return _as_sequences(cells, lists)
     if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _PIPED * len(values):
-        return convert_cells(cells, "token_seq", "").as_kind("token_seq", "lists, split at |")
-    if _ID.search(field_name.lower()) or _has_any(values, r"^[+-]?0\d"):
-        return whole_ids(cells).as_kind("token")
-    numbers, note = read_numbers(values, decimal_comma=decimal_comma)
+        return convert_cells(cells, "token_seq", column).as_kind("token_seq", "lists, split at |")
+    if _ID.search(re.sub(r"\W+", "_", column.lower())) or _has_any(values, r"^[+-]?0\d"):
+        return read_whole_ids(cells).as_kind("token")
+    numbers, note = read_numbers(values, column, decimal_comma=decimal_comma)
     if numbers is not None:
-        return cells.recode(number_text(numbers), "float", note)
+        return cells.recode(format_numbers(numbers), "float", note)
     if _has_all(values, _ISO):
-        seconds = read_times(pa.chunked_array([values]), field_name).seconds
+        seconds = read_times(pa.chunked_array([values]), column).seconds
         if not np.isnan(seconds).any():
-            return cells.recode(number_text(seconds), "float", "dates: seconds since 1970, UTC")
+            return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
     return cells.as_kind("token", note)
 
 
@@ -182,10 +182,10 @@ def convert_cells(
     if kind == "token":
         return cells.as_kind(kind)
     if kind == "float":
-        numbers, note = read_numbers(values, decimal, thousands, decimal_comma)
+        numbers, note = read_numbers(values, column, decimal, thousands, decimal_comma)
         if numbers is not None:
-            return cells.recode(number_text(numbers), kind, note)
-        why = note.replace("COLUMN", column) or describe_wrong(values, decimal, thousands)
+            return cells.recode(format_numbers(numbers), kind, note)
+        why = note or describe_wrong(values, decimal, thousands)
         raise UsageError(f"type: {column}=float: {why}")
     if not cells.kind.endswith("_seq"):
         if len(values) and (lists := parse_lists(values)) is not None:
@@ -204,7 +204,7 @@ def convert_cells(
     return cells.as_kind(kind)
 
 
-def whole_ids(cells: Cells) -> Cells:
+def read_whole_ids(cells: Cells) -> Cells:
     """Write ids such as 1034.0 as whole numbers, unless others have decimals, as versions do."""
     values = cells.values[1:]
     floats = pc.match_substring_regex(values, r"^-?\d+\.0$")

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.cells import Cells, encode, whole_ids
+from recbole_pos.conversion.cells import Cells, encode, read_whole_ids
 from recbole_pos.conversion.source import Source, is_list
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.errors import UsageError
@@ -83,7 +83,9 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
                 f"{source.path}: {name} holds lists, expected an interaction a row: pandas makes "
                 "them by frame.explode([item, time])"
             )
-    user, item = (whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item"))
+    user, item = (
+        read_whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item")
+    )
     when = columns.get(roles["time"])
     if when is None:  # ROW_ORDER
         if date_format:

@@ -134,7 +134,7 @@ class Dataset(os.PathLike[str]):
         notes = [] if self.report is None else self.report.notes
         head = f"<b>{html.escape(repr(self))}</b>"
         tail = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
-        table = html_table(("column", "field", "type", "table"), rows) if rows else ""
+        table = format_html_table(("column", "field", "type", "table"), rows) if rows else ""
         return f"<div>{head}{table}{tail}</div>"
 
 
@@ -144,7 +144,7 @@ def beside(dataset: Any, name: str) -> Path | None:
     return None if home is None else home.path / name
 
 
-def html_table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+def format_html_table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Return a table in HTML; the text of names and cells is escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = ""

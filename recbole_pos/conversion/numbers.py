@@ -11,12 +11,12 @@ from pyarrow import compute as pc
 _MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (other, " ", "'"))
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
-_POINTS = "the point is read as decimal; --thousands COLUMN=. if it is not decimal"
 _SAMPLE = 200  # cells that are looked at before all are
 
 
 def read_numbers(
     values: pa.Array,
+    column: str,
     decimal: str | None = None,
     thousands: str | None = None,
     decimal_comma: bool = False,
@@ -25,17 +25,19 @@ def read_numbers(
 
     Args:
         values: [n] texts.
+        column: name of the column, for notes.
         decimal, thousands: separators that the user gives; None to try all.
         decimal_comma: whether a comma that may be either separator is that of decimals.
 
     Returns:
         [n] float64, or None if a value is not a number or can be read in two ways; and a note on
-        how they are read, or why they are not, in which COLUMN stands for the name.
+        how they are read, or why they are not.
     """
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()
-            return numbers, _POINTS if pc.all(_matches(values, _GROUPED)).as_py() else ""
+            note = f"the point is read as decimal; --thousands {column}=. if it is not decimal"
+            return numbers, note if pc.all(_matches(values, _GROUPED)).as_py() else ""
     text = _plain(values)
     readings: dict[tuple[str, str], np.ndarray] = {}
     for marks in _marks(decimal, thousands):
@@ -51,13 +53,13 @@ def read_numbers(
         certain = [marks for marks in certain if decimal_comma and marks[0] == ","][:1]
     elif certain[0][1] == " " and not (decimal or thousands):  # 101 205 may be two names
         if not pc.any(pc.match_substring(text, certain[0][0])).as_py():
-            return None, f"{values[0]} may be a number or a list: --thousands COLUMN=' '"
+            return None, f"{values[0]} may be a number or a list: --thousands {column}=' '"
     if certain:
         note = "decimal separator {!r}, thousands {!r}".format(*certain[0])
         return readings[certain[0]], note
     first, second = list(readings.values())[:2]
     place = int(np.flatnonzero(first != second)[0])
-    options = [f"--decimal COLUMN={m[0]!r} ({n[place]:.15g})" for m, n in readings.items()]
+    options = [f"--decimal {column}={m[0]!r} ({n[place]:.15g})" for m, n in readings.items()]
     return None, (
         f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: give "
         f"{' or '.join(options)}"

@@ -11,7 +11,6 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.conversion.cells import INNER, Cells
 from recbole_pos.conversion.source import Source
 from recbole_pos.reporter import Reporter
 
@@ -32,14 +31,6 @@ class Column:
     examples: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     loaded: bool = True
-
-    @classmethod
-    def describe(cls, column: str, source: Source, name: str, table: str, cells: Cells) -> Column:
-        """Describe a column whose cells are written to the field ``name`` of a table."""
-        examples = [value.replace(INNER, " | ") for value in cells.values[1:4].to_pylist()]
-        missing, file = int((cells.codes == 0).sum()), source.path.name
-        counts = (cells.different, missing)
-        return cls(column, file, name, cells.kind, table, *counts, examples, list(cells.notes))
 
 
 @dataclass

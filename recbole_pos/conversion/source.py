@@ -73,7 +73,7 @@ class Source:
         return replace(
             self,
             parts=[*self.parts, *other.parts],
-            columns=union([(self.columns, self.rows), (other.columns, other.rows)]),
+            columns=stack_columns([(self.columns, self.rows), (other.columns, other.rows)]),
             cuts={**self.cuts, name: self.rows},
         )
 
@@ -87,14 +87,14 @@ class Source:
         return places
 
 
-def flatten(table: pa.Table) -> Columns:
+def flatten_records(table: pa.Table) -> Columns:
     """Return the columns of a table, those of records within as ``outer.inner``."""
     while any(pa.types.is_struct(one.type) for one in table.schema):
         table = table.flatten()
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def union(tables: list[tuple[Columns, int]]) -> Columns:
+def stack_columns(tables: list[tuple[Columns, int]]) -> Columns:
     """Stack the columns of tables (and their numbers of rows); null where a table has no such."""
     joined = {}
     for name in dict.fromkeys(itertools.chain(*(columns for columns, _ in tables))):
