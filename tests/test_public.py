@@ -114,7 +114,7 @@ def yambda(folder: Path) -> list[Path]:
 
 def zvuk(folder: Path) -> list[Path]:
     """Two users too many: one with a single play, one with as many as those of smaller ids."""
-    plays = [*pairs(), *((USERS + 1, i, 978300000 + i) for i in range(ITEMS))]
+    plays = [*((USERS + 1, i, 978300000 + i) for i in range(ITEMS)), *pairs()]
     table = pd.DataFrame(plays, columns=["user_id", "track_id", "datetime"])
     table["datetime"] = pd.to_datetime(table["datetime"], unit="s").astype("datetime64[ms]")
     table.to_parquet(folder / "plays.parquet")
@@ -184,18 +184,20 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, built: Path, small: 
         building.build("amazon-beauty", raw, tmp_path / "again", verbose=False)
 
 
-def test_other_checksums_are_reported(tmp_path: Path, small: Path, capsys) -> None:
-    file = ml_dat(tmp_path)[0]
-    found = hashlib.md5(file.read_bytes()).hexdigest()
+def test_other_files_than_the_published(tmp_path: Path, small: Path, capsys) -> None:
+    """Another checksum is reported; other counts are an error."""
+    file, described = ml_dat(tmp_path)[0], small / "ml-1m" / "ml-1m.yaml"
+    found, text = hashlib.md5(file.read_bytes()).hexdigest(), described.read_text()
     building.build("ml-1m", [file], tmp_path / "other")
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"is not the ml-1m.zip of https://grouplens.org/datasets/movielens/1m/: md5 {found}" in (
-        printed
-    )
-    described = small / "ml-1m" / "ml-1m.yaml"
-    described.write_text(described.read_text().replace(public_log("ml-1m").md5["ml-1m.zip"], found))
+    assert f"is not the ml-1m.zip of {public_log('ml-1m').source}: md5 {found}" in printed
+    described.write_text(text.replace(public_log("ml-1m").md5["ml-1m.zip"], found))
     building.build("ml-1m", [file], tmp_path / "same")
     assert "is not the" not in capsys.readouterr().out
+    described.write_text(text.replace(f"events: {USERS * ITEMS}", "events: 1"))
+    with pytest.raises(UsageError, match="ml-1m: 42 events"):
+        building.build("ml-1m", [file], tmp_path / "few")
+    described.write_text(text)
 
 
 def loaded(folder: Path, name: str, **options):

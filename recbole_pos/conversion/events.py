@@ -28,7 +28,6 @@ class Events:
 
     Attributes:
         rows: [events] int64 row of the source of each interaction.
-        user, item: [events] names of users and items.
         seconds: [events] float64 times in seconds since 1970.
         forms: number of rows by the form of their times.
         dropped: rows of the source that are left out, by reason.
@@ -52,11 +51,7 @@ class Events:
         self.user, self.item = self.user[rows], self.item[rows]
 
     def keep_core(self, min_user: int, min_item: int) -> None:
-        """Drop users and items with fewer interactions, repeatedly until none has fewer.
-
-        Raises:
-            UsageError: if nothing is left.
-        """
+        """Drop users and items with fewer interactions, repeatedly until none has fewer."""
         before = -1
         while len(self.rows) != before:
             before = len(self.rows)
@@ -71,11 +66,7 @@ class Events:
 
 
 def read_events(source: Source, roles: Mapping[str, str], date_format: str | None) -> Events:
-    """Read the interactions of a source, without the rows that have no user, item or time.
-
-    Raises:
-        UsageError: if it is unclear what the times mean, or no row is an interaction.
-    """
+    """Read the interactions of a source, without the rows that have no user, item or time."""
     columns = source.columns
     for name in roles.values():
         if name in columns and is_list(columns[name].type):

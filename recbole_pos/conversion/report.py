@@ -45,12 +45,7 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
-        """Count the lines of a source: read, kept, dropped by reason, and broken.
-
-        Args:
-            source: the file or frame.
-            dropped: dropped rows of it, by reason.
-        """
+        """Count the lines of a source: read, kept, dropped by reason, and broken."""
         reasons: dict[str, dict[str, Any]] = {}
         if broken := [one for part in source.parts for one in part.describe_broken()]:
             reasons["broken line"] = {"lines": len(broken), "first": broken[:FIRST]}
@@ -63,16 +58,13 @@ class Lines:
 
 @dataclass
 class Report:
-    """All there is to tell; ``asdict`` of it is convert.json.
+    """What became of the files of a dataset; ``asdict`` of it is convert.json.
 
     Attributes:
-        name: name of the dataset.
         lines: of events, and of items and users where there are such files.
-        columns: in the order of the files.
         times: how many events have which form of time.
         contradictions: by field, how many lines differ from the first of an item or
             user, and where.
-        notes: what else there is to know.
         counts: events, users, items, the first and last time (None if times only order), and
             exact copies of earlier events.
         command: what to type next.

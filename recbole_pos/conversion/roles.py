@@ -49,13 +49,7 @@ def find_roles(
 ) -> dict[str, str]:
     """Find the columns of user, item and time, by role.
 
-    Args:
-        columns: columns of the interactions.
-        given: names that the user gives, by role; None where it is to be guessed.
-        date_format: date format of the time.
-
-    Raises:
-        UsageError: if a name is not one of the columns, or one cannot be guessed: what was found.
+    ``given`` are names that the user gives, None to guess one by name, or of a time by its values.
     """
     roles: dict[str, str] = {}
     for role, name in given.items():
