@@ -135,7 +135,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         return report
 
     separator = choose_separator(tables)
-    options = _dataset_options(report, builder, loaded) | {"seq_separator": separator}
+    options = _dataset_options(report, builder, loaded, separator)
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, kept.rows)
         options["benchmark_filename"] = ["train", *source.cuts]
@@ -166,7 +166,9 @@ def _add_counts(report: Report, builder: Builder, copies: int) -> None:
         )
 
 
-def _dataset_options(report: Report, builder: Builder, loaded: Any) -> dict[str, Any]:
+def _dataset_options(
+    report: Report, builder: Builder, loaded: Any, separator: str
+) -> dict[str, Any]:
     """Return the options of the yaml that is read for every run on the dataset."""
     related = [
         column.field
@@ -179,6 +181,7 @@ def _dataset_options(report: Report, builder: Builder, loaded: Any) -> dict[str,
     related += ["time", "position"] if builder.has_time else ["position"]
     options: dict[str, Any] = {
         "field_separator": "\t",
+        "seq_separator": separator,
         **{f"{role.upper()}_ID_FIELD": builder.fields[role] for role in ("user", "item")},
         "TIME_FIELD": builder.fields["time"],
         **({"timestamp_unit": "seconds"} if builder.has_time else {}),
