@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 import torch
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import UnknownKey
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.relations import tables as relation_tables
 from recbole_pos.relations.lookup import PackedSequences
 from recbole_pos.relations.search import Edges, EventOrder
 
@@ -64,26 +63,22 @@ def tables(seed: int = 0, users: int = 14, items: int = 20) -> dict[str, pd.Data
     lengths = rng.integers(1, 16, users)
     lengths[:3] = [1, 3, 4]
     n = int(lengths.sum())
-    inter = pd.DataFrame(
-        {
-            "user_id:token": np.repeat([f"u{u}" for u in range(users)], lengths),
-            "item_id:token": [f"i{i}" for i in rng.integers(0, items, n)],
-            "timestamp:float": 1.5e9 + 3600 * rng.integers(0, 40, n),
-            "channel:token": [maybe(rng, c) for c in rng.choice(["web", "app"], n)],
-            "stars:float": [maybe(rng, float(s)) for s in rng.integers(1, 6, n)],
-        }
-    )
-    item = pd.DataFrame(
-        {
-            "item_id:token": [f"i{i}" for i in range(items)],
-            "brand:token": [maybe(rng, b) for b in rng.choice(list("ABC"), items)],
-            "tags:token_seq": [
-                " ".join(rng.choice(list("pqrst"), rng.integers(0, 4))) for _ in range(items)
-            ],
-            "price:float": [maybe(rng, float(p)) for p in rng.integers(1, 8, items)],
-            "weight:float": [maybe(rng, float(w)) for w in rng.integers(1, 90, items)],
-        }
-    )
+    inter = {
+        "user_id:token": np.repeat([f"u{u}" for u in range(users)], lengths),
+        "item_id:token": [f"i{i}" for i in rng.integers(0, items, n)],
+        "timestamp:float": 1.5e9 + 3600 * rng.integers(0, 40, n),
+        "channel:token": [maybe(rng, c) for c in rng.choice(["web", "app"], n)],
+        "stars:float": [maybe(rng, float(s)) for s in rng.integers(1, 6, n)],
+    }
+    item = {
+        "item_id:token": [f"i{i}" for i in range(items)],
+        "brand:token": [maybe(rng, b) for b in rng.choice(list("ABC"), items)],
+        "tags:token_seq": [
+            " ".join(rng.choice(list("pqrst"), rng.integers(0, 4))) for _ in range(items)
+        ],
+        "price:float": [maybe(rng, float(p)) for p in rng.integers(1, 8, items)],
+        "weight:float": [maybe(rng, float(w)) for w in rng.integers(1, 90, items)],
+    }
     user = pd.DataFrame(
         {
             "user_id:token": [f"u{u}" for u in range(users)],
@@ -92,13 +87,8 @@ def tables(seed: int = 0, users: int = 14, items: int = 20) -> dict[str, pd.Data
         }
     )
     user.loc[2, ["country:token", "age:float"]] = ""
-    return {"inter": inter.sample(frac=1, random_state=1), "item": item.iloc[:-1], "user": user}
-
-
-def categorical(column: np.ndarray, name: str) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Classes of tokens and their relations."""
-    group, hot = relation_tables.multi_hot(column)
-    return group, relation_tables.categorical(hot, name)
+    inter, item = pd.DataFrame(inter), pd.DataFrame(item)
+    return {"inter": inter.sample(frac=1, random_state=1), "item": item[:-1], "user": user}
 
 
 def write(folder: Path, made: dict[str, pd.DataFrame]) -> Path:
@@ -119,6 +109,17 @@ def shop_options(folder: Path, **options: Any) -> dict[str, Any]:
         "filter_inter_by_user_or_item": False,
         **options,
     }
+
+
+def drop_unread(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those that a model does not have, or does not read."""
+    left = dict(options)
+    while True:
+        try:
+            PosConfig(model, "shop", None, left)
+            return left
+        except UnknownKey as error:
+            del left[error.key]
 
 
 def open_shop(folder: Path, **options: Any) -> Experiment:

@@ -1,8 +1,4 @@
-"""No leakage: who may read whom, by gradient and by changing what must not matter.
-
-Every rule has a test here that fails when the rule is taken out of ``RelationLookup.order``, of the
-search, of the degrees, of the bank or of the targets.
-"""
+"""No leakage: who may read whom, by gradient and by changing what must not matter."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from recbole.data.interaction import Interaction
-from shop import all_windows, find, open_shop, shaken, tables, write
+from shop import all_windows, open_shop, shaken, tables, write
 from torch import Tensor
 
 from recbole_pos.data.splits import TEST, TRAIN
@@ -63,11 +59,7 @@ def rows_of_phase(made, phase: str = "test") -> Interaction:
     [
         ("random_order", {}),
         ("time_respecting", {}),
-        ("none", {"chunking": False}),
-        (
-            "random_order",
-            {"chunking": False, "train_windows": "sliding", "window_stride": 2},
-        ),
+        ("none", {"chunking": False, "train_windows": "sliding", "window_stride": 2}),
     ],
     ids=str,
 )
@@ -84,19 +76,11 @@ def test_no_gradient_to_a_later_event_of_the_same_user(folder: Path, clock: str,
     assert seen[~same].any() == (clock != "none")
     if clock == "time_respecting":
         assert not seen[~same & (time[None, :] >= time[:, None])].any()
-    if clock == "random_order":  # both ways between users, each event one way at most
+    if clock == "random_order":  # each event one way at most
         assert not (seen & seen.T & ~same).any()
-        pair = np.zeros((user.max() + 1, user.max() + 1), dtype=bool)
-        reader, source = np.nonzero(seen)
-        pair[user[reader], user[source]] = True
-        np.fill_diagonal(pair, False)
-        assert (pair & pair.T).any()
-    if not windows:  # linked chunks do read the earlier ones, through what users share too
+    if not windows:  # linked chunks do read the earlier ones
         chunk = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         assert seen[same & (chunk[:, None] != chunk) & ~later].any()
-        _, _, users = find(model, rows)
-        other = user[users.reader] != user[users.source]
-        assert other.any() and seen[users.reader[other], users.source[other]].all()
 
 
 @pytest.mark.parametrize("clock", ["random_order", "time_respecting", "none"])
@@ -154,16 +138,10 @@ def test_training_has_a_clock_a_batch_and_predictions_stand_at_its_mean(folder: 
         assert model.window_loss(batch) == model.window_loss(batch)
         model.train()
         assert len({float(model.window_loss(batch)) for _ in range(4)}) > 1
-    users = np.flatnonzero(np.diff(lookup.offsets) > 7)
-    start = lookup.offsets[users]
-    rows = lookup.histories(start, start + 7, bank=False) + lookup.bank(users)
-    order = lookup.order(rows, Draws(1))
-    asked = rows.last[np.repeat(np.arange(len(rows.lengths)), rows.lengths)]
-    place = lookup.ranks[rows.events]
-    by_place = {place[i]: order.rank[i] for i in np.flatnonzero(~asked)}
-    shared = [i for i in np.flatnonzero(asked) if place[i] in by_place]
-    assert len(shared) > 5
-    assert all(order.rank[i] == by_place[place[i]] for i in shared)
+    start = lookup.offsets[np.flatnonzero(np.diff(lookup.offsets) > 7)]
+    rows = [lookup.histories(start, start + 7, bank) for bank in (False, True)]
+    order = lookup.order(rows[0] + rows[1], Draws(1))
+    np.testing.assert_array_equal(*np.split(order.rank, 2))
 
 
 def test_held_out_events_never_reach_another_user(folder: Path) -> None:
@@ -182,11 +160,7 @@ def test_held_out_events_never_reach_another_user(folder: Path) -> None:
 
 
 def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], np.ndarray]) -> int:
-    """Other items where ``later(target)`` says so: the row of the target does not move.
-
-    Returns:
-        how often another row did.
-    """
+    """Other items at ``later(target)`` move no row of the target; how often they move another."""
     items, moved = model.lookup.items, 0
     with torch.inference_mode():
         want = model.compute_states(rows)
@@ -202,10 +176,7 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
     return moved
 
 
-@pytest.mark.parametrize(
-    ("inference", "phase"),
-    [("batch", "test"), ("training_bank", "valid"), ("own", "test"), ("none", "valid")],
-)
+@pytest.mark.parametrize(("inference", "phase"), [("batch", "test"), ("training_bank", "valid")])
 def test_predictions_read_training_events_of_others_only(
     folder: Path, inference: str, phase: str
 ) -> None:
@@ -282,15 +253,12 @@ def test_the_bank(folder: Path) -> None:
     bank = {"inference_relations": "training_bank"}
     made = open_shop(folder, **bank, bank_size=10**6, eval_args={"split": {"GT": [0.3, 0.6]}})
     lookup = made.model.lookup
-    having = np.flatnonzero(lookup.train_end > lookup.offsets[:-1])
-    assert len(having) < (np.diff(lookup.offsets) > 0).sum()
-    assert made.model.bank_users.tolist() == having.tolist()
+    trained = np.flatnonzero(lookup.train_end > lookup.offsets[:-1])
+    assert made.model.bank_users.tolist() == trained.tolist()
     lookup = open_shop(folder).model.lookup
-    rows = lookup.bank(np.arange(len(lookup.offsets) - 1))
-    assert lookup.trained[rows.events].all() and rows.source.all()
     users = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > lookup.max_length)
     want = lookup.train_end[users][:, None] - np.arange(lookup.max_length, 0, -1)
-    assert len(users) > 2
+    assert len(users) > 2 and lookup.bank(users).source.all()
     np.testing.assert_array_equal(lookup.bank(users).events, want.reshape(-1))
     banks = [open_shop(folder, seed=s, **bank, bank_size=5).model.bank_users for s in (1, 1, 2)]
     assert banks[0].tolist() == banks[1].tolist() != banks[2].tolist() and len(banks[0]) == 5
@@ -316,5 +284,3 @@ def test_training_never_sees_held_out_events(folder: Path) -> None:
     items = model.lookup.items
     items[held_out] = 1 + items[held_out] % (model.n_items - 1)
     assert all(torch.equal(a, b) for a, b in zip(results(), want, strict=True))
-    items[~held_out] = 1 + items[~held_out] % (model.n_items - 1)
-    assert not torch.equal(results()[0], want[0])

@@ -37,9 +37,6 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-# --- attention kernels of a GPU ---
-
-
 @pytest.mark.parametrize("biased", [False, True])
 def test_ours_is_attention_one_sequence_at_a_time(biased: bool) -> None:
     """And what a kernel that looks ahead, or is not there, is reported as."""
@@ -75,9 +72,6 @@ def test_ours_is_attention_one_sequence_at_a_time(biased: bool) -> None:
     assert missing[0] == "varlen" and missing[-1].startswith("fails: ")
 
 
-# --- training on a GPU ---
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_every_section_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +103,6 @@ def test_a_section_that_hangs_or_fails_keeps_what_it_has(monkeypatch: pytest.Mon
     assert gpu.in_a_process("million", True) == ([["a"]], "Failed: the last word")
     monkeypatch.setitem(gpu.SECTIONS, "million", gpu.Section("", 3, ""))
     assert gpu.in_a_process("million", True) == ([["a"]], "The rest was not done within 3 s.")
-
-
-# --- quality against peers: ranks of held-out items, and seconds of training only ---
 
 
 @pytest.fixture
@@ -182,9 +173,6 @@ def test_the_level_is_one_that_all_reach() -> None:
     assert "NDCG@10 of 0.3920" in text
     assert "| peer | 9.0 (6.0 to 12.0) | 6.0 (6.0 to 6.0) | 3, 1 |" in text
     assert "| PosSASRec | 1.5 (1.0 to 2.0) | 1.0 (1.0 to 1.0) | 2, 1 |" in text
-
-
-# --- scale ---
 
 
 @pytest.mark.slow

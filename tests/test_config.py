@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import recbole
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.presets import FOR, find_config_file, select_parts
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.loggers import make_loggers
@@ -25,32 +27,52 @@ from recbole_pos.yaml_files import (
 )
 
 
-def make(model: str = "FPARec", files: list[str] | None = None, **options) -> PosConfig:
-    return PosConfig(model, "ml-100k", files, options)
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch) -> Any:
+    """``opened(model, text, ..., **options)``: the configuration from files of these texts."""
+    monkeypatch.chdir(tmp_path)
+
+    def build(model: str | None, *texts: str, **options: Any) -> PosConfig:
+        files = [f"{name}.yaml" for name in "abc"[: len(texts)]]
+        for file, text in zip(files, texts, strict=True):
+            Path(file).write_text(text)
+        return PosConfig(model, "ml-100k", files, options)
+
+    return build
 
 
-def test_the_file_that_is_wrong_is_the_one_blamed(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    for text, options, named in (
+@pytest.mark.parametrize(
+    ("text", "options", "named"),
+    [
         ("epochs: 1\nhidden_size: x\n", {}, "a.yaml: hidden_size"),
         ("epochs: 1\nhidden_size: x\n", {"epochs": "abc", "hidden_size": 8}, "configuration: epo"),
-        ("hiden_size: 8\n", {}, "hidden_size"),
         ("epochs: !!python/object/apply:os.getpid []\n", {}, "a.yaml is not valid yaml"),
         ("- a\n", {}, "a.yaml"),
-    ):
-        file.write_text(text)
-        with pytest.raises(UsageError) as refused:
-            make(files=[str(file)], **options)
-        assert named in str(refused.value)
-    with pytest.raises(UsageError, match="none.yaml"):
-        make(files=[str(tmp_path / "none.yaml")])
+        # parts for a model or scheme: whichever model runs, a misspelt name is found
+        ("for: {FPARek: {epochs: 1}}", {}, "a.yaml, for FPARek: 'FPARek' is neither"),
+        ("for: {'FPARec,': {epochs: 1}}", {}, "'' is neither"),
+        ("for: [FPARec]", {}, "a.yaml: for: "),
+        ("for: {GRU4Rec: 3}", {}, "for GRU4Rec: expected options, found 3"),
+        ("for: {SASRec: {model: PARec}}", {}, "for SASRec: model cannot"),
+        ("for: {rope: {position: [nope]}}", {}, "for rope: position cannot"),
+        ("for: {PosSASRec: {epochs: 1}, 'PosSASRec, SASRec': {epochs: 2}}", {}, "for PosSASRec, S"),
+        ("for: {PosSASRec: {positional_rank: 4}}", {}, "a.yaml, for PosSASRec: unknown key"),
+        ("for: {SASRec: {n_heads: 2}}\npositional_rank: 4", {}, "a.yaml: unknown key"),
+        ("for: {PosSASRec: {epochs: many}}", {}, "a.yaml, for PosSASRec: epochs: "),
+    ],
+    ids=lambda x: x.strip() if isinstance(x, str) else "",
+)
+def test_the_file_that_is_wrong_is_the_one_blamed(opened, text: str, options, named: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        opened("PosSASRec", text, **options)
+    assert named in str(refused.value)
 
 
-def test_values_are_never_evaluated(tmp_path: Path) -> None:
+def test_values_are_never_evaluated(opened, tmp_path: Path) -> None:
     """RecBole's Config runs eval on strings from the command line and from dicts."""
-    marker = tmp_path / "ran"
-    code = f"__import__('pathlib').Path({str(marker)!r}).touch()"
-    assert make(LIST_SUFFIX=code)["LIST_SUFFIX"] == code and not marker.exists()
+    code = f"__import__('pathlib').Path({str(tmp_path / 'ran')!r}).touch()"
+    assert opened("FPARec", LIST_SUFFIX=code)["LIST_SUFFIX"] == code
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow
@@ -63,26 +85,24 @@ def test_both_loaders_read_the_same() -> None:
         assert repr(yaml.load(text, PackagedLoader)) == repr(yaml.load(text, YamlLoader))
 
 
-def test_cross_entropy_needs_no_option() -> None:
+def test_cross_entropy_needs_no_option(opened) -> None:
     """RecBole refuses SASRec with its own defaults; the plugin leaves the negatives out."""
-    assert make("SASRec")["train_neg_sample_args"]["distribution"] == "none"
-    assert make("BPR")["train_neg_sample_args"]["distribution"] == "uniform"
+    assert opened("SASRec")["train_neg_sample_args"]["distribution"] == "none"
+    assert opened("BPR")["train_neg_sample_args"]["distribution"] == "uniform"
 
 
-def test_plain_configuration_repeats_itself(tmp_path: Path) -> None:
-    first = make(learning_rate=np.float64(0.5), position=["parec"])
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(first.plain))
-    again = PosConfig(None, None, [str(file)])
+def test_plain_configuration_repeats_itself(opened) -> None:
+    first = opened("FPARec", learning_rate=np.float64(0.5), position=["parec"])
+    again = opened(None, yaml.safe_dump(first.plain))
     assert again.plain == first.plain and again.plain["learning_rate"] == 0.5
     assert again.final_config_dict == first.final_config_dict
 
 
-def test_a_copy_in_data_path_wins_over_the_wheel(tmp_path: Path) -> None:
-    assert make()["data_path"].endswith("dataset_example/ml-100k")
+def test_a_copy_in_data_path_wins_over_the_wheel(opened, tmp_path: Path) -> None:
+    assert opened("FPARec")["data_path"].endswith("dataset_example/ml-100k")
     (tmp_path / "ml-100k").mkdir()
     (tmp_path / "ml-100k" / "ml-100k.inter").write_text("")
-    assert make(data_path=str(tmp_path))["data_path"] == str(tmp_path / "ml-100k")
+    assert opened("FPARec", data_path=str(tmp_path))["data_path"] == str(tmp_path / "ml-100k")
 
 
 class _Recording(PosConfig):
@@ -103,14 +123,11 @@ class _Recording(PosConfig):
 @pytest.mark.parametrize("model", [*MODELS, *BASELINES])
 def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
     """No option that nothing reads: model, scheme and overall yaml against a training run."""
-    config = _Recording(
-        model, "tiny", None, {"data_path": str(tiny), "epochs": 1, "show_progress": False}
-    )
+    given = {"data_path": str(tiny), "epochs": 1, "show_progress": False}
+    config = _Recording(model, "tiny", None, given)
     config.__dict__["read"] = set()
-    experiment = prepare(config)
-    experiment.trainer.fit(
-        experiment.loaders["train"], experiment.loaders["valid"], saved=False, verbose=False
-    )
+    made = prepare(config)
+    made.trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
     make_loggers(config)
     keys = set(read_yaml(ROOT / "model" / f"{model}.yaml"))
     if model in MODELS:
@@ -129,32 +146,86 @@ def test_every_scheme_and_model_has_its_yaml_and_no_other() -> None:
     assert {p.stem for p in (ROOT / "model").iterdir()} == {*MODELS, *BASELINES}
 
 
-def test_sources_are_merged(tmp_path: Path) -> None:
+def test_sources_are_merged(tmp_path: Path, opened) -> None:
     """The dataset's yaml below files below what is given; ``eval_args`` key by key."""
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "tiny.yaml").write_text(
+    (tmp_path / "ml-100k").mkdir()
+    file = tmp_path / "ml-100k" / "ml-100k.yaml"
+    file.write_text(
         "eval_args: {split: {RS: [8, 1, 1]}}\nposition: [parec]\nepochs: 3\n"
         "for: {PARec: {n_layers: 3}}\n"
     )
-    files = []
-    for name, text in (("a", "{split: {GT: [0.9, 0.95]}}"), ("b", "{cold_items: drop}")):
-        (tmp_path / f"{name}.yaml").write_text(f"eval_args: {text}\n")
-        files.append(str(tmp_path / f"{name}.yaml"))
     data = {"data_path": str(tmp_path)}
-    config = PosConfig("PosSASRec", "tiny", None, {**data, "epochs": 5})
+    config = opened("PosSASRec", **data, epochs=5)
     assert config["eval_args"]["split"] == {"RS": [8, 1, 1]}
     assert config["eval_args"]["order"] == "TO"
     assert config["positional_mask"] == "before_softmax" and config["epochs"] == 5
-    config = PosConfig("PARec", "tiny", files, {**data, "eval_args": {"target": "last"}})
+    texts = "eval_args: {split: {GT: [0.9, 0.95]}}", "eval_args: {cold_items: drop}"
+    config = opened("PARec", *texts, **data, eval_args={"target": "last"})
     values = {key: config["eval_args"][key] for key in ("split", "cold_items", "target")}
     assert values == {"split": {"GT": [0.9, 0.95]}, "cold_items": "drop", "target": "last"}
     assert config["n_layers"] == 3 and config["epochs"] == 3
-    (tmp_path / "tiny" / "tiny.yaml").write_text("lod_col: {inter: [a]}\n")
-    with pytest.raises(UsageError, match="tiny.yaml: unknown key 'lod_col'"):
-        PosConfig("FPARec", "tiny", None, data)
+    file.write_text("lod_col: {inter: [a]}\n")
+    with pytest.raises(UsageError, match="ml-100k.yaml: unknown key 'lod_col'"):
+        opened("FPARec", **data)
 
 
-def test_an_option_of_an_earlier_version_is_left_out_with_a_warning() -> None:
+def test_an_option_of_an_earlier_version_is_left_out_with_a_warning(opened) -> None:
     with pytest.warns(RunWarning, match="batch_shapes has no effect any more"):
-        config = make(batch_shapes="auto")
+        config = opened("FPARec", batch_shapes="auto")
     assert "batch_shapes" not in config.plain
+
+
+# --- presets, and files for several models ---
+
+PRESETS = sorted(str(p.relative_to(ROOT / "presets")) for p in (ROOT / "presets").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_what_its_model_runs_with(preset: str) -> None:
+    """That of the rows it is compared with says test_studies."""
+    content = read_yaml(ROOT / "presets" / preset)
+    config = PosConfig(None, "ml-100k", [preset])
+    _, *parts = select_parts(content, {content["model"]}, preset)
+    own = {key: value for _, options in parts for key, value in options.items()}
+    wanted = {k: v for k, v in {**content, **own}.items() if k not in (FOR, "eval_args")}
+    assert {key: config.plain[key] for key in wanted} == wanted
+
+
+def test_presets_are_found_by_name() -> None:
+    config = PosConfig(None, "ml-100k", ["fparec/ml-1m.yaml"])
+    assert config["model"] == "FPARec" and config["MAX_ITEM_LIST_LENGTH"] == 500
+    assert PosConfig("PARec", "ml-100k", ["fparec/ml-1m.yaml"])["MAX_ITEM_LIST_LENGTH"] == 200
+    assert find_config_file("nothing.yaml") == Path("nothing.yaml")
+
+
+def test_options_are_for_the_model_that_runs(opened) -> None:
+    text = """
+model: FPARec
+hidden_size: 32
+for:
+  FPARec, PARec: {hidden_size: 16, eval_args: {cold_items: drop}}
+  FPARec:
+  SASRec: {n_heads: 4}
+eval_args: {split: {LS: valid_only}}
+"""
+    for model, size in ((None, 16), ("PARec", 16), ("SASRec", 32)):
+        config = opened(model, text)
+        assert config["hidden_size"] == size and FOR not in config.plain
+        assert config["eval_args"]["split"] == {"LS": "valid_only"}  # merged key by key
+        assert (config["eval_args"]["cold_items"] == "drop") == (size == 16)
+    assert opened("SASRec", text)["n_heads"] == 4
+    assert opened("SASRec", text, n_heads=1)["n_heads"] == 1
+    assert opened("PARec", text, "hidden_size: 8\n")["hidden_size"] == 8  # later files win
+    assert opened("PARec", "hidden_size: 8\n", text)["hidden_size"] == 16
+
+
+def test_options_are_for_schemes_that_position_names(opened) -> None:
+    """Wherever it is named: in a file, for the model, by its own yaml, on the command line."""
+    text = "for: {rope: {rope_base: 7.0}, 'alibi, kerple': {kerple_kind: power}}\n"
+    assert opened("PosSASRec", text, position=["rope"])["rope_base"] == 7
+    assert opened("PosSASRec", text, position="kerple")["kerple_kind"] == "power"
+    assert opened("PosSASRec", text, "position: [rope, kernel]\n")["rope_base"] == 7
+    assert opened("PosSASRec", text, "for: {PosSASRec: {position: [rope]}}\n")["rope_base"] == 7
+    assert "rope_base" not in opened("PosSASRec", text).plain
+    assert "rope_base" not in opened("SASRec", text).plain
+    assert opened("FPARec", "for: {fparec: {positional_rank: 3}}\n")["positional_rank"] == 3

@@ -1,4 +1,4 @@
-"""From a run folder to a folder that is served: its files, its README, and what is refused."""
+"""Export: programs against the models, in sizes they were not made with; files and README."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,209 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import SMALL
+from recbole.data.interaction import Interaction
+from schemes import shake
+from shop import open_shop, tables, write
 
 import recbole_pos
 from recbole_pos import PosRecommender
 from recbole_pos.cli.main import main
+from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.export import random_histories
-from recbole_pos.serve.programs import make_encoder, trace
+from recbole_pos.experiment.build import Experiment
+from recbole_pos.model.models import MODELS
+from recbole_pos.position.schemes import FACTS
+from recbole_pos.serve import export as module
+from recbole_pos.serve.export import load_program, random_histories
+from recbole_pos.serve.programs import (
+    Encoder,
+    Recommend,
+    make_encoder,
+    trace,
+    write_onnx,
+)
 
-pytestmark = pytest.mark.slow
+Build = Callable[..., Experiment]
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+FORMATS = ["onnx", "torch_export"]
+long = pytest.mark.long  # seconds each; one of a kind is in make test
+# everything that can share a layer, then what replaces attention
+TOGETHER = (
+    "learned sinusoidal time_learned rope time_rope to_rope calendar_rope rote siren_rope alibi "
+    "semi_local t5 kerple hstu time_decay cape difsr"
+)
+ALONE = (
+    "kernel channels fuxi_linear tisas parec fparec average linear_annealing exponential_annealing "
+    "linear_attention token_mixing"
+)
+EXPORTED = [TOGETHER.split(), *([name] for name in ALONE.split())]
+
+
+def shaken(experiment: Experiment) -> Any:
+    """A model whose parameters are far from where they start."""
+    torch.manual_seed(0)
+    shake(experiment.model.requires_grad_(False))
+    return experiment.model.eval()
+
+
+def written(module: Encoder | Recommend, form: str, folder: Path) -> Callable[..., list[Any]]:
+    """A program by way of its file; of the form "eager", what is traced."""
+    if form == "eager":
+        return lambda given: [module(*given.values())]
+    program = trace(module)
+    path = folder / {"onnx": "program.onnx", "torch_export": "program.pt2"}[form]
+    if form == "onnx":
+        pytest.importorskip("onnxruntime")
+        outputs = ("vector",) if isinstance(module, Encoder) else ("best", "scores")
+        write_onnx(program, path, module.inputs, outputs)
+    else:
+        torch.export.save(program, path)
+    return load_program(path)
+
+
+def batches(encoder: Encoder) -> list[dict[str, Any]]:
+    draw, n = torch.Generator().manual_seed(1), encoder.model.max_seq_length
+    sizes = [[n], [1], [1, 1, 1], [n, 1, n // 2, max(n - 9, 1)]]
+    return [random_histories(encoder, torch.tensor(lengths), draw) for lengths in sizes]
+
+
+def check(encoder: Encoder, form: str, folder: Path) -> None:
+    program = written(encoder, form, folder)
+    for given in batches(encoder):
+        expected = encoder.model(*given.values()).detach()  # packed, as in training and evaluation
+        torch.testing.assert_close(program(given)[0], expected, **CLOSE)
+
+
+def test_every_scheme_is_exported() -> None:
+    additive = {name for name, printed in FACTS.items() if printed.place in ("input", "none")}
+    assert set(FACTS) == {name for group in EXPORTED for name in group} | additive
+
+
+def options_of(position: list[str], **more: Any) -> dict[str, Any]:
+    fields = {"difsr_fields": []} if "difsr" in position else {}
+    return {"position": position, "n_heads": 2, "n_layers": 1, **fields, **more}
+
+
+@pytest.mark.parametrize("block", ["transformer", "hstu"])
+@pytest.mark.parametrize("name", FACTS)
+def test_rows_with_padding_are_what_packed_events_are(
+    experiment: Build, tmp_path: Path, name: str, block: str
+) -> None:
+    try:
+        made = experiment("PosSASRec", **options_of([name], block=block))
+    except UsageError as error:
+        assert "replaces attention" in str(error)
+        return
+    check(make_encoder(shaken(made)), "eager", tmp_path)
+
+
+PROGRAMS: list[tuple[str, dict[str, Any]]] = [
+    *(("PosSASRec", options_of(names)) for names in EXPORTED),
+    *((name, {}) for name in ("FGNN", *MODELS) if name != "AttrFormer"),
+    ("PosSASRec", {"position": ["linear_attention"], "MAX_ITEM_LIST_LENGTH": 150}),
+    ("KernelAttention", {"kernel_u": "full", "MAX_ITEM_LIST_LENGTH": 150}),
+    ("PosSASRec", {"position": ["cape"], "cape_positions": 4}),
+    ("PARec", {"positional_mask": "after_softmax", "n_heads": 2}),
+    ("TORoPE", {"fusion": "split_head", "n_heads": 2, "timestamp_unit": "milliseconds"}),
+    ("PosRec", {"anchor_self_weight": 0.5, "messages": "mean", "anchor_overlap": "sum"}),
+    ("PosRec", {"anchors": False, "graph_layers": 2, "n_layers": 2}),
+    ("PosSASRec", {"MAX_ITEM_LIST_LENGTH": 2}),
+    ("PosSASRec", options_of(["hstu"], block="hstu", request_time="target")),
+]
+QUICK = [("PosSASRec", options_of(EXPORTED[0])), ("PosRec", {})]  # as torch programs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "options", "form"),
+    [
+        pytest.param(*case, form, marks=() if case in QUICK and form != "onnx" else long)
+        for case in PROGRAMS
+        for form in FORMATS
+    ],
+    ids=str,
+)
+def test_programs(
+    experiment: Build, tmp_path: Path, model: str, options: dict[str, Any], form: str
+) -> None:
+    made = experiment(model, **options)
+    # FGNN has no norm: far from its start its states are of size 100
+    check(make_encoder(made.model.eval() if model == "FGNN" else shaken(made)), form, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
+def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -> None:
+    encoder = make_encoder(shaken(experiment("PosSASRec")))
+    if form == "onnx":  # which takes the lower id first of equal scores
+        encoder.model.item_embedding.weight[20:] = 0
+    k, items = 6, encoder.model.n_items
+    program = written(Recommend(encoder, k), form, tmp_path)
+    draw = torch.Generator().manual_seed(2)
+    for given in batches(encoder):
+        scores = encoder.model(*given.values()) @ encoder.model.item_embedding.weight.t()
+        for rows in {1, len(scores)}:
+            allowed = torch.rand(rows, items, generator=draw) < 0.5
+            allowed[-1, 3:] = False  # item 0, which is padding, and at most two more
+            wanted = scores.masked_fill(~allowed, -torch.inf)
+            wanted[:, 0] = -torch.inf
+            best, ids = wanted.sort(descending=True, stable=True)
+            best, ids = best[:, :k], ids[:, :k].masked_fill(best[:, :k].isinf(), 0)
+            found, found_scores = program({**given, "allowed": allowed})
+            torch.testing.assert_close(found_scores, best, **CLOSE)
+            assert torch.equal(found, ids)
+    if form == "onnx":  # without a mask
+        scores[:, 0] = -torch.inf
+        torch.testing.assert_close(program(given)[1], scores.topk(k).values, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", ["own", "none"])
+@pytest.mark.parametrize("form", ["eager", *(pytest.param(x, marks=long) for x in FORMATS)])
+def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> None:
+    made = tables()
+    made["user"]["country:token"] = made["user"]["age:float"] = 1
+    relations = [
+        *("brand", {"field": "tags", "source": "behaviour"}, "time", "position", "country"),
+        *({"field": "price", "within": "brand", "scales": [1.0, 5.0]}, "weight"),
+    ]
+    options = {"MAX_ITEM_LIST_LENGTH": 9, "relations": relations, "inference_relations": reads}
+    shop = open_shop(write(tmp_path, made), **options)
+    model, log = shaken(shop), shop.dataset.log
+    encoder = make_encoder(model)
+    program = written(encoder, form, tmp_path)
+    target = np.flatnonzero(log.ranks > 0)
+    lengths = np.minimum(log.ranks[target], 9)
+    rows = Interaction({TARGET_EVENT: target, "item_length": torch.from_numpy(lengths)})
+    expected = model.encode_rows(rows)
+    width, at = lengths.max(), target - lengths
+    events = np.minimum(at[:, None] + np.arange(width), len(log) - 1)
+    outside = torch.from_numpy(np.arange(width) >= lengths[:, None])
+    items, times = (x[torch.from_numpy(events)] for x in (log.items, log.times))
+    given = {
+        "items": items.masked_fill(outside, 0),
+        "lengths": torch.from_numpy(lengths),
+        "times": times.masked_fill(outside, 0),
+    }
+    found = program({name: given[name] for name in encoder.inputs})[0]
+    torch.testing.assert_close(found, expected, **CLOSE)
+    if reads == "own":  # which is not nothing
+        model.inference = "none"
+        assert (model.encode_rows(rows) - expected).abs().max() > 1e-2
+
+
+# --- the folder ---
+
 TRAINED = ["PosSASRec", "TORoPE"]
-long = pytest.mark.long  # the other two of two models and two formats
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     given = {**SMALL, "data_path": str(tiny), "epochs": 1}
     for model in TRAINED:
         recbole_pos.run(model, "tiny", None, given, run_dir=folder / model, verbose=False)
-    yield folder
-
-
-def blocks(folder: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.S)
+    return folder
 
 
 def executed(code: str, folder: Path) -> str:
@@ -48,6 +227,7 @@ def executed(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "form"),
     [
@@ -65,87 +245,85 @@ def test_the_lines_of_the_readme(
     assert main(["export", str(runs / model), "--to", str(to), "--format", form, "-k", "12"]) == 0
     assert capsys.readouterr().out.strip() == str(to)
     assert not list(to.parent.glob(".*"))  # nothing is left beside it
-    lines, index = blocks(to)
-    assert len(lines.splitlines()) <= 13 and "recbole" not in lines
+    readme = (to / "README.md").read_text("utf-8")
+    lines, index = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert "recbole" not in lines
     has_faiss = importlib.util.find_spec("faiss") is not None
     printed, *near = executed(lines + index * has_faiss, to).splitlines()
     reported = re.findall(r"\('(i\d+)', (?:np.float32|tensor)\(([-\d.e]+)\)\)", printed)
-    made = recbole_pos.load(runs / model)
-    ids, names = (getattr(made.dataset, f"field2{x}")["item_id"] for x in ("token_id", "id_token"))
-    history = torch.tensor([[1, 2, 3]])
-    times = 1.5e9 + 3600 * torch.arange(3, dtype=torch.float64)[None]
-    with torch.no_grad():
-        vector = made.model(history, torch.tensor([3]), times if model == "TORoPE" else None)
-        scores = (vector @ made.model.item_embedding.weight.t())[0]
-    scores[0] = -torch.inf
-    best = scores.topk(10)
-    assert [name for name, _ in reported] == names[best.indices.numpy()].tolist()
+    trained = recbole_pos.load(runs / model)
+    history = {"items": trained.items[:3], "times": 1.5e9 + 3600.0 * np.arange(3)}
+    best = trained.recommend(histories=[history], k=10, exclude_seen=False)
+    assert [name for name, _ in reported] == best["item"].tolist()
+    np.testing.assert_allclose([float(x) for _, x in reported], best["score"], atol=2e-4)
     if (model, form) == ("PosSASRec", "onnx"):  # the page has the same lines, of ml-100k
-        shown = lines.replace(json.dumps(names[1:4].tolist()), '["50", "181", "172"]')
+        shown = lines.replace(json.dumps(trained.items[:3].tolist()), '["50", "181", "172"]')
         page = Path(__file__).parent.parent / "docs" / "export.md"
         assert f"```python\n{shown.replace('[-12:]', '[-50:]')}```" in page.read_text("utf-8")
     if has_faiss:
-        assert len(set(re.findall(r"'(i\d+)'", near[0])) & {name for name, _ in reported}) >= 9
-    np.testing.assert_allclose([float(score) for _, score in reported], best.values, atol=2e-4)
-    assert json.loads((to / "items.json").read_text()) == [None, *list(ids)[1:]]
-    vectors = made.model.item_embedding.weight.detach().numpy()
-    np.testing.assert_array_equal(np.load(to / "vectors.npy"), vectors)
+        assert len(set(re.findall(r"'(i\d+)'", near[0])) & set(best["item"])) >= 9
+    names, vectors = trained.item_vectors()
+    assert json.loads((to / "items.json").read_text()) == [None, *names]
+    np.testing.assert_array_equal(np.load(to / "vectors.npy")[1:], vectors)
     table = pq.read_table(to / "vectors.parquet").to_pydict()
-    assert table["id"] == list(range(1, len(vectors))) and table["name"] == list(ids)[1:]
-    np.testing.assert_array_equal(np.array(table["vector"], np.float32), vectors[1:])
+    assert table["id"] == list(range(1, 1 + len(names))) and table["name"] == names.tolist()
+    np.testing.assert_array_equal(np.array(table["vector"], np.float32), vectors)
     with pytest.raises(UsageError, match="served is in use"):
         recbole_pos.export(runs / model, to, form)
 
 
-def test_what_cannot_be_exported(runs: Path, tmp_path: Path, experiment: Any, capsys: Any) -> None:
+@pytest.mark.slow
+def test_wrong_arguments(runs: Path, tmp_path: Path, capsys: Any) -> None:
     given = [str(runs / "PosSASRec"), "--to", str(tmp_path / "served")]
-    for options, message in (
-        (["--format", "pmml"], "format: 'pmml' is not one of onnx, torch_export"),
-        (["-k", "0"], "k: expected the number of items"),
-        (["--inference_relations", "own"], "PosSASRec has none, AttrFormer alone does"),
+    for words, message in (
+        ([*given, "--format", "pmml"], "format: 'pmml' is not one of onnx, torch_export"),
+        ([*given, "-k", "0"], "k: expected the number of items"),
+        ([*given, "--inference_relations", "own"], "PosSASRec has none, AttrFormer alone does"),
+        ([str(runs / "none"), *given[1:]], "none"),
+        ([given[0], "--to", str(tmp_path / ("x" * 300))], "name too long"),
     ):
-        assert main(["export", *given, *options]) == 2
+        assert main(["export", *words]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: ") and message in error and error.count("\n") == 1
-        assert not list(tmp_path.iterdir())
-    deep = str(tmp_path / "deep" / "served")
-    for name in ("none", "x" * 300):
-        assert main(["export", str(runs / name), "--to", deep]) == 2
-    assert main(["export", given[0], "--to", str(tmp_path / ("x" * 300))]) == 2
+        assert error.startswith("error: ") and error.count("\n") == 1
+        assert message.lower() in error.lower()
     assert not list(tmp_path.iterdir())
-    for model in ("SASRec", "SPop", "AnchoredSRGNN"):
-        with pytest.raises(UsageError, match=f"{model} cannot be exported: its forward"):
-            make_encoder(experiment(model).model)
 
 
-class Counting(PosRecommender):
-    """As many states as the data have."""
+def test_models_that_cannot_be_exported(experiment: Any, tmp_path: Path) -> None:
+    class Counting(PosRecommender):
+        """As many states as the data have."""
 
-    defaults = {"hidden_size": 16}
+        defaults = {"hidden_size": 16}
 
-    def encode(self, items: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return self.item_embedding(items) * len(items.unique())
+        def encode(self, items: torch.Tensor, ctx: Any) -> torch.Tensor:
+            return self.item_embedding(items) * len(items.unique())
 
-
-class Overriding(Counting):
-    def forward(self, *given: Any) -> torch.Tensor:
-        return super().forward(*given) + 1
-
-
-def test_models_of_ones_own(experiment: Any) -> None:
     recbole_pos.register_model(Counting)
-    recbole_pos.register_model(Overriding)
-    with pytest.raises(UsageError, match="Counting cannot be exported: torch.export refuses it: "):
-        trace(make_encoder(experiment("Counting").model))
-    with pytest.raises(UsageError, match="Overriding cannot be exported: it defines forward"):
-        make_encoder(experiment("Overriding").model)
+    recbole_pos.register_model(type("Overriding", (Counting,), {"forward": lambda *_: None}))
+    for model, message in (
+        ("SASRec", "SASRec cannot be exported: its forward"),
+        ("SPop", "SPop cannot be exported: its forward"),
+        ("Counting", "Counting cannot be exported: torch.export refuses it: "),
+        ("Overriding", "Overriding cannot be exported: it defines forward"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            trace(make_encoder(experiment(model).model))
+    folder = write(tmp_path, tables())
+    for relations, reads, message in (
+        (["brand"], None, "inference_relations: batch: it reads events of other users"),
+        (["brand", "channel", {"field": "stars"}], "own", "relations of channel, stars"),
+        (["country"], "own", "where some have no attribute"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_encoder(open_shop(folder, relations=relations).model, reads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
 def test_a_full_disk(runs: Path, tmp_path: Path, form: str) -> None:
     """No file may grow beyond 20 kB. In a process of its own, since torch used to end it."""
-    code = "import resource, sys; from recbole_pos.cli.main import main; "
-    code += (
+    code = (
+        "import resource, sys; from recbole_pos.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); sys.exit(main(sys.argv[1:]))"
     )
     to = tmp_path / "deep" / "served"
@@ -155,17 +333,11 @@ def test_a_full_disk(runs: Path, tmp_path: Path, form: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_differs_is_not_written(runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    from recbole_pos.serve import export as module
-
     encoder = make_encoder(recbole_pos.load(runs / "TORoPE").model)
-    assert set(random_histories(encoder, torch.tensor([2]), torch.Generator())) >= {
-        "items",
-        "times",
-    }
-    monkeypatch.setattr(
-        module, "load_program", lambda path: lambda given: [encoder(*given.values()) + 1e-2]
-    )
+    program = lambda given: [encoder(*given.values()) + 1e-2]  # noqa: E731
+    monkeypatch.setattr(module, "load_program", lambda path: program)
     with pytest.raises(UsageError, match="its output differs from it by"):
         recbole_pos.export(runs / "TORoPE", tmp_path / "served", "torch_export")
     assert not list(tmp_path.iterdir())

@@ -34,8 +34,6 @@ FEATURES = {
 SIZES = {
     key: value for key, value in shop.SIZES.items() if "relation" not in key and key != "top_k"
 }
-
-
 LOAD = {**shop.LOAD, "inter": [*shop.LOAD["inter"], "words"]}
 
 
@@ -239,9 +237,11 @@ def test_graphs_and_other_models_read_users_and_items(made: Callable, model: str
         assert not torch.isclose(made_model.compute_states(rows), known).all(1).any()
 
 
-def decided(folder: Path, users: int = 150, items: int = 24) -> Path:
-    """Each next item is a fact of the interaction before: who does not know ``code`` must guess."""
-    rng = np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model that reads ``code``, which alone says what the next item is."""
+    folder, rng = tmp_path_factory.mktemp("decided"), np.random.default_rng(0)
+    users, items = 150, 24
     code = rng.integers(0, items, (users, 12))
     item = np.column_stack((rng.integers(0, items, users), code[:, :-1]))
     frame = pd.DataFrame(
@@ -255,58 +255,35 @@ def decided(folder: Path, users: int = 150, items: int = 24) -> Path:
     write_atomic(frame, folder, "decided")
     file = folder / "decided" / "decided.inter"
     file.write_text(file.read_text().replace("code:float", "code:token", 1))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run on the dataset above that reads the code."""
-    folder = decided(tmp_path_factory.mktemp("decided"))
     load = {"inter": ["user_id", "item_id", "timestamp", "code"]}
     given = {"data_path": str(folder), "load_col": load, "epochs": 12, "learning_rate": 0.02}
     given |= {"n_layers": 1, "hidden_dropout_prob": 0.0, "topk": [10], "valid_metric": "NDCG@10"}
     given |= {"show_progress": False, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
-    without = recbole_pos.run(
-        "PosSASRec", "decided", None, {**given, "epochs": 3}, folder / "no", verbose=False
-    )
     given["event_features"] = ["code"]
     found = recbole_pos.run("PosSASRec", "decided", None, given, folder / "run", verbose=False)
-    return folder, without, found
+    assert found.test["ndcg@10"] > 0.95  # without the code it would be below 0.4
+    return folder / "run"
 
 
-def test_a_field_that_decides_is_learned(run: Any) -> None:
-    _, without, found = run
-    assert found.test["ndcg@10"] > 0.95 and without.test["ndcg@10"] < 0.4
-
-
-def test_histories_say_what_happened(run: Any) -> None:
+def test_histories_say_what_happened(run: Path) -> None:
     """As the data have it; what is not said, or not known, counts as missing."""
-    folder, *_ = run
-    trained = recbole_pos.Recommender.load(folder / "run", histories_only=True)
-    assert not hasattr(type(trained.dataset), "log")  # of the run folder only
+    trained = recbole_pos.Recommender.load(run, histories_only=True)
     items = ["i1", "i2", "i3"]
     said = [{"items": items, "events": {"code": ["c9", "c9", f"c{n}"]}} for n in (4, 7)]
-    best = trained.recommend(histories=said, k=1)["item"].tolist()
-    assert best == ["i4", "i7"]
+    table = pa.Table.from_pylist([{"id": str(n), **one} for n, one in enumerate(said)])
+    for histories in (said, table):
+        best = trained.recommend(histories=histories, k=1)["item"].tolist()
+        assert best == ["i4", "i7"]
     later = [
-        {**said[0], "times": [3, 1, 2]},
+        {"items": items, "events": {"code": ["c4", "c9", "c9"]}, "times": [3, 1, 2]},
         {"items": [*items, "??"], "events": {"code": ["c9", "c9", "c4", "c8"]}},
     ]
-    later[0]["events"] = {"code": ["c4", "c9", "c9"]}
     assert trained.recommend(histories=later, k=1)["item"].tolist() == ["i4", "i4"]
-    table = pa.Table.from_pylist([{"id": str(n), **one} for n, one in enumerate(said)])
-    pd.testing.assert_frame_equal(
-        trained.recommend(histories=table, k=3).drop(columns="id"),
-        trained.recommend(histories=said, k=3).drop(columns="id"),
-    )
-    nothing = [
-        items,
-        {"items": items, "events": {"code": [None, None, "c999"]}},
-        {"items": items, "events": {}},
-    ]
+    codes = [{"code": [None, None, "c999"]}, {}]
+    nothing = [items, *({"items": items, "events": events} for events in codes)]
     scores = trained.recommend(histories=nothing, k=3)["score"].to_numpy().reshape(3, 3)
     assert (scores == scores[0]).all()
-    of_data = recbole_pos.Recommender.load(folder / "run")
+    of_data = recbole_pos.Recommender.load(run)
     log, name = of_data.dataset.log, of_data.dataset.field2id_token
     events = np.flatnonzero(log.users.numpy() == 5)
     history = {
@@ -316,20 +293,18 @@ def test_histories_say_what_happened(run: Any) -> None:
     user = name["user_id"][5]
     both = of_data.recommend(users=[user], k=4), of_data.recommend(histories=[history], k=4)
     assert np.array_equal(*(table["score"] for table in both))
-    for wrong, named in (
-        ({"code": ["c1"]}, "histories[0].events.code"),
-        ({"cod": ["c1"] * 3}, "'cod'"),
-        ({"code": ["c1", ["c2"], "c3"]}, "histories[0].events.code"),
-        (["c1"] * 3, "histories[0].events"),
-    ):
-        with pytest.raises(UsageError) as error:
+    for wrong in ({"code": ["c1"]}, {"cod": ["c1"] * 3}, {"code": ["c1", ["c2"], "c3"]}, ["c1"]):
+        with pytest.raises(UsageError, match="events|cod"):
             trained.recommend(histories=[{"items": items, "events": wrong}])
-        assert named in str(error.value)
 
 
 @pytest.mark.long
-def test_an_exported_model_reads_them(made: Callable, folder: Path, tmp_path: Path) -> None:
-    given = options(folder, epochs=1)
+def test_an_exported_model_reads_them(folder: Path, tmp_path: Path) -> None:
+    """And content vectors of items, which the program needs no more."""
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    (tmp_path / "v.txt").write_text("".join(f"i{item}\n" for item in range(20)))
+    content = {"item_vectors": str(tmp_path / "v.npy"), "item_vectors_use": "late"}
+    given = options(folder, epochs=1, **content)
     found = recbole_pos.run("PosSASRec", "shop", None, given, tmp_path / "run", verbose=False)
     out = recbole_pos.export(
         found.run_dir, tmp_path / "out", format="torch_export", k=3
@@ -339,26 +314,19 @@ def test_an_exported_model_reads_them(made: Callable, folder: Path, tmp_path: Pa
     assert names["user_age"] is None and set(names["events_channel"][1:]) == {"web", "app"}
 
 
+WEB = {"channel": ["web"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("PosSASRec", {"item_features": ["brnd"]}, "did you mean brand"),
     ("PosSASRec", {"event_features": ["brand"]}, "item_features"),
-    ("PosSASRec", {"user_features": ["user_id"]}, "user_id"),
     ("PosSASRec", {"normalize_field": ["price"]}, "normalize_field"),
     ("PosSASRec", {"item_features": ["brand"], "numeric_bins": 9}, "numeric_embedding: binned"),
     ("PosSASRec", {**dict.fromkeys(FEATURES), "feature_fusion": "concat_mlp"}, "feature_fusion"),
     ("SASRec", {"user_features": None, "event_features": None}, "selected_features"),
     ("PosRec", {}, "event_features"),
     ("AttrFormer", {}, "relations"),
-    (
-        "AttrFormer",
-        {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}},
-        "relates",
-    ),
-    ("BERT4Rec", {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}}, "every kind"),
+    ("AttrFormer", {**dict.fromkeys(FEATURES), "target_events": WEB}, "relates"),
+    ("BERT4Rec", {**dict.fromkeys(FEATURES), "target_events": WEB}, "every kind"),
     ("PosSASRec", {"target_events": {"channel": ["webb"]}}, "did you mean web"),
-    ("PosSASRec", {"target_events": {"stars": [77]}}, "77"),
     ("PosSASRec", {"target_events": {"brand": ["A"]}}, "brand"),
-    ("PosSASRec", {"target_events": {"channel": []}}, "channel"),
     ("PosSASRec", {"target_events": ["web"]}, "target_events"),
 ]
 
@@ -369,4 +337,4 @@ def test_what_has_no_meaning_is_refused(
 ) -> None:
     with pytest.raises(UsageError) as error:
         prepare(configure(folder, model, **given))
-    assert named in str(error.value) and "\n" not in str(error.value)
+    assert named in str(error.value)

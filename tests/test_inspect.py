@@ -1,29 +1,45 @@
-"""Arrays and pictures of a run."""
+"""What the commands of ``inspect`` measure, against plain loops: attention, periods, relations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import shop
 import torch
-from matplotlib.figure import Figure
+from schemes import LENGTHS, rows_of, shake
+from torch import Tensor
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.inspect import run_pictures
-from recbole_pos.inspect.attention_weights import attention_maps, kernel_factors, positional_weights
-from recbole_pos.inspect.run_pictures import HALF_A_LINE, read_metrics
-from recbole_pos.inspect.trained import open_run
+from recbole_pos.inspect import distance
+from recbole_pos.inspect.attention_report import inspect_attention
+from recbole_pos.inspect.attention_weights import (
+    attention_layers,
+    attention_maps,
+    kernel_factors,
+    layer_inputs,
+    positional_weights,
+)
+from recbole_pos.inspect.distance import measure, measure_attention, sample_histories
+from recbole_pos.inspect.relation_use import measure_relations
+from recbole_pos.layers.attention import TransformerLayer
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.rotary import RotaryPosition
+
+FAST = {"epochs": 1, "hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12}
 
 
-def test_positional_weights_are_the_attention_of_the_model(experiment) -> None:
-    """[h, n, n] per layer, causal, rows that sum to one; nothing for dot-product attention."""
-    model = experiment("FPARec", n_heads=2).model
-    weights = positional_weights(model)
+# --- attention weights and positional kernels ---
+
+
+def test_positional_weights_are_causal_distributions(experiment) -> None:
+    """[h, n, n] per layer; nothing for dot-product attention."""
+    weights = positional_weights(experiment("FPARec", n_heads=2).model)
     assert [w.shape for w in weights] == [(2, 12, 12)] * 2
     for layer in weights:
         np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
@@ -54,169 +70,306 @@ def test_kernel_factors_are_the_matrices_of_equation_9(experiment) -> None:
 def test_attention_maps_average_the_weights(experiment) -> None:
     """Against each history on its own, in loops over the newest events."""
     made = experiment("PosSASRec", position=["cape", "rope"])
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
+    shake(made.model)
     model, loader, newest = made.model.eval(), made.loaders["test"], 5
     found = attention_maps(model, loader, newest)
-    maps = found.weights
-    assert [m.shape for m in maps] == [(2, newest, newest)] * 2
     total, count = np.zeros((newest, newest)), 0
     layer = model.trm_encoder.layer[0].multi_head_attention
     for batch in loader:
-        for row in range(len(batch[0])):
-            length = int(batch[0][model.ITEM_SEQ_LEN][row])
-            if length < newest:
-                continue
-            items = batch[0][model.ITEM_SEQ][row][:length]
-            ctx = SequenceContext.from_lengths(torch.tensor([length]), 12)
-            weights = layer.weights(model.item_embedding(items), ctx)[0, 1].detach().numpy()
-            np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-            total += weights[-newest:, -newest:]
-            count += 1
-    np.testing.assert_allclose(maps[0][1], total / count, rtol=1e-4, atol=1e-6)
-    assert (np.triu(maps[0], 1) == 0).all()
+        for row, length in enumerate(batch[0][model.ITEM_SEQ_LEN].tolist()):
+            if length >= newest:
+                items = batch[0][model.ITEM_SEQ][row][:length]
+                ctx = SequenceContext.from_lengths(torch.tensor([length]), 12)
+                weights = layer.weights(model.item_embedding(items), ctx)[0, 1].detach().numpy()
+                total += weights[-newest:, -newest:]
+                count += 1
+    assert [m.shape for m in found.weights] == [(2, newest, newest)] * 2
+    np.testing.assert_allclose(found.weights[0][1], total / count, rtol=1e-4, atol=1e-6)
     assert found.histories == count and found.longest == 12
     assert attention_maps(experiment("FPARec").model, loader) is None
 
 
+# --- distance, entropy and hours ---
+
+
+def in_loops(weights: Tensor, times: Tensor) -> list[list[float]]:
+    """Distance, entropy and hours of one history and head, [t, t] and [t]: mean and last query."""
+    by_query = []
+    for i in range(len(weights)):
+        total = sum(abs(float(weights[i, j])) for j in range(i + 1)) or 1.0
+        events = entropy = hours = 0.0
+        for j in range(i + 1):
+            a = abs(float(weights[i, j])) / total
+            events += a * (i - j)
+            entropy -= a * math.log(a) if a > 0 else 0
+            hours += a * float(times[i] - times[j]) / 3600
+        by_query.append([events, entropy, hours])
+    return [np.mean(by_query, 0).tolist(), by_query[-1]]
+
+
+def test_measures_are_the_sums(double) -> None:
+    """Rows of any sign and sum, of zeros, too; padded histories."""
+    times = 1.5e9 + torch.cat([torch.rand(length).cumsum(0) * 1e5 for length in LENGTHS])
+    ctx = SequenceContext.from_lengths(torch.tensor(LENGTHS), 9, times)
+    weights = torch.randn(len(LENGTHS), 2, 9, 9).tril()
+    weights[0, 0, 2, 1] = weights[1, 1, 5] = 0
+    found = measure(weights, ctx)
+    assert found.shape == (4, 2, 3, 2)
+    for row, (length, part) in enumerate(zip(LENGTHS, rows_of(LENGTHS), strict=True)):
+        for head in range(2):
+            want = in_loops(weights[row, head, :length, :length], times[part])
+            np.testing.assert_allclose(found[row, :, :, head], want, rtol=1e-12, atol=1e-10)
+    without = SequenceContext.from_lengths(ctx.lengths, 9)
+    assert torch.equal(measure(weights, without), found[:, :, :2])
+
+
 @pytest.mark.parametrize(
-    ("model", "files"),
+    "options",
     [
-        ("FPARec", ["curves.png", "attention.png", "positions.png"]),
-        ("KernelAttention", ["curves.png", "attention.png", "kernel.png"]),
+        {"position": ["learned"]},
+        {"position": ["parec"], "positional_mask": "after_softmax"},
+        {"position": ["tisas"]},
     ],
+    ids=str,
 )
-def test_plot_writes_pictures(tiny: Path, tmp_path: Path, capsys, model, files) -> None:
-    options = {"data_path": str(tiny), "epochs": 1, "hidden_size": 8}
-    recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
-    assert main(["plot", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / "run" / f) for f in files]
-    for file in files:
-        assert (tmp_path / "run" / file).read_bytes().startswith(b"\x89PNG")
-    (tmp_path / "empty").mkdir()
-    assert main(["plot", str(tmp_path / "empty")]) == 2
-    assert "not a run folder" in capsys.readouterr().err
+def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options) -> None:
+    """Every history alone, so without padding, in loops; in several batches here."""
+    made = experiment("PosSASRec", **options)
+    shake(made.model)
+    model, loader = made.model.double().eval(), made.loaders["test"]
+    monkeypatch.setattr(distance, "chunk_elements", lambda _: 1000)
+    sample = sample_histories(model, loader, 9, 5, seed=1)
+    assert len(sample.rows) == 9 and len(set(sample.lengths)) > 2
+    found = measure_attention(model, sample)
+    layers, want = attention_layers(model), []
+    for number in sample.rows.tolist():
+        inputs, ctx = layer_inputs(model, layers, loader.collate_fn([number])[0])
+        t = int(ctx.lengths)
+        for layer, x in zip(layers, inputs, strict=True):
+            scheme = next(iter(layer.position.schemes.values()), None)
+            if hasattr(scheme, "weights"):
+                weights = scheme.weights(model.max_seq_length)[:, -t:, -t:]
+            else:
+                weights = layer.weights(x, ctx)[0]
+            want.append([in_loops(head.detach(), ctx.times) for head in weights])
+    want = np.array(want).reshape(9, 2, -1, 2, 3).mean(0).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(found.layers, want, rtol=1e-9, atol=1e-9)
+    assert found.rescaled == ("positional_mask" in options)
 
 
-# metrics.jsonl that a crash, or someone, has damaged: a picture with a word, or its line
-
-
-METRIC = "ndcg@10"
+def test_samples_are_users(experiment) -> None:
+    """One row each, the newest; seeded; all where fewer qualify."""
+    made = experiment("PosSASRec", eval_args={"split": {"GT": [0.5, 0.6]}, "order": "TO"})
+    model, loader = made.model, made.loaders["test"]
+    table = loader._dataset.inter_feat
+    user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
+    assert len(set(user)) < len(user)
+    everyone = sample_histories(model, loader, 10**6, 6, seed=0)
+    assert everyone.qualified == len(everyone.rows)
+    assert set(user[everyone.rows]) == set(user[length >= 6])
+    for row in everyone.rows:
+        assert row == np.flatnonzero(user == user[row])[-1]
+    few = [sample_histories(model, loader, 5, 6, seed).rows.tolist() for seed in (0, 0, 1)]
+    assert few[0] == few[1] != few[2] and len(set(few[0])) == 5
 
 
 @pytest.fixture(scope="module")
-def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plot") / "run"
-    recbole_pos.run("Pop", "tiny", None, {"data_path": str(tiny)}, run_dir=folder, verbose=False)
-    return folder
+def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders of the same model after 1 and after 3 epochs."""
+    root = tmp_path_factory.mktemp("runs")
+    for epochs in (1, 3):
+        given = {**FAST, "data_path": str(tiny), "position": ["rope"], "epochs": epochs}
+        recbole_pos.run("PosSASRec", "tiny", None, given, root / str(epochs), verbose=False)
+    return {epochs: root / str(epochs) for epochs in (1, 3)}
 
 
-def line(epoch: int, score: float | None = 0.5, **others) -> bytes:
-    valid = None if score is None else {"hit@10": 0.1, METRIC: score}
-    content = {"epoch": epoch, "loss": 4.0, "valid": valid, "seconds": 0.1, **others}
-    return json.dumps(content).encode() + b"\n"
+def test_the_command_on_attention(runs: dict[int, Path], capsys) -> None:
+    run = runs[1]
+    assert main(["inspect", "attention", "--checkpoint", str(run), "--min_events=5"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((run / "attention.json").read_text())
+    assert found["position"] == ["rope"] and found["seed"] == 0 and found["min_events"] == 5
+    assert found["users_asked"] == 200 and found["users"] == found["users_with_min_events"] < 60
+    for layer in found["layers"]:
+        for name in ("distance", "entropy", "hours"):
+            each = [head["last"][name] for head in layer["heads"]]
+            assert len(each) == 2 and layer["mean"]["last"][name] == pytest.approx(np.mean(each))
+            assert f"{layer['mean']['last'][name]:.{1 if name == 'hours' else 3}f}" in printed
+    assert (run / "attention_distance.png").read_bytes().startswith(b"\x89PNG")
+    assert found["periods"] == [] and not (run / "periods.png").exists()
 
 
-WHOLE = line(0) + line(1)
-LINE_3 = {
-    "binary rubbish": b"\x80\x00\xff\xfe{\n",
-    "nested too deeply": b"[" * 100_000 + b"\n",
-    "epoch is true": line(True),
-    "an earlier epoch": line(0),
-    "loss too large to draw": line(2, loss=1e308),
-    "metric missing": line(2, valid={"hit@10": 0.5}),
-    "metric is infinite": line(2, float("inf")),
-}
-
-
-@pytest.fixture
-def plotted(run: Path, monkeypatch, capsys, caplog) -> Iterator:
-    """``plotted(content)`` of metrics.jsonl: exit code, everything printed, the figure's title."""
-    trained = open_run(run)
-    monkeypatch.setattr(run_pictures, "open_run", lambda *_: trained)
-    titles = []
-
-    def keep(figure: Figure, file: Path, **given) -> None:
-        figure.draw_without_rendering()
-        titles.append(figure.get_suptitle())
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-
-    def command(content: bytes) -> tuple[int, str, str]:
-        (run / "metrics.jsonl").write_bytes(content)
-        code = main(["plot", str(run)])
-        return code, capsys.readouterr().err + caplog.text, "".join(titles)
-
-    return command
-
-
-@pytest.mark.parametrize("damage", LINE_3)
-def test_a_damaged_line_is_named(plotted, run: Path, damage: str) -> None:
-    code, printed, title = plotted(WHOLE + LINE_3[damage])
-    assert code == 2 and not title
-    assert f"{run / 'metrics.jsonl'}, line 3: " in printed and f"--resume {run}" in printed
-
-
-def test_half_a_last_line_is_left_out_and_told(plotted) -> None:
-    """As a process leaves it that was killed within the write, wherever that was."""
-    for cut in (1, len(line(2)) // 2, len(line(2)) - 2):
-        code, printed, title = plotted(WHOLE + line(2)[:cut])
-        assert code == 0 and HALF_A_LINE in printed and HALF_A_LINE in title
-    code, printed, _ = plotted(WHOLE + b"\0" * 100)  # a file system after a power cut
-    assert code == 0 and HALF_A_LINE in printed
-
-
-def test_a_last_line_without_its_end_is_a_line(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    for end in (b"", b"\n\n", b"\r\n"):
-        file.write_bytes(WHOLE + line(2).rstrip() + end)
-        assert len(read_metrics(file, METRIC)[0]) == 3
-
-
-def test_no_whole_line_is_no_epoch(plotted, run: Path) -> None:
-    code, printed, _ = plotted(b"\n \n")
-    assert code == 2 and "no finished epoch yet" in printed
-    code, printed, _ = plotted(line(0)[:30])
-    assert code == 2 and f"{run / 'metrics.jsonl'}, line 1: " in printed
-    (run / "metrics.jsonl").unlink()
-    (run / "metrics.jsonl").mkdir()
-    assert main(["plot", str(run)]) == 2
-    (run / "metrics.jsonl").rmdir()
-
-
-def test_the_best_epoch_is_the_one_that_is_kept(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """Where lower is better, and where it is not: what is marked is what result.json says."""
-    marked, found = {}, {}
-
-    def keep(figure: Figure, file: Path, **given) -> None:
-        line, dot = figure.axes[1].lines
-        marked[metric] = dot.get_xdata().tolist()
-        found[metric] = line.get_ydata().tolist()
-        assert dot.get_ydata() == found[metric][marked[metric][0]]
-        assert dot.get_color() == line.get_color()
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    options = {"data_path": str(tiny), "epochs": 4, "position": ["token_mixing"], "hidden_size": 8}
-    options |= {"metrics": ["NDCG", "GiniIndex"], "topk": [10], "learning_rate": 0.003}
-    for metric, pick in (("GiniIndex@10", min), ("NDCG@10", max)):
-        folder = tmp_path / metric
-        given = {**options, "valid_metric": metric}
-        result = recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=folder, verbose=False)
-        assert main(["plot", str(folder)]) == 0
-        assert marked[metric] == [result.best_epoch]
-        assert found[metric][result.best_epoch] == pick(found[metric])
-        assert len(set(found[metric])) > 1
-
-
-@pytest.mark.parametrize("bigger", [True, False])
-def test_of_equal_epochs_the_latest_is_marked(tmp_path: Path, monkeypatch, bigger: bool) -> None:
-    """As early stopping keeps its weights."""
-    marked = []
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *_, **__: marked.extend(self.axes[1].lines[1].get_xdata())
+def test_a_checkpoint_file(runs: dict[int, Path]) -> None:
+    """The folder's own, or another one in it: then its weights count."""
+    one, two = runs[1], runs[3]
+    shutil.copy(two / "checkpoint.pt", one / "later.pt")
+    first, same, other, later = (
+        inspect_attention(path, 4, 5).content["layers"]
+        for path in (one, one / "checkpoint.pt", two, one / "later.pt")
     )
-    values = [0.1, 0.3, 0.3, 0.2] if bigger else [0.3, 0.1, 0.1, 0.2]
-    history = [{"epoch": n, "loss": 1.0, "valid": {"m": x}} for n, x in enumerate(values)]
-    run_pictures.draw_curves(history, "m", bigger, ["title"], tmp_path / "x.png")
-    assert marked == [2]
+    assert first == same != other == later
+
+
+def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
+    """Sorted, in hours and days, marked; heads together where they are the same."""
+    run, day = runs[3], 86400.0
+    same = [[6.2 * day, 90 * day, math.inf, 3600.0]] * 2
+    differ = [[math.inf] * 4, [400 * day, 1.1 * day, 34 * day, 5.0]]
+    given = iter([torch.tensor(same), torch.tensor(differ)])
+    monkeypatch.setattr(RotaryPosition, "time_periods", lambda self: next(given))
+    assert main(["inspect", "attention", "--checkpoint", str(run), "--min_events", "5"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((run / "attention.json").read_text())["periods"]
+    assert [(p["layer"], p["heads"], p["planes_without_time"]) for p in found] == [
+        (1, [1, 2], 1),
+        (2, [1], 4),
+        (2, [2], 0),
+    ]
+    assert found[0]["scheme"] == "rope" and found[0]["hours"] == pytest.approx([1, 148.8, 2160])
+    assert [p["near"] for p in found] == [["", "week", ""], [], ["", "day", "month", "year"]]
+    for text in ("periods of rope, layer 1", "149", "a week", "(1 plane without time)"):
+        assert text in printed
+    assert (run / "periods.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "argument", "message"),
+    [
+        ({"position": ["token_mixing"]}, "--min_events=5", "token_mixing mixes events without"),
+        ({"model": "SASRec"}, "--min_events=5", "SASRec has RecBole's layers"),
+        (None, "--min_events=30", "the longest has 12"),
+        (None, "--users=0", "--users"),
+        ("no run", "--users=3", "not a run folder"),
+    ],
+    ids=str,
+)
+def test_attention_that_cannot_be_inspected(
+    runs: dict[int, Path], tiny: Path, tmp_path: Path, capsys, options, argument, message
+) -> None:
+    run = runs[1]
+    if isinstance(options, dict):
+        run, given = tmp_path / "run", {**FAST, "data_path": str(tiny), **options}
+        recbole_pos.run(given.pop("model", "PosSASRec"), "tiny", None, given, run, verbose=False)
+    run = tmp_path if options == "no run" else run
+    assert main(["inspect", "attention", "--checkpoint", str(run), argument]) == 2
+    assert message in capsys.readouterr().err
+
+
+# --- AttrFormer: what is inspected is the network that predicts, relations and all ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shop.write(tmp_path_factory.mktemp("shop"), shop.tables())
+
+
+@torch.no_grad()
+def test_layers_are_given_what_predictions_give_them(folder: Path, double) -> None:
+    """Relations from the first layer on, and times though no scheme of the model needs them."""
+    made = shop.open_shop(folder, inference_relations="own", chunking=False)
+    model = shop.shaken(made)
+    assert not model.needs_time
+    rows = made.loaders["test"]._dataset[np.arange(6)]
+    layers = attention_layers(model)
+    seen: list[torch.Tensor] = []
+    hooks = [m.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for m in layers]
+    model.full_sort_predict(rows)
+    for hook in hooks:
+        hook.remove()
+    inputs, ctx = layer_inputs(model, layers, rows)
+    assert ctx.relations.edges and len(inputs) == 3
+    assert all(torch.equal(found, want) for found, want in zip(inputs, seen, strict=True))
+    want = [t for row in range(6) for t in rows["timestamp_list"][row, : ctx.lengths[row]].tolist()]
+    assert ctx.times.tolist() == want
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inference", ["batch", "none"])
+def test_a_history_does_not_depend_on_its_batch(folder: Path, double, inference: str) -> None:
+    made = shop.open_shop(folder, inference_relations=inference)
+    model = shop.shaken(made)
+    layers = attention_layers(model)
+    rows = made.loaders["valid"]._dataset[np.arange(6)]
+    together, ctx = layer_inputs(model, layers, rows)
+    assert (ctx.relations is None) == (inference == "none")
+    for row in range(6):
+        alone, _ = layer_inputs(model, layers, rows[row : row + 1])
+        for x, one in zip(together, alone, strict=True):
+            torch.testing.assert_close(x[ctx.row == row], one)
+
+
+@torch.no_grad()
+def test_use_of_relations_equals_loops(folder: Path, double) -> None:
+    """Who has, reads and gains what, event by event and relation by relation."""
+    made = shop.open_shop(folder, user_layers="odd")
+    model, rows = shop.shaken(made), shop.all_windows(made)
+    uses, events = measure_relations(model, [rows])
+    order, heads, users = shop.find(model, rows)
+    assert events == len(order)
+    for use, edges in zip(uses, [*heads, users], strict=True):
+        assert use.read == pytest.approx(len(edges.value) / events)
+        is_other = order.user[edges.reader] != order.user[edges.source]
+        assert use.others == pytest.approx(np.mean(is_other))
+    known = {use.field: use.known for use in uses}
+    items = model.lookup.items[torch.from_numpy(rows.events)]
+    cells = shop.Cells(made.dataset, shop.tables())
+    of_users = [[cells.of("user", int(u), f) for f in ("age", "country")] for u in order.user]
+    values = {
+        "brand": [cells.of("item", int(item), "brand") for item in items],
+        "stars": [cells.of("inter", int(event), "stars") for event in rows.events],
+        "country, age": [age or country for age, country in of_users],
+    }
+    for field, column in values.items():
+        assert 0 < known[field] < 1
+        assert known[field] == pytest.approx(np.mean([v is not None for v in column]))
+    # what the relation adds is what is missing without it
+    relations, times = model._look_up(rows, model.lookup, torch.device("cpu"))
+    lengths = torch.from_numpy(rows.lengths)
+    ctx = SequenceContext.from_lengths(lengths, model.max_seq_length, times, None, relations)
+    x = model.position_embedding(model.item_embedding(items), ctx)
+    for number, layer in enumerate(model.trm_encoder.layer):
+        attention = layer.multi_head_attention
+        normed = attention.LayerNorm(x)
+        full, mix = attention.attention(normed, ctx), attention.relation_mix.clone()
+        attention.relation_mix.zero_()
+        alone = attention.attention(normed, ctx)
+        attention.relation_mix.copy_(mix)
+        for i, use in enumerate(uses[:-1]):
+            assert use.heads[number] == mix[i].tolist()
+            attention.relation_mix[i] = 0
+            without = attention.attention(normed, ctx)
+            attention.relation_mix.copy_(mix)
+            assert use.adds[number] == pytest.approx(float((full - without).norm() / alone.norm()))
+        x, before = layer(x, ctx), TransformerLayer.forward(layer, x, ctx)
+        moved, gate = float((x - before).norm() / before.norm()), layer.user_gate
+        want = (moved, float(gate)) if layer.aggregates else (np.nan, np.nan)
+        found = uses[-1].adds[number], uses[-1].gate[number]
+        assert found == pytest.approx(want, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"relations": ["country"], "user_update": "replace"}], ids=str
+)
+def test_the_command_on_relations(folder: Path, tmp_path: Path, capsys, options: dict) -> None:
+    shop.train(folder, tmp_path, epochs=1, **options)
+    assert main(["inspect", "relations", "--checkpoint", str(tmp_path), "--batches", "2"]) == 0
+    shown = capsys.readouterr().out
+    text = (tmp_path / "relations.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)["relations"]
+    assert all(use["field"] in shown for use in found) and "relations.png" in shown
+    assert (tmp_path / "relations.png").stat().st_size > 5000
+    assert ("gate of layer 1" in shown) == (not options)
+
+
+def test_relations_that_cannot_be_inspected(folder: Path, tmp_path: Path, capsys) -> None:
+    shop.train(folder, tmp_path / "none", epochs=1, relations=[])
+    given = {"data_path": str(folder), "epochs": 1}
+    recbole_pos.run("Pop", "shop", None, given, run_dir=tmp_path / "pop", verbose=False)
+    for run, batches, message in (
+        ("none", "0", "--batches"),
+        ("none", "1", "trained without relations"),
+        ("pop", "1", "Pop has no relations"),
+    ):
+        arguments = ["--checkpoint", str(tmp_path / run), "--batches", batches]
+        assert main(["inspect", "relations", *arguments]) == 2
+        assert message in capsys.readouterr().err

@@ -1,18 +1,25 @@
-"""README.md and docs/ as they stand: examples run; links, files, names and defaults are true."""
+"""README.md, docs/ and examples/ as they stand: programs run; links and defaults are true."""
 
 from __future__ import annotations
 
 import contextlib
 import doctest
 import io
+import json
+import os
 import re
 import runpy
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import optuna
+import pandas as pd
 import pytest
 import yaml
 
@@ -28,81 +35,87 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "results").glob("*.md"))]
 MODEL_PAGES = [path for path in PAGES if path.parent.name == "models" and path.stem != "index"]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+long = pytest.mark.long
 
 
 def text(path: str | Path) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def blocks(language: str, page: str | Path) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text(page), re.S | re.M)
+def blocks(language: str, page: str | Path, section: str = "") -> list[str]:
+    """The blocks of a language in a page, or from a heading of it on."""
+    content = text(page)
+    content = content[content.index(section) :]
+    return re.findall(rf"^```{language}\n(.*?)^```$", content, re.S | re.M)
 
 
-def scripts() -> dict[str, str]:
-    """Examples that are whole programs: the first line is a comment with the file's name."""
-    found: dict[str, str] = {}
-    for page in PAGES:
-        for block in blocks("python", page):
-            if named := re.match(r"# (\w+\.py)\n", block):
-                assert named[1] not in found, f"two examples are called {named[1]}"
-                found[named[1]] = block
-    return found
-
-
-def rows(page: str | Path, section: str = "") -> Iterator[list[str]]:
-    """The cells of every table below a heading (of all, without one), headers left out."""
-    under = text(page).partition(section)[2] if section else text(page)
-    under = under.split("\n## ")[0] if section else under
-    lines = [line for line in under.splitlines() if line.startswith("|")]
-    for line in lines:
-        cells = re.split(r"(?<!\\)\|", line)[1:-1]
-        yield [cell.strip() for cell in cells]
-
-
-def names(cell: str) -> list[str]:
-    return re.findall(r"`(\w+)`", cell)
-
-
-def run_scripts(folder: Path, *commands: list[str]) -> str:
-    """Lays all examples into a folder and runs some of them there; what the last one printed."""
-    for name, content in scripts().items():
-        (folder / name).write_text(content, encoding="utf-8")
-    for command in commands:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+def run_python(folder: Path, *arguments: str | Path) -> str:
+    """Runs a script in a folder; what it prints."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_all_examples_are_run_here() -> None:
-    reported = {"recency.py", "tiny_gru.py", "day_part.py", "looks_ahead.py", "dilated.py"}
-    assert set(scripts()) == reported | {"first_steps.py", "quick_start.py"}
+# --- examples ---
+
+
+def write_scripts(folder: Path) -> set[str]:
+    """Lays all whole programs of the pages into a folder; their first line is a comment with it."""
+    names = []
+    for page in PAGES:
+        for block in blocks("python", page):
+            if named := re.match(r"# (\w+\.py)\n", block):
+                (folder / named[1]).write_text(block, encoding="utf-8")
+                names.append(named[1])
+    assert len(names) == len(set(names)), "two examples have one name"
+    return set(names)
 
 
 # dilated.py and day_part.py are also run by tests/test_wheel.py, as a package of their own
-long = pytest.mark.long  # docstrings have the calls of quick_start.py
-
-
 @pytest.mark.parametrize(
     "script",
     [
-        *(
-            pytest.param(f"{name}.py", marks=long)
-            for name in ("quick_start", "recency", "first_steps")
-        ),
+        *(pytest.param(f"{name}.py", marks=long) for name in ("quick_start", "recency")),
+        pytest.param("first_steps.py", marks=long),
         "tiny_gru.py",
     ],
 )
 def test_an_example(tmp_path: Path, script: str) -> None:
-    printed = run_scripts(tmp_path, [script])
-    assert re.search(r"\b0\.\d+$", printed, re.M)  # NDCG@10
+    names = "recency tiny_gru day_part looks_ahead dilated first_steps quick_start"
+    assert write_scripts(tmp_path) == {f"{name}.py" for name in names.split()}
+    assert re.search(r"\b0\.\d+$", run_python(tmp_path, script), re.M)  # NDCG@10
 
 
 @long
 def test_the_scheme_that_reads_the_clock_and_does_not_look_ahead(tmp_path: Path) -> None:
-    printed = run_scripts(tmp_path, ["day_part.py"], ["looks_ahead.py", "day-part-run"])
+    write_scripts(tmp_path)
+    run_python(tmp_path, "day_part.py")
+    printed = run_python(tmp_path, "looks_ahead.py", "day-part-run")
     assert "states before the change move by 0" in printed
+
+
+@long
+def test_examples_of_docstrings(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another, in an empty folder, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
+    names, printed = {"recbole_pos": recbole_pos}, []
+    for name in ("convert", "run", "load", "recommend", "attach", "search", "compare"):
+        docstring = getattr(recbole_pos, name).__doc__
+        test = parser.get_doctest(docstring, names, name, None, None)
+        assert test.examples, f"recbole_pos.{name} has no example"
+        with contextlib.redirect_stdout(io.StringIO()):  # tables of results
+            for example in test.examples:
+                if not example.want:
+                    exec(example.source, names)
+                    example.source = "None\n"
+        test.globs = names
+        runner.run(test, out=printed.append, clear_globs=False)
+    assert not runner.failures, "".join(printed)
 
 
 def test_the_space_of_a_search(tmp_path: Path) -> None:
@@ -112,8 +125,97 @@ def test_the_space_of_a_search(tmp_path: Path) -> None:
     fit_space(space, lambda more: PosConfig("PosSASRec", "ml-100k", None, more))
     assert {"rope", "kernel"} == {name for o in space.parameters[2].values for name in o}
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    drawn = [space.suggest(study.ask()) for _ in range(20)]
-    assert all(("kernel_l" in options) == ("kernel" in options["position"]) for options in drawn)
+    sampled = [space.suggest(study.ask()) for _ in range(20)]
+    assert all(("kernel_l" in options) == ("kernel" in options["position"]) for options in sampled)
+
+
+def test_the_sample_dataset_is_what_its_generator_writes(tmp_path: Path) -> None:
+    run_python(tmp_path, ROOT / "dataset" / "make_toyshop.py", tmp_path)
+    for name in ("toyshop.inter", "toyshop.user", "toyshop.item"):
+        assert (tmp_path / name).read_bytes() == (ROOT / "dataset/toyshop" / name).read_bytes()
+
+
+def test_the_guide_from_csv_to_run(tmp_path: Path) -> None:
+    (tmp_path / "orders.csv").write_text(blocks("csv", "docs/data.md")[0], encoding="utf-8")
+    words = shlex.split(blocks("sh", "docs/data.md")[0])
+    assert words[:2] == ["recbole-pos", "convert"]
+    run_python(tmp_path, ROOT / "run_recbole_pos.py", *words[1:])
+    written = read_yaml(tmp_path / "dataset" / "shop" / "shop.yaml")
+    printed = yaml.safe_load(blocks("yaml", "docs/data.md")[0])  # of what the command writes
+    assert {key: written[key] for key in printed} == printed
+
+    relations, options = tmp_path / "relations.yaml", {"data_path": str(tmp_path / "dataset")}
+    relations.write_text(blocks("yaml", "docs/models/attrformer.md", "### Relations")[0])
+    for model, files in (("FPARec", None), ("AttrFormer", [relations])):
+        given = {**options, "epochs": 1}
+        result = recbole_pos.run(model, "shop", files, given, tmp_path / model, verbose=False)
+        assert result.epochs == result.valid_targets == result.test_targets == 1
+    log = recbole_pos.load(tmp_path / "FPARec").dataset.log
+    assert len(log) == len(pd.read_csv(tmp_path / "orders.csv"))
+    assert (log.times[:2] == 1709399131).all()  # 2024-03-02 17:05:31 UTC, exact, twice
+
+
+@long  # each step has tests of its own
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the script asks the service by curl")
+def test_the_whole_way_of_a_shop(tmp_path: Path) -> None:
+    """As examples/shop/run.sh has it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    given = {**os.environ, "PATH": path, "PORT": str(port), "CUSTOMERS": "150"}
+    command = ["bash", str(ROOT / "examples/shop/run.sh"), "--epochs=1", "--hidden_size=16"]
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True)
+    assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(answer["recommendations"][0]["items"]) == 3
+    kept = json.loads((tmp_path / "dataset" / "shop" / "convert.json").read_text())
+    assert kept["lines"]["events"]["dropped"]
+    found = pd.read_parquet(tmp_path / "recommendations.parquet")
+    assert found.groupby("user_id")["rank"].max().eq(20).all()
+    baskets = pd.read_csv(tmp_path / "baskets.csv")
+    assert baskets.groupby("id")["by"].first().tolist() == ["model", "popularity"]
+    assert "items 1, which the model does not know" in done.stdout
+    assert "live was trained: 1" in done.stderr
+    assert (tmp_path / "exported" / "README.md").is_file()
+
+
+def code_of(notebook: Path) -> list[dict[str, Any]]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_the_first_notebook_runs(capsys: pytest.CaptureFixture) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = code_of(ROOT / "examples" / "ten_minutes.ipynb")
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    parameters = "users, epochs = None, 20"
+    assert code.count(parameters) == 1
+    exec(code.replace(parameters, "users, epochs = 40, 1"), names)
+    assert names["found"].shape == (9, 1) and names["short"].result.epochs == 2
+    assert len(names["again"].recommend(histories=[["Star Wars"]], k=3)) == 3
+    assert "epoch 1: loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_all_notebooks_were_run_to_their_end(notebook: Path) -> None:
+    cells = code_of(notebook)
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert outputs and all(output["output_type"] != "error" for output in outputs)
+    printed = json.dumps(outputs)
+    assert "site-packages" not in printed and "\\u001b" not in printed and len(printed) < 500_000
+
+
+# --- what pages say ---
+
+
+def rows(page: str | Path, section: str = "") -> Iterator[list[str]]:
+    """The cells of every table below a heading (of all, without one)."""
+    under = text(page).partition(section)[2] if section else text(page)
+    under = under.split("\n## ")[0] if section else under
+    for line in under.splitlines():
+        if line.startswith("|"):
+            yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def test_recbole_models_are_counted_and_named() -> None:
@@ -125,25 +227,25 @@ def test_recbole_models_are_counted_and_named() -> None:
 
 
 def test_every_scheme_has_its_row() -> None:
-    reported = [row[0].strip("`") for row in rows("docs/schemes.md") if len(row) >= 5]
-    assert sorted(name for name in reported if name not in ("scheme", "---")) == sorted(SCHEMES)
+    names = [row[0].strip("`") for row in rows("docs/schemes.md") if len(row) >= 5]
+    assert sorted(name for name in names if name not in ("scheme", "---")) == sorted(SCHEMES)
 
 
 @pytest.mark.parametrize("page", MODEL_PAGES, ids=lambda page: page.stem)
 def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
     """Defaults are compared in rows of one option."""
     model = re.match(r"# (\w+)", text(page))[1]
-    known = read_yaml(PROPERTIES / "overall.yaml")
     own = read_yaml(PROPERTIES / "model" / f"{model}.yaml")
+    known = read_yaml(PROPERTIES / "overall.yaml")
     for scheme in own["position"]:
         known |= read_yaml(PROPERTIES / "position" / f"{scheme}.yaml")
     known |= own
     checked = 0
     for option, default, *_ in rows(page, "\n## Options\n"):
-        for name in names(option):
-            assert name in known, f"{model} has no option {name}"
-        if len(names(option)) == 1 and known[names(option)[0]] is not None:
-            assert yaml.safe_load(default.strip("`")) == known[names(option)[0]], option
+        names = re.findall(r"`(\w+)`", option)
+        assert set(names) <= set(known)
+        if len(names) == 1 and known[names[0]] is not None:
+            assert yaml.safe_load(default.strip("`")) == known[names[0]], option
             checked += 1
         if option.startswith("`top_k`") and model == "AttrFormer":
             break  # tables of `relations` follow
@@ -151,46 +253,20 @@ def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_and_named_files_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)", text(page)):
         assert (page.parent / link).is_file(), f"{page.name}: {link}"
+    for name in re.findall(r"`(?!dataset/)([\w./]+/[\w.]+\.(?:py|yaml|md))`", text(page)):
+        places = (ROOT, ROOT / "recbole_pos", PROPERTIES / "presets", ROOT / "docs")
+        assert page not in PAGES or any((place / name).is_file() for place in places), name
 
 
 def test_a_package_index_gets_absolute_links() -> None:
     made = runpy.run_path(str(ROOT / "setup.py"))["metadata"](text("README.md"), "https://x.org/r")
     links = re.findall(r"\]\(([^)#][^)]*)\)", made["long_description"])
     assert len(links) > 30 and all(link.startswith("https://") for link in links)
-    of_repository = [link for link in links if link.startswith("https://x.org/r/")]
-    for link in [*of_repository, *made["project_urls"].values()]:
+    for link in [*links, *made["project_urls"].values()]:
         kind, _, path = link.removeprefix("https://x.org/r/").partition("/main/")
-        assert link == "https://x.org/r" or (ROOT / path).is_file()
-        assert (kind == "raw") == link.endswith((".svg", ".png")) or "report-1280" in link
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_files_that_are_named_exist(page: Path) -> None:
-    for name in re.findall(r"`(?!dataset/)([\w./]+/[\w.]+\.(?:py|yaml|md))`", text(page)):
-        places = (ROOT, ROOT / "recbole_pos", PROPERTIES / "presets", ROOT / "docs")
-        assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
-
-
-@long
-def test_examples_of_docstrings(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One after another, in an empty folder, as a reader would type them."""
-    monkeypatch.chdir(tmp_path)
-    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
-    names, reported = {"recbole_pos": recbole_pos}, []
-    for name in ("convert", "run", "load", "recommend", "attach", "search", "compare"):
-        text = getattr(recbole_pos, name).__doc__
-        test = parser.get_doctest(text, names, name, None, None)
-        assert test.examples, f"recbole_pos.{name} has no example"
-        with contextlib.redirect_stdout(io.StringIO()):  # tables of results
-            for example in test.examples:
-                if not example.want:
-                    exec(example.source, names)
-                    example.source = "None\n"
-        test.globs = names
-        runner.run(test, out=reported.append, clear_globs=False)
-    assert not runner.failures, "".join(reported)
+        if link.startswith("https://x.org/r/"):
+            assert (ROOT / path).is_file()
+            assert (kind == "raw") == link.endswith((".svg", ".png")) or "report-1280" in link

@@ -1,9 +1,10 @@
-"""Recommendations into files; scores by hand."""
+"""Recommendations: scores by hand, any history, files, what may be recommended, nonsense."""
 
 from __future__ import annotations
 
 import io
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import CROSS_ENTROPY, SMALL, small
-from recbole.data.interaction import Interaction
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -25,16 +25,11 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.serve import histories as module
+from recbole_pos.serve.histories import read_histories, read_parts
 from recbole_pos.serve.recommender import Growth, Recommender
 
 pytestmark = pytest.mark.slow
-
-
-def train(model: str, data: Path, run_dir: Path, **more: Any) -> Path:
-    config = small(model, data_path=str(data), epochs=1, **CROSS_ENTROPY.get(model, {}), **more)
-    given = config.external_config_dict
-    recbole_pos.run(model, "tiny", None, given, run_dir=run_dir, verbose=False)
-    return run_dir
 
 
 @pytest.fixture(scope="module")
@@ -42,45 +37,61 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     """A model of each kind: reads order, reads times, RecBole's sequential, RecBole's general."""
     folder = tmp_path_factory.mktemp("runs")
     names = ("PosSASRec", "TORoPE", "SASRec", "BPR")
-    return {name: train(name, tiny, folder / name) for name in names}
+    for name in names:
+        config = small(name, data_path=str(tiny), epochs=1, eval_batch_size=7)
+        given = config.external_config_dict
+        recbole_pos.run(name, "tiny", None, given, run_dir=folder / name, verbose=False)
+    return {name: folder / name for name in names}
 
 
-@pytest.fixture
-def run_dir(runs: dict[str, Path]) -> Path:
-    return runs["PosSASRec"]
+@pytest.fixture(scope="module")
+def trained(runs: dict[str, Path]) -> Recommender:
+    return Recommender.load(runs["TORoPE"])
 
 
-def histories(folder: Path) -> dict[str, pd.DataFrame]:
-    """Return events of each user by time, ties as in the file."""
+def interactions(folder: Path) -> dict[str, pd.DataFrame]:
+    """Events of each user by time, ties as in the file."""
     log = pd.read_csv(folder / "tiny" / "tiny.inter", sep="\t")
     log.columns = [column.split(":")[0] for column in log]
     return dict(list(log.sort_values("timestamp", kind="stable").groupby("user_id")))
 
 
-@pytest.mark.parametrize("model", ["PosSASRec", "TORoPE", "SASRec"])
-def test_scores_after_the_whole_history(tiny: Path, runs: dict[str, Path], model: str) -> None:
+# --- users of the data ---
+
+
+@pytest.mark.parametrize("model", ["TORoPE", "SASRec"])
+def test_users_are_asked_with_their_whole_history(
+    tiny: Path, runs: dict[str, Path], model: str
+) -> None:
+    """As if it were given: held-out interactions too."""
     found = recbole_pos.recommend(runs[model], k=7)
-    made = recbole_pos.load(runs[model])
-    ids, names = (
-        getattr(made.dataset, f"field2{kind}")["item_id"] for kind in ("token_id", "id_token")
-    )
-    users = histories(tiny)
+    users = interactions(tiny)
     assert set(found["user_id"]) == set(users) and len(found) == 7 * len(users)
-    for user, events in users.items():
-        newest = events.tail(SMALL["MAX_ITEM_LIST_LENGTH"])
-        row = {
-            "item_id_list": torch.tensor([[ids[i] for i in newest["item_id"]]]),
-            "item_length": torch.tensor([len(newest)]),
-            "timestamp_list": torch.tensor(newest["timestamp"].to_numpy(np.float64))[None],
-        }
-        with torch.no_grad():
-            scores = made.model.full_sort_predict(Interaction(row))[0]
-        scores[0] = -torch.inf
-        best, items = scores.topk(7)
-        mine = found[found["user_id"] == user]
-        assert mine["rank"].tolist() == list(range(1, 8))
-        assert mine["item_id"].tolist() == names[items.numpy()].tolist()
-        np.testing.assert_allclose(mine["score"], best.numpy(), rtol=1e-4, atol=1e-5)
+    given = [
+        {"id": user, "items": list(log["item_id"]), "times": list(log["timestamp"].astype(float))}
+        for user, log in users.items()
+    ]
+    direct = Recommender.load(runs[model]).recommend(histories=given, k=7)
+    direct = direct.rename(columns={"id": "user_id", "item": "item_id"})
+    for user in users:
+        mine, same = (x[x["user_id"] == user].reset_index(drop=True) for x in (found, direct))
+        pd.testing.assert_frame_equal(mine, same, rtol=1e-4)
+
+
+def test_fit_returns_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
+    """Also where no test has loaded it."""
+    given = {
+        **SMALL,
+        "epochs": 3,
+        "learning_rate": 0.5,
+        "eval_args": {"split": {"LS": "valid_only"}},
+    }
+    trained = recbole_pos.fit(
+        "PosSASRec", tiny / "tiny", run_dir=tmp_path / "run", verbose=False, **given
+    )
+    assert trained.result is not None and trained.result.best_epoch < 2
+    again = recbole_pos.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(trained.recommend(["u7"]), again.recommend(["u7"]))
 
 
 QUICK = ("PosSASRec", "TORoPE", "KernelAttention", "PosRec", "SessionKNN", "NARM", "BPR", "Pop")
@@ -117,66 +128,180 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
         names = dataset.field2id_token["user_id"][rows["user_id"]]
         with torch.inference_mode():
             scores = known.model.full_sort_predict(rows).view(len(rows), -1)
-            found = asked.scorer.scores(asked.of_users(names))(every)
+            found = asked.scorer.make_scores(asked.read_users(names))(every)
         torch.testing.assert_close(found, scores)
 
 
 @pytest.mark.parametrize("model", ["PosSASRec", "BPR"])
 def test_seen_items_are_excluded(tiny: Path, runs: dict[str, Path], model: str) -> None:
     """All of them, the newest too; where nothing else is left there are fewer rows."""
-    items = recbole_pos.load(runs[model]).dataset.item_num - 1
-    found = recbole_pos.recommend(runs[model], k=items, mask_history=True)
-    for user, events in histories(tiny).items():
-        mine = found[found["user_id"] == user]
-        past = set(events["item_id"])
-        assert not past & set(mine["item_id"]) and len(mine) == items - len(past)
-    default = recbole_pos.recommend(runs[model], k=items)  # as the run was evaluated
-    assert len(default) == (len(found) if model == "BPR" else items * len(histories(tiny)))
+    found = recbole_pos.recommend(runs[model], k=40, mask_history=True)
+    for user, events in interactions(tiny).items():
+        left = set(found.loc[found["user_id"] == user, "item_id"])
+        assert left == {f"i{n}" for n in range(40)} - set(events["item_id"])
+    default = recbole_pos.recommend(runs[model], k=40)  # as the run was evaluated
+    assert len(default) == (len(found) if model == "BPR" else 40 * len(interactions(tiny)))
 
 
-def test_chosen_users(run_dir: Path) -> None:
-    all_users = recbole_pos.recommend(run_dir, k=3)
-    found = recbole_pos.recommend(run_dir, ["u7", "u2", "u7", "u30"], k=3)
-    assert found["user_id"].tolist() == ["u7"] * 3 + ["u2"] * 3 + ["u30"] * 3
-    for user in ("u7", "u2", "u30"):
-        want, got = (x.loc[x["user_id"] == user, "item_id"] for x in (all_users, found))
-        assert want.tolist() == got.tolist()
-    assert recbole_pos.recommend(run_dir, "u30", k=1)["user_id"].tolist() == ["u30"]
+def test_chosen_users(runs: dict[str, Path]) -> None:
+    every = recbole_pos.recommend(runs["BPR"], k=3).set_index("user_id")
+    found = recbole_pos.recommend(runs["BPR"], ["u7", "u2", "u7", "u30"], k=3).set_index("user_id")
+    pd.testing.assert_frame_equal(found, every.loc[["u7", "u2", "u30"]])
     for users in (["no one", "u1", "x"], []):
         with pytest.raises(UsageError, match="users: "):
-            recbole_pos.recommend(run_dir, users)
+            recbole_pos.recommend(runs["BPR"], users)
     for k in (0, 10**6, 1.5, "3"):
         with pytest.raises(UsageError, match=f"k: .*found {k!r}"):
-            recbole_pos.recommend(run_dir, k=k)
+            recbole_pos.recommend(runs["BPR"], k=k)
 
 
-def test_command(tiny: Path, tmp_path: Path, capsys: Any) -> None:
-    run_dir = train("PosSASRec", tiny, tmp_path / "run", eval_batch_size=7)
+def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    run_dir = runs["PosSASRec"]
     assert main(["recommend", str(run_dir), "-k", "2"]) == 0
     file = run_dir / "recommendations.csv"
     assert str(file) in capsys.readouterr().out
-    pd.testing.assert_frame_equal(
-        pd.read_csv(file), recbole_pos.recommend(run_dir, k=2), check_dtype=False, rtol=1e-5
-    )
+    wanted = recbole_pos.recommend(run_dir, k=2)
+    pd.testing.assert_frame_equal(pd.read_csv(file), wanted, check_dtype=False, rtol=1e-5)
     out = tmp_path / "some where.csv"
     assert main(["recommend", str(run_dir), "--users", "u3", "--mask_history", f"--out={out}"]) == 0
     assert len(pd.read_csv(out)) == 10
-    assert main(["recommend", str(run_dir), "-k", "0", "--out", str(tmp_path / "no.csv")]) == 2
-    assert main(["recommend", str(run_dir), "--topk=5"]) == 2
+    for wrong in (["-k", "0"], ["--topk=5"], ["--out", str(tmp_path / "none" / "a.csv")]):
+        assert main(["recommend", str(run_dir), *wrong]) == 2
     assert main(["recommend", str(tmp_path)]) == 2
-    assert main(["recommend", str(run_dir), "--out", str(tmp_path / "none" / "a.csv")]) == 2
     assert main(["recommend", str(run_dir), "--out", "/dev/full"]) == 1  # nothing else is there now
     assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
-    assert Path("/dev/full").is_char_device()
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["run", "some where.csv"]
-
-
-def test_recommendations_through_a_pipe(run_dir: Path) -> None:
-    """Nothing but the table goes through it."""
+    assert Path("/dev/full").is_char_device() and list(tmp_path.iterdir()) == [out]
+    # through a pipe goes nothing but the table
     command = [sys.executable, "-m", "recbole_pos.cli.main", "recommend", str(run_dir), "-k", "2"]
     found = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, text=True)
-    table = pd.read_csv(io.StringIO(found.stdout))
-    assert len(table) == 2 * table["user_id"].nunique() > 0 and set(table["rank"]) == {1, 2}
+    pd.testing.assert_frame_equal(
+        pd.read_csv(io.StringIO(found.stdout)), wanted, check_dtype=False, rtol=1e-5
+    )
+
+
+# --- histories ---
+
+BASKET = {"id": "b", "items": ["i1", "i2", "i1"], "times": [1.0, 5.0, 9.0]}
+
+
+def test_what_may_be_recommended(trained: Recommender) -> None:
+    def items(**given: Any) -> list[str]:
+        given = {"exclude_seen": False, **given}
+        return trained.recommend(histories=[BASKET], **given)["item"].tolist()
+
+    every = items(k=len(trained.items))
+    assert sorted(every) == sorted(trained.items)
+    allowed = ["i3", "i1", "never heard of", "i9", "i4"]
+    assert items(k=9, allowed=allowed) == [i for i in every if i in allowed]
+    assert items(k=3, excluded=every[:2]) == every[2:5]
+    assert items(k=1, boosts={every[-1]: 1e6}) == [every[-1]]
+    assert items(k=9, allowed=["i1"], exclude_seen=True) == []
+    popular = trained.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
+    assert set(popular["by"]) == {"popularity"} and set(popular["item"]) == {"i3", "i4"}
+    for given in ({"allowed": ["never heard of"]}, {"boosts": {"i1": float("nan")}}):
+        with pytest.raises(UsageError, match=next(iter(given))):
+            items(**given)
+
+
+def test_scores_are_products_of_vectors(trained: Recommender) -> None:
+    names, vectors = trained.item_vectors()
+    state = trained.encode([BASKET, {"items": []}])
+    assert not state[1].any()
+    found = trained.recommend(histories=[BASKET], k=5, exclude_seen=False)
+    scores = dict(zip(names, vectors @ state[0], strict=True))
+    np.testing.assert_allclose([scores[i] for i in found["item"]], found["score"], rtol=1e-4)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosine = dict(zip(names, unit @ unit[list(names).index("i7")], strict=True))
+    best = sorted(set(names) - {"i7"}, key=cosine.__getitem__, reverse=True)[:3]
+    near = trained.similar("i7", k=3)
+    assert near["similar"].tolist() == best and set(near["item"]) == {"i7"}
+    with pytest.raises(UsageError, match="item 'i07' is not known .did you mean i7"):
+        trained.similar("i07")
+    with pytest.raises(UsageError, match="item '5' is not known"):  # a number, not a list
+        trained.similar(5)  # type: ignore[arg-type]
+
+
+def test_equal_scores_have_one_order(runs: dict[str, Path]) -> None:
+    """That of the catalogue, whatever k, the items allowed, and who else is asked about."""
+    trained = Recommender.load(runs["TORoPE"])
+    names = list(trained.items)
+    trained.experiment.model.item_embedding.weight.detach()[5:35] = 0  # scores and cosines are 0
+    place = {name: number for number, name in enumerate(names)}
+
+    def check(found: pd.DataFrame, item: str, score: str) -> list[str]:
+        pairs = zip(-found[score], found[item], strict=True)
+        wanted = sorted(pairs, key=lambda one: (one[0], place[one[1]]))
+        assert found[item].tolist() == [name for _, name in wanted]
+        return found[item].tolist()
+
+    near = check(trained.similar(names[6], k=len(names)), "similar", "cosine")
+    assert len(near) == len(names) - 1
+    for history in ([], BASKET):  # the most popular ones, and the model's
+        every = check(trained.recommend(histories=[history], k=len(names)), "item", "score")
+        for k in (1, 12, 39):
+            assert trained.recommend(histories=[history], k=k)["item"].tolist() == every[:k]
+            assert trained.similar(names[6], k)["similar"].tolist() == near[:k]
+            allowed = random.Random(k).sample(names, k)
+            found = trained.recommend(histories=[history] * 9, k=3, allowed=allowed[::-1])
+            assert found["item"].tolist() == [name for name in every if name in allowed][:3] * 9
+            found = trained.similar([names[6]] * 2, 3, allowed, excluded=[near[0]])
+            left = [name for name in near[1:] if name in allowed][:3]
+            assert found["similar"].tolist() == left * 2
+            assert found["rank"].tolist() == list(range(1, len(left) + 1)) * 2
+
+
+def test_times_of_histories(trained: Recommender) -> None:
+    """Events are sorted by them; dates with a zone or in UTC, mixed with numbers, too."""
+    mixed = {"items": ["i1", "i2", "i1"], "times": [9.0, 5.0, 1.0]}
+    np.testing.assert_array_equal(*trained.encode([BASKET, mixed]))
+    dates, seconds = ["1970-01-02T01:00:00Z", "1970-01-02T02:00:00.5+01:00"], [90000, 90000.5]
+    column = pa.array([[int(x * 1e6) for x in seconds]], pa.list_(pa.timestamp("us")))
+    table = pa.table({"id": ["a"], "items": [["i1", "i2"]], "times": column})
+    dated = [{"items": ["i1", "i2"], "times": x} for x in (dates, [90000, dates[1]])]
+    for given in (dated[:1], dated[1:], table):
+        np.testing.assert_array_equal(trained.read(given).times, seconds)
+    for wrong in ("yesterday", "", "2026-13-01", "5"):
+        with pytest.raises(UsageError, match="histories.0..times"):
+            trained.read([{"items": ["i1"], "times": [wrong]}])
+    for given in (dated[:1], table):  # the time field numbers interactions
+        with pytest.raises(UsageError, match="times"):
+            read_histories(given, IDS, True, unit=None)
+
+
+NONSENSE: list[Any] = [
+    *(None, True, -1.5, float("nan"), 10**5000, "i1", "x" * 10**5, b"i1", object(), [[]]),
+    *([], {}, {"items": "i1"}, ["i1", 5, "i2"], {"items": []}, {"item": ["i1"]}, ["i1", None]),
+    *({"items": ["i1", "i2"], "times": [1]}, {"items": ["i1"], "times": [float("nan")]}),
+    *({"items": ["i1"], "times": [10**400]}, {"items": ["i1"] * 9, "times": [-1e300] * 9}),
+    *({"id": [1], "items": ["i1"]}, {1: 2, "items": []}, np.array(["i1"])),
+    *({"items": ["i2", "i1"], "times": [9e9, -4]}, {"items": np.array([3]), "times": range(1)}),
+]
+CHOICES: dict[str, list[Any]] = {
+    "k": [0, -3, 10**9, 2.5, "3", None, True],
+    "allowed": [["i1", "i2", 7], [], "i1", [None], 5],
+    "excluded": [["i1", object()], {"i1": 1}],
+    "boosts": [{"i1": "2"}, {5: 1.0}, {}, 3, "i1"],
+}
+
+
+def test_nonsense(trained: Recommender) -> None:
+    """Each request has an answer with items of the catalogue, or a short error."""
+    requests = [{"histories": given} for given in NONSENSE]
+    requests += [{"histories": [BASKET, given]} for given in NONSENSE]
+    requests += [{"histories": [BASKET], key: x} for key, given in CHOICES.items() for x in given]
+    answered = 0
+    for given in requests:
+        try:
+            found = trained.recommend(**{"k": 5, **given})
+        except UsageError as error:
+            assert len(str(error)) < 400
+            continue
+        answered += 1
+        assert set(found["item"]) <= set(given.get("allowed") or trained.items)
+    assert answered > 9
+
+
+# --- files and columns ---
 
 
 def test_files_of_histories_and_names(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
@@ -210,24 +335,93 @@ def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, caps
     damaged, run_dir = tmp_path / "damaged.parquet", str(runs["TORoPE"])
     pq.write_table(pa.table({"id": ["a"], "items": [["i1"]]}), damaged)
     whole = damaged.read_bytes()
-    texts = ('{"id": "\\ud800", "items": []}', "[" * 10**5, "{}", '{"items": ["i1"]}')
-    cases = [
-        *((given, text.encode()) for text in texts),
-        *((given, b"\xff"), (given, b'{"items": [' + b"9" * 5000 + b"]}")),
-        *((damaged, whole[:at] + b"\xff\xff" + whole[at + 2 :]) for at in (len(whole) - 9, 0)),
-        *((damaged, whole), (damaged, whole[:100]), (damaged, b"")),
-    ]
+    texts = (b'{"id": "\\ud800", "items": []}', b"[" * 10**5, b"{}", b'{"items": ["i1"]}', b"\xff")
+    cases = [*((given, text) for text in texts), (given, b'{"items": [' + b"9" * 5000 + b"]}")]
+    cases += [(damaged, whole[:-9] + b"\xff\xff" + whole[-7:]), (damaged, b"\xff\xff" + whole[2:])]
+    cases += [(damaged, whole), (damaged, whole[:100]), (damaged, b"")]
     for file, content in cases:
         file.write_bytes(content)
         assert main(["recommend", run_dir, f"--histories={file}", f"--out={out}"]) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1 and not out.exists()
     for option in ("histories", "items", "exclude", "out"):
-        for value in ("--", "x" * 300):
-            assert main(["recommend", run_dir, f"--{option}={value}"]) == 2
-            assert capsys.readouterr().err.count("\n") == 1
+        assert main(["recommend", run_dir, f"--{option}={'x' * 300}"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
     given.write_text("")
     for out, read in ((tmp_path / "o.csv", pd.read_csv), (tmp_path / "o.parquet", pd.read_parquet)):
         assert main(["recommend", run_dir, f"--histories={given}", f"--out={out}"]) == 0
         assert list(read(out)) == ["id", "rank", "item", "score", "by"] and not len(read(out))
     assert pq.read_schema(out).field("item").type == pa.string()
+
+
+IDS = {f"i{n}": n + 1 for n in range(40)}
+
+
+def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames; tables of any type of text, that do not begin at 0; files, in parts."""
+    monkeypatch.setattr(module, "PART", 9)
+    rng, rows = np.random.default_rng(1), []
+    for number, n in enumerate([0, *rng.integers(0, 20, 49)]):  # with unknown items and ties
+        items, times = rng.integers(0, 50, n), rng.integers(0, 6, n)
+        rows.append({"id": f"p{number}", "items": [f"i{i}" for i in items], "times": list(times)})
+    table = pa.Table.from_pylist(rows)
+    coded = table["items"].cast(pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    (tmp_path / "folder").mkdir()
+    pq.write_table(table[:20], tmp_path / "folder" / "1.parquet", row_group_size=13)
+    pq.write_table(table[20:], tmp_path / "folder" / "2.parquet")
+    lines = [json.dumps({**row, "times": list(map(int, row["times"]))}) for row in rows]
+    (tmp_path / "lines").write_text("\n".join(lines))
+    want = read_histories(rows, IDS, True)
+    for parts in (
+        [pd.DataFrame(rows)],
+        [pa.concat_tables([table[:3], table]).combine_chunks()[3:]],
+        [table.set_column(1, "items", table["items"].cast(pa.large_list(pa.large_string())))],
+        [table.set_column(1, "items", coded)],
+        list(read_parts(tmp_path / "folder")),
+        list(read_parts(tmp_path / "lines")),
+    ):
+        assert len(parts) == 1 or max(map(len, parts)) <= 9
+        found = [read_histories(part, IDS, True) for part in parts]
+        assert [name for part in found for name in part.ids] == want.ids
+        for name in ("items", "lengths", "times", "unknown"):
+            joined = np.concatenate([getattr(part, name) for part in found])
+            np.testing.assert_array_equal(joined, getattr(want, name))
+
+
+def test_histories_without_times() -> None:
+    """Names may be numbers; of several, those with times are sorted by them."""
+    number, ids = {"id": 7, "items": [3, 1, 99]}, {"1": 1, "3": 2}
+    some = [{"id": "a", "items": ["i2", "i1"], "times": [5, 1]}, {"id": "b", "items": ["i3", "i1"]}]
+    for read in (list, pa.Table.from_pylist, pd.DataFrame):
+        assert read_histories(read([number]), ids, False).items.tolist() == [2, 1]
+        if read is not pd.DataFrame:  # which has NaN for none
+            assert read_histories(read(some), IDS, False).items.tolist() == [2, 3, 4, 2]
+    log = pd.DataFrame({"user": ["b", "a", "b"], "item": ["i1", "i2", "i3"]})
+    lists = log.groupby("user")["item"].agg(list)
+    found = read_histories(lists, IDS, False)
+    assert found.ids == ["a", "b"] and found.lengths.tolist() == [1, 2]
+    for given, named in ((lists, "the model reads times"), (log, "items")):  # a row an interaction
+        with pytest.raises(UsageError, match=named):
+            read_histories(given, IDS, True)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"id": [1.5], "items": [["i1"]], "times": [[1]]},
+        {"id": ["a", "b"], "items": [["i1"], None], "times": [[1], None]},
+        {"id": ["a"], "items": [["i1", None]], "times": [[1, 2]]},
+        {"id": ["a"], "items": ["i1"], "times": [[1]]},
+        {"id": ["a"], "items": [[1.5]], "times": [[1]]},
+        {"id": ["a", "b"], "items": [["i1"], ["i2"]], "times": [[1], [1, 2]]},
+        {"id": ["a", "b"], "items": [[], ["i2"]], "times": [[], [np.nan]]},
+        {"id": ["a"], "items": [["i2"]], "times": [["x"]]},
+        {"id": ["a"], "items": [["i2"]], "times": [[1]], "at": [np.inf]},
+        {"id": ["a"], "items": [["i1"]]},
+        {"user": ["a"], "items": [["i1"]], "times": [[1]]},
+    ],
+    ids=str,
+)
+def test_columns_that_are_no_histories(columns: dict[str, list]) -> None:
+    with pytest.raises(UsageError, match="^histories"):
+        read_histories(pa.table(columns), IDS, needs_time=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SMALL = ("--epochs=1", "--hidden_size=16", "--n_layers=1")
+SMALL = ("-d", "ml-100k", "--epochs=1", "--hidden_size=16", "--n_layers=1")
 PYPROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -52,10 +52,9 @@ def write_package(folder: Path) -> Path:
 def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
-    def call(*command: str | Path, **options) -> str:
-        done = subprocess.run(
-            [str(c) for c in command], capture_output=True, text=True, env=clean, **options
-        )
+    def call(*command: str | Path, cwd: Path | None = None) -> str:
+        given = [str(word) for word in command]
+        done = subprocess.run(given, capture_output=True, text=True, env=clean, cwd=cwd)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -71,8 +70,9 @@ def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
         for path in ROOT.glob(pattern)
     }
     assert shipped == source
-    assert not [name for name in names if name.endswith((".inter", ".item", ".user"))]
-    assert not [n for n in names if n.startswith(("tests", "benchmarks"))]
+    for name in names:
+        assert not name.endswith((".inter", ".item", ".user"))
+        assert not name.startswith(("tests", "benchmarks"))
 
     environment = tmp_path / "env"
     venv.create(environment, with_pip=True)
@@ -90,14 +90,13 @@ def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
     where = call(python, "-c", "import recbole_pos; print(recbole_pos.__file__)", cwd=empty)
     assert str(environment) in where
     command = environment / "bin" / "recbole-pos"
-    inner = "--inner_size=16"
-    call(command, "run", "-m", "FPARec", "-d", "ml-100k", *SMALL, inner, "--run_dir=out", cwd=empty)
+    call(command, "run", "-m", "FPARec", *SMALL, "--run_dir=out", cwd=empty)
     assert json.loads((empty / "out" / "result.json").read_text())["epochs"] == 1
     assert [p.name for p in empty.iterdir()] == ["out"]
 
     given = ("-m", "DilatedConvolutions", "--position=[learned, day_part]", "--day_parts=12")
     given += ("--plugins=[my_package.dilated, my_package.day_part]",)
-    call(command, "run", *given, "-d", "ml-100k", *SMALL, "--run_dir=mine", cwd=empty)
+    call(command, "run", *given, *SMALL, "--run_dir=mine", cwd=empty)
     call(command, "recommend", "mine", "--users", "196", "-k", "3", cwd=empty)
     rows = (empty / "mine" / "recommendations.csv").read_text().splitlines()
     assert len(rows) == 4 and all(row.startswith("196,") for row in rows[1:])

@@ -10,13 +10,7 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any
 
-from recbole_pos.cli.parser import (
-    Argument,
-    Parser,
-    config_files,
-    option,
-    read_settings,
-)
+from recbole_pos.cli.parser import Argument, Parser, config_files, option, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -39,7 +33,10 @@ EPILOG = """examples:
 """
 # Arguments that several commands share.
 _PLUGINS = option("--plugins [MODULE]", "modules with models or schemes, as of run")
-_DATA_PATH = option("--data_path DIR", "folder of datasets (where the run found its own)")
+_SOURCES = (
+    option("--data_path DIR", "folder of datasets (where the run found its own)"),
+    _PLUGINS,
+)
 _RUN_DIR = option("RUN_DIR", "the folder of a run")
 _TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")  # --run_dir is the new one
 _MODEL = option("-m --model MODEL", "plugin model or RecBole model, see `recbole-pos models`")
@@ -87,10 +84,10 @@ def _command(
     environment: bool = False,
     **settings: Any,
 ) -> Callable[[Callable], Callable]:
-    """Make a function, whose docstring is the help, the command of a name.
+    """Make a function, whose docstring is the help, the command of a name, perhaps within a group.
 
     Args:
-        name: name of the command; of one within a group, with that before it.
+        name: name of the command, with that of its group before it.
         arguments: what adds its arguments; of a settings class, all its fields.
         configured: whether it takes options of the configuration, the function's second argument.
         environment: whether what is not given is read from the environment.
@@ -100,6 +97,8 @@ def _command(
     def decorate(function: Callable) -> Callable:
         text = function.__doc__ or ""
         settings.update(help=text.partition("\n\n")[0], description=text)
+        if environment:
+            settings["epilog"] = _ENVIRONMENT
 
         def add(commands: Any) -> None:
             parser = commands.add_parser(name.rpartition(" ")[2], **settings)
@@ -316,7 +315,7 @@ def _schemes(args: argparse.Namespace) -> None:
     list_schemes()
 
 
-@_command("plot", _RUN_DIR, _DATA_PATH, _PLUGINS)
+@_command("plot", _RUN_DIR, *_SOURCES)
 def _plot(args: argparse.Namespace) -> None:
     """Draw training curves and attention."""
     from recbole_pos.inspect.run_pictures import plot_run
@@ -331,8 +330,7 @@ def _plot(args: argparse.Namespace) -> None:
     option("--users N", "how many to draw at most (200)", default=200),
     option("--min_events N", "shortest history to include (20)", default=20),
     option("--seed N", "of the draw (0)", default=0),
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
     """How far attention looks back, over how many events, and learned periods of time.
@@ -351,8 +349,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     "inspect relations",
     _CHECKPOINT,
     option("--batches N", "training batches to look at (8)", default=8),
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
 )
 def _inspect_relations(args: argparse.Namespace) -> None:
     """What each attribute of an AttrFormer reads, and how much it adds.
@@ -369,18 +366,12 @@ def _inspect_relations(args: argparse.Namespace) -> None:
 
 @_command(
     "inspect encoding",
-    option(
-        "SCHEME...",
-        "which (those of the model; without one spe and dpe, as in the PosRec paper)",
-        dest="schemes",
-        nargs="*",
-    ),
+    option("SCHEME...", "which (those of the model; else spe and dpe)", dest="schemes", nargs="*"),
     option("--length N...", "of the sessions (10 20)", default=[10, 20]),
     option("--checkpoint RUN_DIR", "folder of a run, or a checkpoint in it"),
     option("--hidden_size N", "d, where no model exists (100)"),
     option("--out DIR", "where to write (the run, or here)"),
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
 )
 def _inspect_encoding(args: argparse.Namespace) -> None:
     """Pictures of encodings of positions, and what they tell from the start and the end.
@@ -403,8 +394,7 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
     option("-k N", "items that are recommended (10)", default=10),
     _AT,
     option("--out FILE", "picture to write (RUN_DIR/because.png)"),
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
 )
 def _inspect_because(args: argparse.Namespace) -> None:
     """Which past interactions carried what is recommended to a user.
@@ -432,8 +422,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     option("--part PART", "test or valid (test)", default="test"),
     option("--mask_history BOOL", "leave out seen items (as in the run)"),
     option("--json", "print one json object"),
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
 )
 def _evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained run, also other ones than it was tested with.
@@ -445,14 +434,14 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
-    def values(words: list[str] | None) -> list[Any] | None:
+    def read(words: list[str] | None) -> list[Any] | None:
         """Read values given as words, with commas, or as a list of yaml."""
         found = re.findall(r"[^\s,\[\]]+", " ".join(words or ()))
         return None if words is None else [parse_scalar(word, "--topk") for word in found]
 
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    given = values(args.metrics), values(args.topk), args.part, mask
-    scores = evaluate(args.run_dir, *given, args.data_path)
+    given = read(args.metrics), read(args.topk), args.part, mask, args.data_path
+    scores = evaluate(args.run_dir, *given)
     if args.json:
         print(json.dumps(scores))
     else:
@@ -476,10 +465,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     option("--because N", "past interactions that carried an item (0)", default=0),
     option("--out FILE", "csv, or parquet if it ends so (RUN_DIR/recommendations.csv)"),
     option("--item_vectors FILE", "content vectors of new items, which are recommended too"),
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
     environment=True,
-    epilog=_ENVIRONMENT,
 )
 def _recommend(args: argparse.Namespace) -> None:
     """What a trained model recommends, to users or to any history, as a file.
@@ -502,8 +489,7 @@ def _recommend(args: argparse.Namespace) -> None:
     option("-k N", "neighbours an item (10)", default=10),
     option("--items FILE", "names to choose from, one a line (all)", dest="allowed"),
     _EXCLUDE,
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
 )
 def _similar(args: argparse.Namespace) -> None:
     """The items most like an item, by a trained model."""
@@ -525,8 +511,7 @@ def _similar(args: argparse.Namespace) -> None:
     option("--format FORMAT", "onnx or torch_export (onnx)", default="onnx"),
     option("-k N", "items that are recommended (100)", default=100),
     option("--inference_relations READS", "of AttrFormer: own or none (as it was trained)"),
-    _DATA_PATH,
-    _PLUGINS,
+    *_SOURCES,
 )
 def _export(args: argparse.Namespace) -> None:
     """Write a trained model as ONNX or a torch program, for serving.
@@ -546,7 +531,6 @@ def _export(args: argparse.Namespace) -> None:
     ServeArguments,
     _PLUGINS,
     environment=True,
-    epilog=_ENVIRONMENT,
 )
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.

@@ -42,7 +42,11 @@ def list_schemes() -> None:
     """Print what ``position`` may name."""
     rows = []
     for name in SCHEMES:
-        facts = FACTS.get(name) or _inspect_scheme(name)
+        facts = FACTS.get(name)
+        if facts is None:  # a custom scheme, which has to be built
+            from recbole_pos.position.build import describe
+
+            facts = describe(name)
         options = ", ".join(SCHEMES.defaults(name)) or "-"
         counted = facts.place, facts.needs, f"{facts.parameters:,}"
         rows.append((name, *counted, options, summary(SCHEMES, name)))
@@ -53,12 +57,7 @@ def list_schemes() -> None:
 def list_options(model: str, given: Mapping[str, Any]) -> None:
     """Print the options of a model, those of its own first, with defaults and sentences.
 
-    Args:
-        model: model of the plugin or of RecBole.
-        given: options; of them count ``position``, schemes instead of its own, and ``plugins``.
-
-    Raises:
-        UsageError: for an unknown model or scheme.
+    Of the options ``given``, ``position`` counts, schemes instead of its own, and ``plugins``.
     """
     from recbole_pos.config.options import IGNORED, find_option
     from recbole_pos.config.plugins import import_named, take_model
@@ -69,17 +68,15 @@ def list_options(model: str, given: Mapping[str, Any]) -> None:
     seen: set[str] = set()
     for title, options, files in _option_sources(model, given.get("position")):
         texts = {key: text for file in files for key, text in _sentences(file).items()}
-        rows = [(find_option(key), value) for key, value in options.items() if key not in seen]
+        found = [(find_option(key), value) for key, value in options.items() if key not in seen]
         seen.update(options)
+        rows = [
+            (option.name, _plain(value), option.allowed, texts.get(option.name, ""))
+            for option, value in found
+            if option.role != IGNORED
+        ]
         print(f"\n{title}")
-        show(
-            ("option", "default", "may be", "what it is for"),
-            [
-                (option.name, _plain(value), option.allowed, texts.get(option.name, ""))
-                for option, value in rows
-                if option.role != IGNORED
-            ],
-        )
+        show(("option", "default", "may be", "what it is for"), rows)
 
 
 def list_logs(data_path: str) -> None:
@@ -115,13 +112,6 @@ def describe_log(name: str) -> None:
 
 
 # --- models and schemes ---
-
-
-def _inspect_scheme(name: str) -> Any:
-    """Build a custom scheme, for its facts."""
-    from recbole_pos.position.build import describe
-
-    return describe(name)
 
 
 def summary(table: Mapping[str, type], name: str) -> str:
@@ -195,19 +185,16 @@ def _plain(default: Any) -> str:
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print rows in the width there is, nothing cut off.
+    """Print rows in the width there is, nothing cut off; the first column has names, the last text.
 
-    Args:
-        columns: what the cells are; the first has names, the last has text.
-        rows: a cell for each column.
-        note: of the whole.
+    Where the text would have little room, the facts between stand under it.
     """
     console = Console(highlight=False)
     console.width = min(max(console.width, _WIDTHS[0]), _WIDTHS[1])
     # names are kept whole; the columns between may break their lines between words
     cells = list(zip(*[columns, *rows], strict=True))[:-1]
     widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
-    if console.width - sum(widths) - 3 * len(columns) < _ENOUGH:  # facts under the text
+    if console.width - sum(widths) - 3 * len(columns) < _ENOUGH:
         first, *between, last = columns
         rows = [
             (name, "\n".join([text, *(f"{k}: {v}" for k, v in zip(between, facts, strict=True))]))

@@ -33,8 +33,11 @@ def _number_type(kind: type, wanted: str) -> Callable[[str], Any]:
     return read
 
 
-_WHOLE = _number_type(int, "a whole number such as 3")
-_TYPES = {int: _WHOLE, float: _number_type(float, "a number such as 0.5"), str: str}
+_TYPES: dict[type, Callable[[str], Any]] = {
+    int: _number_type(int, "a whole number such as 3"),
+    float: _number_type(float, "a number such as 0.5"),
+    str: str,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -135,7 +138,7 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
         if last.endswith("..."):
             settings.setdefault("nargs", "+")
         if settings["metavar"] == "N":
-            settings["type"] = _WHOLE
+            settings["type"] = _TYPES[int]
     names = names or [settings.pop("dest", last.removesuffix("...").lower())]
 
     def add(parser: Parser) -> None:
@@ -154,15 +157,8 @@ def read_settings(args: argparse.Namespace, kind: type[Settings]) -> Settings:
 def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]]:
     """Split a command's own words from the options of the configuration among them.
 
-    ``--key value`` is ``--key=value``: what follows the name of an option that is not the
-    command's own is its value, unless it begins like another option.
-
-    Args:
-        words: words of the command line.
-        own: names of the command's own options, without dashes.
-
-    Returns:
-        The command's own words, and the options.
+    ``--key value`` is ``--key=value``: what follows the name of an option that is not among the
+    command's ``own`` is its value, unless it begins like another option.
     """
     mine, options = [], []
     waiting = list(reversed(words))
@@ -184,10 +180,8 @@ def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Return ``--key=value`` arguments as a dict, values read as yaml.
 
-    ``--eval_args.split=...`` is that key of the mapping ``eval_args``.
-
-    Raises:
-        UsageError: for anything of another form, or a key given twice with different values.
+    ``--eval_args.split=...`` is that key of the mapping ``eval_args``. Anything of another form,
+    and a key given twice with different values, is a UsageError.
     """
     from recbole_pos.yaml_files import parse_scalar
 

@@ -80,22 +80,15 @@ class ClusterArguments:
 
     max_concurrent: int | None = _flag(None, "trainings side by side (as many as fit)", "N")
     address: str | None = _flag(None, "Ray cluster: auto or HOST:PORT (one of its own)")
-    storage: str | None = _flag(None, "path or URI that all machines reach", "PATH")
+
     cpus_per_trial: float = _flag(1, "cores of a training (1)", "N")
     gpus_per_trial: float = _flag(0, "GPUs of a training; 0.5 shares one (0)", "N")
     verbose: bool = _flag(True, "print nothing", flag="quiet")
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
-    """Refuse numbers of trainings, CPUs or GPUs that Ray cannot provide.
-
-    Args:
-        max_concurrent: trainings side by side; None for as many as fit.
-        cpus, gpus: cores and GPUs of one training; fractions share one.
-
-    Raises:
-        UsageError: naming the argument.
-    """
+    """Raise a UsageError for numbers of trainings side by side (None: as many as fit), or of CPUs
+    and GPUs of a training (fractions share one), that Ray cannot provide."""
     fits = is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)
     many = max_concurrent
     for option, is_allowed, wanted, value in (
@@ -138,10 +131,6 @@ class SearchArguments(ClusterArguments):
     resume: str | Path | None = _flag(
         None, "continue a search; with --num_samples, extend it", "DIR"
     )
-    # None: the value in brackets, or of a search that is resumed the one it has
-    cpus_per_trial: Any = _flag(None, "cores of a training (1)", "N", kind=float)
-    gpus_per_trial: Any = _flag(None, "GPUs of a training; 0.5 shares one (0)", "N", kind=float)
-    nproc: int | None = _flag(None, "processes that train one trial (1)", "N")
 
 
 @dataclass(frozen=True)
@@ -228,11 +217,8 @@ Settings = TypeVar(
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Split the keywords of a call into settings and options of the configuration.
-
-    Returns:
-        The settings object with the fields that were given, and the keywords that are no field.
-    """
+    """Return settings with the fields among the keywords of a call, and the other keywords, which
+    are options of the configuration."""
     names = {field.name for field in fields(default)}
     own = {name: value for name, value in keywords.items() if name in names}
     return replace(default, **own), {k: v for k, v in keywords.items() if k not in names}

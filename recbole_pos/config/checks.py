@@ -39,8 +39,7 @@ def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = 
         key: name of the option.
         value: value to check.
         default: default of the option, an example of its type.
-        is_free: whether it is an option of a custom model or scheme, which must have the type of
-            its default only.
+        is_free: whether only a custom model or scheme has it: its type is all that is checked.
     """
     option, name = Option("") if is_free else find_option(key), f"{where}: {key}"
     check_plain(name, value)
@@ -48,7 +47,7 @@ def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = 
         return
     if value is None and (default is None or option.empty) and not option.filled:
         return
-    if option.check is not None:
+    if option.check is not None and option.example is None:
         option.check(name, value)
         return
     if option.inner is None:
@@ -69,12 +68,7 @@ def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = 
 def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
     """Refuse an option that changes nothing, by the conditions of the option table.
 
-    Args:
-        where: file, or "configuration", that gave the option; for messages.
-        key: name of the option.
-        value: value of the option.
-        default: default of the option, which may be given even where nothing reads it.
-        config: all options of the run.
+    ``config`` has all options of the run; the default may be given even where nothing reads it.
     """
     inner_defaults = find_option(key).inner
     if inner_defaults is not None and isinstance(value, Mapping):
@@ -97,11 +91,8 @@ def check_together(
 ) -> None:
     """Check what several options must agree on: metrics, sizes, evaluation, starting weights.
 
-    Args:
-        config: options of the run, without those of custom models and schemes.
-        model: name of the model.
-        plugin_model: whether the model can start with the weights of another run.
-        losses: values of ``loss_type`` that the model takes.
+    ``plugin_model`` says whether the model can start with the weights of another run, ``losses``
+    which values of ``loss_type`` it takes.
     """
     _check_metrics(config)
     check_sizes(config, model)
@@ -172,12 +163,8 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:
-    """Check that a pairwise loss has negatives, and that a sampled loss is not given any.
-
-    Args:
-        config: options of the run, after RecBole has derived ``MODEL_INPUT_TYPE``.
-        model: name of the model, for the message.
-    """
+    """Check that a pairwise loss has negatives, and that a sampled loss is not given any, once
+    RecBole has derived ``MODEL_INPUT_TYPE``."""
     has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
     is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE

@@ -23,13 +23,8 @@ def plugin_defaults(
 ) -> dict[str, Any]:
     """Return the plugin's defaults for a model, without RecBole's.
 
-    Later sources win: overall options, position schemes, the loss, the model. A model without a
-    default of ``position`` takes no schemes.
-
-    Args:
-        model: name of the model.
-        position: scheme names in place of the model's default; None for the default.
-        loss_type: loss in place of the model's default; None for the default.
+    Later sources win: overall options, position schemes, the loss, the model. Schemes and loss are
+    the model's own where None; a model without a default of ``position`` takes no schemes.
     """
     own = own_defaults(model)
     schemes: dict[str, Any] = {}

@@ -29,12 +29,8 @@ _ABSENT = object()
 
 
 def when(is_read: Callable[[Options, Any], Any], problem: str) -> Condition:
-    """Make a condition of a test of configuration and value.
-
-    Args:
-        is_read: returns whether the option is read.
-        problem: message where it is not; ``{model}`` and ``{value}`` are filled in.
-    """
+    """Make a condition of a test of configuration and value, and the message where it fails, in
+    which ``{model}`` and ``{value}`` are filled in."""
 
     def condition(config: Options, value: Any) -> str | None:
         if is_read(config, value):
@@ -263,16 +259,8 @@ def if_fields_are_embedded(config: Options, value: Any) -> str | None:
 
 
 def check_types(config: Options, default: Options, dataset: Dataset) -> None:
-    """Refuse options that change nothing for the types of the fields that a model reads.
-
-    Args:
-        config: configuration of the run.
-        default: defaults, which may be given where they are not read.
-        dataset: the dataset, after ``build``.
-
-    Raises:
-        UsageError: naming the option.
-    """
+    """Raise a UsageError for options that change nothing for the types of the fields that a model
+    reads; defaults may be given. The dataset is built."""
     if config["model"] in ADDED:
         return
     from recbole_pos.data.attributes import loaded_fields

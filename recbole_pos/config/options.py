@@ -39,13 +39,10 @@ def cores() -> int:
 
 
 def _rows(names: str, *allowed: Any, only: Any = (), **attributes: Any) -> list[Option]:
-    """Return equal rows.
+    """Return equal rows for names that are split at spaces.
 
-    Args:
-        names: names of the options, split at spaces.
-        allowed: the smallest and the largest number, or choices, split at spaces.
-        only: condition under which they are read, or several; text is that of ``if_option``.
-        attributes: see :class:`Option`.
+    ``allowed`` are the smallest and the largest number, or choices, split at spaces; ``only`` is
+    one condition or several under which they are read, text being that of ``if_option``.
     """
     if len(allowed) == 1:
         attributes["choices"], allowed = tuple(allowed[0].split()), ()
@@ -78,7 +75,7 @@ _TABLE: list[Option] = [
     *_group(
         _rows("model data_path encoding field_separator seq_separator"),
         _rows("USER_ID_FIELD ITEM_ID_FIELD TIME_FIELD"),
-        _rows("dataset", check=option.check_nothing),
+        _rows("dataset"),
         _rows("plugins", example=["my_models"], alone=True),
         _rows("column_types", example={"user_id": "token"}),
         _rows("RATING_FIELD POSITION_FIELD", only=if_model_is_custom()),
@@ -102,9 +99,10 @@ _TABLE: list[Option] = [
         _rows("session_filter", check=option.check_by("data.splits:read_session_filter")),
         _rows("train_fraction", check=option.check_by("data.splits:read_fraction")),
         _rows("rm_dup_inter", "first last", example="first"),
-        _rows("val_interval", check=option.check_interval_of_fields),
+        _rows("val_interval", example={"rating": "[3,inf)"}, check=option.check_interval),
         _rows(
             "user_inter_num_interval item_inter_num_interval",
+            example="[3,inf)",
             empty=True,
             check=option.check_interval,
         ),
@@ -219,7 +217,6 @@ _TABLE: list[Option] = [
     # content vectors of items
     *_rows(
         "item_vectors",
-        example="vectors.parquet",
         only=effects.if_model_takes_vectors,
         check=option.check_vectors,
     ),

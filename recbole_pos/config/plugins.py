@@ -4,7 +4,7 @@ What a module registers is known once it is imported, so the option ``plugins`` 
 import before any other name is looked up; a run writes them into its config.yaml. What only this
 process has, because a script or a notebook made it, is sent to the processes that it starts.
 
-Modules are code, and files come from strangers: what a file names (the config.yaml of a run, a
+Modules are code, and files come from unknown_users: what a file names (the config.yaml of a run, a
 study, a search) must be installed, or imported already. The working directory is searched only for
 modules that the user's own command or code names, see :func:`allow`.
 """
@@ -32,11 +32,8 @@ _allowed: set[str] = set()
 
 
 def allow(plugins: Any) -> None:
-    """Let modules be imported from the working directory: the user's command or code names them.
-
-    Args:
-        plugins: value of the option ``plugins``, which is checked when the modules are imported.
-    """
+    """Let modules be imported from the working directory: the user's command or code names them in
+    the option ``plugins``, which is checked when they are imported."""
     names = [plugins] if isinstance(plugins, str) else plugins or ()
     if isinstance(names, (list, tuple)):
         _allowed.update(name for name in names if isinstance(name, str))
@@ -49,18 +46,12 @@ def import_named(plugins: Any) -> list[str]:
 
 
 def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str]:
-    """Import the modules that the option ``plugins`` names.
+    """Import the modules that the option ``plugins`` names; return their names.
 
     Args:
         plugins: value of the option: a module, several, or None.
         where: file or argument that gave the option, for messages.
         may_miss: whether a module may be missing, as what it would register is registered already.
-
-    Returns:
-        The names of the modules.
-
-    Raises:
-        UsageError: if a module is missing, or its import fails.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
     is_list = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
@@ -132,13 +123,8 @@ def pack(model: str) -> bytes:
     """Pickle what only this process knows of a model and schemes, for processes that it starts.
 
     Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
-    import them; of modules only the names go, those that the user allows.
-
-    Returns:
-        The pickle that :func:`unpack` reads; empty where there is nothing to send.
-
-    Raises:
-        UsageError: if a class cannot be pickled.
+    import them; of modules only the names go, those that the user allows. It is empty where there
+    is nothing to send, and :func:`unpack` reads it.
     """
     models = {name: entry for name, entry in ADDED.made_here().items() if name == model}
     schemes = SCHEMES.made_here()

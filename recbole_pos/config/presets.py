@@ -28,7 +28,7 @@ FOR = "for"
 OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
-def preset_or_file(name: str | Path) -> Path:
+def find_config_file(name: str | Path) -> Path:
     """Return the path of a config file or, if none exists, of a preset (fparec/ml-1m.yaml).
 
     Raises:
@@ -44,7 +44,7 @@ def preset_or_file(name: str | Path) -> Path:
     return Path(name)
 
 
-def parts_for(
+def select_parts(
     content: dict[str, Any], names: Collection[str], file: str | Path
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the parts of a config file that a run takes: the shared one, then those under ``for``.
@@ -56,10 +56,6 @@ def parts_for(
 
     Returns:
         (place, options) of each part; the place is for messages.
-
-    Raises:
-        UsageError: for a name under ``for`` that is neither a model nor a scheme, anything but
-            options under it, or an option that two parts of the run give.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     given: dict[str, str] = {}  # option -> title that it stands under

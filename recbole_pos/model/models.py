@@ -59,7 +59,7 @@ BASELINES = Registry(
 # What the plugin's own models learn by; the options of one stand in ``properties/loss/``.
 LOSSES = tuple("CE SCE BCE gBCE sampled_softmax in_batch".split())
 
-# RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
+# RecBole's own models that train and evaluate through the plugin (tests/test_recbole_parity.py).
 BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
 BUILTIN_GENERAL = list(recbole_models.GENERAL)
 # Of these, causal ones: the state after every event is made from the events up to it only.

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    FailFast,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, FailFast, Field, ValidationError, WithJsonSchema
 
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.explain import leave_one_out, require_reasons, strongest
+from recbole_pos.serve.explain import find_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.histories import History, Name, describe_invalid
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.values import shown
@@ -60,22 +55,20 @@ class RecommendBody(_Body):
     ) -> dict[str, tuple[list[int], RecommendBody]]:
         """Split by the model that answers each history or user.
 
-        Args:
-            choose: returns the name of the model for an id; that of a history may be None.
-
         Returns:
-            Name of a model -> numbers of its histories or users, and a body with only these.
+            Name of a model, as ``choose`` returns it for an id or None -> numbers of its histories
+            or users, and a body with only these.
         """
         field = "users" if self.histories is None else "histories"
-        asked: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
+        owners: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
         parts: dict[str, list[int]] = {}
-        for number, one in enumerate(asked):
+        for number, one in enumerate(owners):
             key = one.id if isinstance(one, History) else one
             parts.setdefault(self.model or choose(key), []).append(number)
             if key is None:
                 one.id = number
         return {
-            name: (numbers, self.model_copy(update={field: [asked[n] for n in numbers]}))
+            name: (numbers, self.model_copy(update={field: [owners[n] for n in numbers]}))
             for name, numbers in parts.items()
         }
 
@@ -99,11 +92,8 @@ Body = TypeVar("Body", bound=_Body)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """Return the body of a request, checked.
-
-    Raises:
-        Refusal: if it is not json (400), or a field is wrong (422).
-    """
+    """Return the checked body of a request; raise a Refusal if it is not json (400), or a field is
+    wrong (422)."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -113,56 +103,60 @@ def parse(kind: type[Body], body: bytes) -> Body:
         raise Refusal(422 if is_json else 400, message) from None
 
 
-def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments) -> list[dict]:
-    """Return the recommendations of each history or user, in the order of the request.
-
-    Returns:
-        For each ``id``, ``items``, ``scores``, ``by`` and ``unknown``; with ``because`` the past
-        interactions that carried each item.
+def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments) -> list[dict]:
+    """Return the recommendations of each history or user, in the order of the request: ``id``,
+    ``items``, ``scores``, ``by``, ``unknown``; with ``because`` the reasons of each item.
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.
         Refusal: where a limit is exceeded.
     """
-    if (asked.histories is None) == (asked.users is None):
+    if (body.histories is None) == (body.users is None):
         raise UsageError("give histories or users, one of the two")
-    _limit("histories", len(asked.histories or ()), limits.max_histories)
-    _limit("users", len(asked.users or ()), limits.max_histories)
-    for number, history in enumerate(asked.histories or ()):
+    _limit("histories", len(body.histories or ()), limits.max_histories)
+    _limit("users", len(body.users or ()), limits.max_histories)
+    for number, history in enumerate(body.histories or ()):
         _limit(f"histories[{number}].items", len(history.items), limits.max_items)
-    _limit("k", asked.k, limits.max_k, 422)
-    choice = trained.choice(asked.allowed, asked.excluded, asked.boosts)
-    given = asked.histories
-    some = trained.of_users(asked.users) if given is None else trained.read(given)
-    some = trained.requested(some, asked.at)
-    require_reasons(trained.scorer, asked.because, some)
-    if asked.because:
+    _limit("k", body.k, limits.max_k, 422)
+    choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
+    given = body.histories
+    packed = trained.read_users(body.users) if given is None else trained.read(given)
+    packed = trained.add_request_time(packed, body.at)
+    require_reasons(trained.scorer, body.because, packed)
+    if body.because:
         reach = trained.scorer.reach
-        read = some.lengths if reach is None else np.minimum(some.lengths, reach)
+        read = packed.lengths if reach is None else np.minimum(packed.lengths, reach)
         _limit("because: interactions to leave out", int(read.sum()), limits.max_left_out)
-    row, _, item, score = trained.ranked(some, asked.k, asked.exclude_seen, choice)
-    best = _split(trained, len(some), row, item, score)
+    row, _, item, score = trained.rank_items(packed, body.k, body.exclude_seen, choice)
+    best = _split(trained, len(packed), row, item, score)
     answers: list[dict] = [
         {
-            "id": some.ids[n],
+            "id": packed.ids[n],
             "items": items,
             "scores": scores,
-            "by": MODEL if some.lengths[n] else POPULARITY,
-            "unknown": int(some.unknown[n]),
+            "by": MODEL if packed.lengths[n] else POPULARITY,
+            "unknown": int(packed.unknown[n]),
         }
         for n, (items, scores) in enumerate(best)
     ]
-    if asked.because:
-        hides_seen = trained.hides_seen(asked.exclude_seen)
-        effects = leave_one_out(trained.scorer, some, row, item, choice, hides_seen)
-        found = strongest(effects, asked.because)
-        found["item"] = trained.items[found["past"] - 1]
-        columns = ["item", "steps_back", "score_change", "rank_change"]
+    if body.because:
+        hides_seen = trained.hides_seen(body.exclude_seen)
+        effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
+        found = find_reasons(effects, body.because)
+        columns = ("pair", "past", "steps_back", "score_change", "rank_change")
         reasons: list[list[dict]] = [[] for _ in row]
-        for pair, reason in zip(found["pair"], found[columns].to_dict("records"), strict=True):
-            known = {k: x for k, x in reason.items() if x == x}  # json has null for NaN
-            whole = {k: int(known[k]) for k in ("rank_change",) if k in known}
-            reasons[pair].append(dict.fromkeys(reason) | known | whole)
+        for pair, past, steps, score_change, rank_change in zip(
+            *(found[name].tolist() for name in columns), strict=True
+        ):
+            is_only = math.isnan(score_change)  # interaction of its history; json has no NaN
+            reasons[pair].append(
+                {
+                    "item": trained.items[past - 1],
+                    "steps_back": steps,
+                    "score_change": None if is_only else score_change,
+                    "rank_change": None if is_only else int(rank_change),
+                }
+            )
         for answer in answers:
             answer["because"] = []
         for owner, some_reasons in zip(row, reasons, strict=True):
@@ -170,21 +164,21 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
     return answers
 
 
-def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) -> list[dict]:
+def find_similar(trained: Recommender, body: SimilarBody, limits: ServeArguments) -> list[dict]:
     """Return the neighbours of each item and their cosines, in the order of the request.
 
     Raises:
         UsageError: for unknown items, or a model without vectors.
         Refusal: where a limit is exceeded.
     """
-    names = list(map(str, asked.items))
+    names = list(map(str, body.items))
     _limit("items", len(names), limits.max_histories)
-    _limit("k", asked.k, limits.max_k, 422)
+    _limit("k", body.k, limits.max_k, 422)
     for name in names:  # not by require_id, whose search for similar names takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
-    choice = trained.choice(asked.allowed, asked.excluded)
-    row, _, item, cosine = trained.nearest(names, asked.k, choice)
+    choice = trained.choose_items(body.allowed, body.excluded)
+    row, _, item, cosine = trained.find_nearest(names, body.k, choice)
     best = _split(trained, len(names), row, item, cosine.astype(float))
     return [
         {"id": name, "items": items, "cosines": cosines}

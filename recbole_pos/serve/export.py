@@ -98,11 +98,10 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
     """
     names: list[Any] = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
     top = Recommend(encoder, min(k, len(names) - 1))
-    parts: list[tuple[str, Encoder | Recommend, tuple[str, ...]]] = [
+    for name, module, outputs in (
         ("vector", encoder, ("vector",)),
         ("recommend", top, ("best", "scores")),
-    ]
-    for name, module, outputs in parts:
+    ):
         program, path = trace(module), folder / f"{name}.{SUFFIX[format]}"
         if format == "onnx":
             write_onnx(program, path, module.inputs, outputs)
@@ -110,18 +109,17 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
             memory = io.BytesIO()  # where a file cannot be written, torch ends the process
             torch.export.save(program, memory)
             path.write_bytes(memory.getbuffer())
-        if isinstance(module, Encoder):
-            _require_same(module, load_program(path))
+    _require_same(encoder, load_program(folder / f"vector.{SUFFIX[format]}"))
     tokens = {
         name: None
         if embed.numeric
         else [None, *dataset.field2id_token[name.partition("_")[2]][1:].tolist()]
         for name, embed in encoder.fields.items()
     }
-    files = {"items": names} | ({"features": tokens} if tokens else {})
-    for name, content in files.items():
-        text = json.dumps(content, ensure_ascii=False)
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    for name, content in (("items", names), ("features", tokens)):
+        if content:
+            text = json.dumps(content, ensure_ascii=False)
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
     vectors = encoder.model.item_vectors().numpy()
     np.save(folder / "vectors.npy", vectors)
     flat = pa.array(vectors[1:].reshape(-1))
@@ -138,12 +136,7 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
 def make_readme(encoder: Encoder, format: str, k: int, names: list[Any], config: Options) -> str:
     """Return the README of an exported model: how to run it, and what its files and inputs are.
 
-    Args:
-        encoder: the exported encoder, for its inputs.
-        format: ``onnx`` or ``torch_export``.
-        k: number of recommended items.
-        names: names of the items by id; the first is padding. The first three are the example.
-        config: configuration of the run.
+    ``names`` are those of the items by id, the first of padding; the next three are the example.
     """
     unit, n = config["timestamp_unit"], encoder.model.max_seq_length
     about = {
@@ -210,11 +203,8 @@ def load_program(path: Path) -> Program:
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
-    """Check that a program agrees with the model on batches of sizes it was not traced with.
-
-    Raises:
-        UsageError: if an output differs by more than ``TOLERANCE``.
-    """
+    """Raise a UsageError unless a program agrees with the model, up to ``TOLERANCE``, on batches of
+    sizes it was not traced with."""
     n = encoder.model.max_seq_length
     draw = torch.Generator().manual_seed(0)
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):

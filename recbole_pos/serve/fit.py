@@ -23,7 +23,6 @@ class _Kept(Callback):
     experiment: Any = None
 
     def on_end(self, experiment: Any, result: Any) -> None:
-        """Keep the experiment when its training ends."""
         self.experiment = experiment
 
 

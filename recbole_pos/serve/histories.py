@@ -50,19 +50,18 @@ NO_FIELDS: dict[str, dict[str, Field]] = {"events": {}, "user": {}}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+
+
 def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     """Validate a value or a sequence, if need be with numbers of numpy as Python's own."""
     value = list(value) if _is_list(value) else value
     try:
         return validate(value)
     except ValidationError:
-        many = value if isinstance(value, list) else [value]
-        plain = [x.item() if isinstance(x, np.number) else x for x in many]
-        return validate(plain if isinstance(value, list) else plain[0])
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+        to_plain = lambda x: x.item() if isinstance(x, np.number) else x  # noqa: E731
+        return validate([*map(to_plain, value)] if isinstance(value, list) else to_plain(value))
 
 
 Plain = WrapValidator(_validate_plain)
@@ -101,12 +100,7 @@ _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
 def describe_invalid(error: ValidationError, where: str = "") -> str:
-    """Return the first thing that a validation refused: its place, what is wrong, what was found.
-
-    Args:
-        error: the error.
-        where: place of the whole, such as ``histories``.
-    """
+    """Return the first thing that was refused: its place within ``where``, why, what was found."""
     first = error.errors(include_url=False, include_context=False)[0]
     for part in first["loc"]:
         if isinstance(part, int):
@@ -144,7 +138,7 @@ class Histories:
         return len(self.ids)
 
     @classmethod
-    def packed(
+    def pack(
         cls,
         ids: list[Any],
         items: np.ndarray,
@@ -153,13 +147,9 @@ class Histories:
         at: np.ndarray | None,
         features: Features,
     ) -> Histories:
-        """Return histories sorted by time, ties in their order, without unknown items.
+        """Return histories sorted by time, ties in their order, without unknown items (id 0).
 
-        Args:
-            ids, lengths, at, features: as the attributes, of the interactions given.
-            items: [m] item ids, 0 for unknown items.
-            times: [m] their times, NaN where a history has none; ``times`` are kept only if no
-                known item lacks one.
+        NaN stands for a time that is not given; ``times`` are kept only if no known item lacks one.
         """
         row, order = np.repeat(np.arange(len(ids)), lengths), np.arange(len(items))
         if times is not None:
@@ -172,11 +162,8 @@ class Histories:
         features = features.map(lambda x: x[place])
         return cls(ids, items[order], known, times, lengths - known, None, at, features)
 
-    def asked_at(self, default: float) -> Histories:
+    def with_request_time(self, default: float) -> Histories:
         """Return the histories with ``default`` as the time of each request without a time.
-
-        Args:
-            default: time in the unit of the time field.
 
         Raises:
             UsageError: naming the first history that is requested before its newest event.
@@ -195,38 +182,33 @@ class Histories:
                 )
         return replace(self, at=at)
 
-    def some(self, rows: np.ndarray) -> Histories:
+    def select(self, rows: np.ndarray) -> Histories:
         """Return the histories of the given rows [r], in the order of ``rows``."""
         begin, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
-        found, users = (
-            self._with_events(gather_index(begin, lengths), lengths),
-            torch.from_numpy(rows),
-        )
+        found = self._with_events(gather_index(begin, lengths), lengths)
+        place = torch.from_numpy(rows)
         return replace(
             found,
             ids=[self.ids[row] for row in rows],
             unknown=self.unknown[rows],
             users=None if self.users is None else self.users[rows],
             at=None if self.at is None else self.at[rows],
-            features=found.features.map(lambda x: x, lambda x: x[users]),
+            features=found.features.map(lambda x: x, lambda x: x[place]),
         )
 
-    def pairs(self) -> tuple[Tensor, Tensor]:
+    def list_pairs(self) -> tuple[Tensor, Tensor]:
         """Return the number of the history [m] and the item [m] of each event."""
         row = torch.repeat_interleave(torch.from_numpy(self.lengths))
         return row, torch.from_numpy(self.items)
 
-    def newest(self, most: int) -> Histories:
+    def keep_newest(self, most: int) -> Histories:
         """Return the histories cut to their ``most`` newest events."""
         events = np.flatnonzero(self._steps_back() <= most)
         return self._with_events(events, np.minimum(self.lengths, most))
 
-    def without(self, steps_back: np.ndarray) -> Histories:
-        """Return the histories without one interaction each; the others keep their times.
-
-        Args:
-            steps_back: [b] interaction to leave out, 1 for the newest; 0 leaves none out.
-        """
+    def leave_out(self, steps_back: np.ndarray) -> Histories:
+        """Return the histories without one interaction each, ``steps_back`` [b] of them: 1 is the
+        newest, 0 leaves none out. The others keep their times."""
         events = np.flatnonzero(self._steps_back() != np.repeat(steps_back, self.lengths))
         return self._with_events(events, self.lengths - (steps_back > 0))
 
@@ -283,46 +265,22 @@ def read_histories(
         given = [{"id": name, "items": items} for name, items in given.items()]
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise UsageError(f"histories: expected a list of histories, found {shown(given)}")
-    return _read_rows(list(given), ids, needs_time, unit, fields)
-
-
-def _read_rows(
-    given: list[Any],
-    ids: Mapping[str, int],
-    needs_time: bool,
-    unit: float | None,
-    fields: Mapping[str, Mapping[str, Field]],
-) -> Histories:
-    """Read histories one by one, as :func:`read_histories` does."""
     try:
-        histories = _HISTORIES.validate_python(given)
+        histories = _HISTORIES.validate_python(list(given))
     except ValidationError as error:
         raise UsageError(describe_invalid(error, "histories")) from None
-    names, times, at = [], [], []
-    items: list[str] = []
+    times: list[float] = []
     for number, history in enumerate(histories):
-        where = f"histories[{number}]"
-        names.append(number if history.id is None else history.id)
-        items += map(str, history.items)
-        at.append(np.nan if history.at is None else read_moment(history.at, f"{where}.at", unit))
-        if history.times is None:
-            if needs_time and history.items:
-                raise UsageError(
-                    f"{where}: the model reads times, so each history needs them: "
-                    '{"items": [...], "times": [...]}'
-                )
-            times += [np.nan] * len(history.items)
-        elif len(history.times) != len(history.items):
-            raise UsageError(
-                f"{where}.times: expected one for each of {len(history.items)} items, found "
-                f"{len(history.times)}"
-            )
-        else:
-            times += [read_moment(time, f"{where}.times", unit) for time in history.times]
-    lengths = np.array([len(history.items) for history in histories], np.int64)
-    return Histories.packed(
-        names,
-        _look_up(pa.array(items, pa.large_string()), ids),
+        times += _read_times(history, f"histories[{number}]", needs_time, unit)
+    at = [
+        np.nan if one.at is None else read_moment(one.at, f"histories[{number}].at", unit)
+        for number, one in enumerate(histories)
+    ]
+    lengths = np.array([len(one.items) for one in histories], np.int64)
+    names = [str(name) for one in histories for name in one.items]
+    return Histories.pack(
+        [number if one.id is None else one.id for number, one in enumerate(histories)],
+        _look_up(pa.array(names, pa.large_string()), ids),
         lengths,
         np.array(times),
         np.array(at),
@@ -330,14 +288,31 @@ def _read_rows(
     )
 
 
+def _read_times(
+    history: History, where: str, needs_time: bool, unit: float | None
+) -> Iterable[float]:
+    """Return the time of each interaction in the unit of the time field, NaN where there are none;
+    raise a UsageError for times of another number, or none where the model reads them."""
+    count = len(history.items)
+    if history.times is None:
+        if needs_time and count:
+            raise UsageError(
+                f"{where}: the model reads times, so each history needs them: "
+                '{"items": [...], "times": [...]}'
+            )
+        return [np.nan] * count
+    if len(history.times) != count:
+        raise UsageError(
+            f"{where}.times: expected one for each of {count} items, found {len(history.times)}"
+        )
+    return [read_moment(time, f"{where}.times", unit) for time in history.times]
+
+
 def _read_features(
     histories: list[History], fields: Mapping[str, Mapping[str, Field]], lengths: np.ndarray
 ) -> Features:
-    """Return the features that histories have under ``events`` and ``user``.
-
-    Raises:
-        UsageError: for a field that the model does not read, or values of the wrong kind or number.
-    """
+    """Return the features that histories have under ``events`` and ``user``; raise a UsageError for
+    a field that the model does not read, or values of the wrong kind or number."""
     columns: dict[str, dict[str, Tensor]] = {}
     for table, readable in fields.items():
         given = [getattr(history, table) or {} for history in histories]
@@ -356,15 +331,8 @@ def _read_features(
 
 
 def _read_column(values: list[Any], kind: Field, name: str, lengths: np.ndarray | None) -> Tensor:
-    """Return the values of one field as a tensor: numbers or ids [n], or lists of ids [n, s] that
-    are padded with 0.
-
-    Args:
-        values: [b] value of each user, or list with one value for each interaction of it.
-        kind: how values are read.
-        name: name of the field, for messages.
-        lengths: [b] numbers of interactions; None for values of users.
-    """
+    """Return the values of a field, of each user [b] or, with ``lengths``, of each interaction, as
+    numbers or ids [n], or as lists of ids [n, s] padded with 0."""
     read = _NUMBERS if kind is None else _NAME_LISTS if kind[1] else _NAMES
     flat: list[Any] = []
     for number, value in enumerate(values):
@@ -401,9 +369,6 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
         time: a number in that unit, a datetime, or text in ISO 8601; UTC if it names no zone.
         where: what to call the place of the time in error messages.
         unit: seconds in the unit; None if the field only orders interactions.
-
-    Raises:
-        UsageError: if it is not a finite number or a time, or a date where the field only orders.
     """
     if isinstance(time, (float, int, np.number)) and not isinstance(time, bool):
         if abs(time) < 2**63:  # false for NaN
@@ -428,11 +393,7 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
 
 def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
     """Yield the histories of a file of json lines, or of parquet (a folder, or named ``.parquet``),
-    at most ``PART`` at a time. Those without an id get their number.
-
-    Raises:
-        UsageError: if it cannot be read, a line is no history, or a column is missing.
-    """
+    at most ``PART`` at a time. Those without an id get their number."""
     if Path(file).suffix != ".parquet" and not os.path.isdir(file):
         histories = _read_lines(file)
         while part := list(islice(histories, PART)):
@@ -465,7 +426,7 @@ def _read_lines(file: str | Path) -> Iterator[History]:
 
 @contextmanager
 def _reading(file: str | Path) -> Iterator[None]:
-    """Turn errors of reading a file into a UsageError; for use in a ``with`` block."""
+    """Turn errors of reading a file into a UsageError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -509,7 +470,7 @@ def _read_table(
     ):
         return None
     found = _look_up(items.cast(pa.large_string()), item_ids)
-    return Histories.packed(names.to_pylist(), found, lengths, times, at, Features())
+    return Histories.pack(names.to_pylist(), found, lengths, times, at, Features())
 
 
 def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:

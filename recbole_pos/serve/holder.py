@@ -8,10 +8,9 @@ import re
 import threading
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,15 +25,8 @@ from recbole_pos.values import shown
 ALONE = "default"  # the name of a model that has none
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory.
-
-    Attributes:
-        recommender: the model.
-        run_dir: its folder.
-        about: what /health says about it.
-    """
+class LoadedModel(NamedTuple):
+    """A model in memory, the folder of its run, and what /health says about it."""
 
     recommender: Recommender
     run_dir: str
@@ -86,16 +78,16 @@ class ModelHolder:
             folder = RunFolder(run_dir).require()
             saved_at = folder.checkpoint.stat().st_mtime
             trained = Recommender.load(run_dir, self.data_path, item_vectors=self.item_vectors)
+        except PosError:
+            raise
         except (OSError, ValueError) as error:  # such as a name too long, or no permission to read
-            if isinstance(error, PosError):
-                raise
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {reason}") from error
         try:
-            _try(trained)
+            _try_model(trained)
+        except PosError:
+            raise
         except Exception as error:
-            if isinstance(error, PosError):
-                raise
             raise CheckpointError(
                 f"{run_dir}: the model cannot be asked: {type(error).__name__}: {error}"
             ) from error
@@ -114,15 +106,15 @@ class ModelHolder:
         return LoadedModel(trained, run_dir, about)
 
 
-def _try(trained: Recommender) -> None:
+def _try_model(trained: Recommender) -> None:
     """Recommend once, which also computes what is cached at first use."""
     if trained.by_user:
         users = np.flatnonzero(trained.dataset.log.lengths)[:1]
         names = trained.dataset.field2id_token[trained.dataset.uid_field][users]
-        asked = trained.of_users(names.tolist())
+        packed = trained.read_users(names.tolist())
     else:
-        asked = trained.read([{"items": [trained.items[0]], "times": [0.0]}])
-    trained.ranked(asked, 1, False, trained.choice())
+        packed = trained.read([{"items": [trained.items[0]], "times": [0.0]}])
+    trained.rank_items(packed, 1, False, trained.choose_items())
 
 
 def _utc(seconds: float) -> str:
@@ -169,11 +161,7 @@ class ModelHolders:
         self._bounds = np.cumsum(parts) / parts.sum()
 
     def require(self, name: str, field: str = "model") -> ModelHolder:
-        """Return the holder of the model with a name.
-
-        Raises:
-            UsageError: if no model has the name.
-        """
+        """Return the holder of the model with a name; raise a UsageError if there is none."""
         if name not in self.by_name:
             known = ", ".join(self.by_name)
             raise UsageError(f"{field}: {shown(name)} is not served; expected one of {known}")
@@ -194,11 +182,8 @@ class ModelHolders:
 
 
 def parse_models(given: Sequence[str]) -> dict[str, str]:
-    """Return folders of runs by name, from ``RUN_DIR`` or ``NAME=RUN_DIR ...``.
-
-    Raises:
-        UsageError: if one of several has no name, or two have the same.
-    """
+    """Return folders of runs by name, from ``RUN_DIR`` or ``NAME=RUN_DIR ...``; raise a UsageError
+    if one of several has no name, or two have the same."""
     pairs = [re.fullmatch(r"(\w[\w.-]*)=(.+)", text) for text in given]
     if len(given) == 1 and not pairs[0]:
         return {ALONE: given[0]}

@@ -12,13 +12,13 @@ import ipaddress
 import logging
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -55,11 +55,7 @@ _log = logging.getLogger("recbole_pos.serve")
 
 
 class Metrics:
-    """Metrics of one server for Prometheus, in a registry of its own.
-
-    Args:
-        models: names of the models.
-    """
+    """Metrics of one server for Prometheus, in a registry of its own."""
 
     def __init__(self, models: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
@@ -104,13 +100,7 @@ class Metrics:
 
 
 class Service:
-    """The work behind the routes of the server.
-
-    Args:
-        folders: folders of the runs to load at the start, by name of the model.
-        settings: address and limits.
-        reporter: prints which models are ready.
-    """
+    """The work behind the routes of a server: of ``folders``, runs by name of the model."""
 
     def __init__(
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
@@ -126,16 +116,16 @@ class Service:
     async def recommend(self, request: Request) -> Response:
         """Answer POST /recommend; with several models, by the model that each id belongs to."""
 
-        def compute(loaded: dict[str, LoadedModel], body: bytes) -> dict[str, Any]:
-            asked = parse(bodies.RecommendBody, body)
-            if asked.model is not None:
-                self.holders.require(asked.model)
+        def compute(loaded: dict[str, LoadedModel], content: bytes) -> dict[str, Any]:
+            body = parse(bodies.RecommendBody, content)
+            if body.model is not None:
+                self.holders.require(body.model)
             if len(loaded) == 1:
                 ((name, model),) = loaded.items()
-                answers = self._recommend(name, model, asked)
+                answers = self._recommend(name, model, body)
                 return {"run_dir": model.run_dir, "recommendations": answers}
             found: dict[int, dict] = {}
-            for name, (numbers, part) in asked.by_model(self.holders.choose).items():
+            for name, (numbers, part) in body.by_model(self.holders.choose).items():
                 try:
                     answers = self._recommend(name, loaded[name], part)
                 except UsageError as error:
@@ -148,36 +138,30 @@ class Service:
         return await self._compute(request, compute)
 
     def _recommend(
-        self, name: str, model: LoadedModel, asked: bodies.RecommendBody
+        self, name: str, model: LoadedModel, body: bodies.RecommendBody
     ) -> list[dict[str, Any]]:
         """Return the answers of one model, which are counted and timed."""
         with self.metrics.scoring.labels(name).time():
-            answers = bodies.recommend(model.recommender, asked, self.settings)
+            answers = bodies.recommend(model.recommender, body, self.settings)
         self.metrics.histories.labels(name).inc(len(answers))
         return answers
 
     async def similar(self, request: Request) -> Response:
         """Answer POST /similar."""
 
-        def compute(loaded: dict[str, LoadedModel], body: bytes) -> dict[str, Any]:
-            asked = parse(bodies.SimilarBody, body)
-            name = self.holders.first if asked.model is None else asked.model
+        def compute(loaded: dict[str, LoadedModel], content: bytes) -> dict[str, Any]:
+            body = parse(bodies.SimilarBody, content)
+            name = self.holders.first if body.model is None else body.model
             self.holders.require(name)
-            answers = bodies.find_similar(loaded[name].recommender, asked, self.settings)
+            answers = bodies.find_similar(loaded[name].recommender, body, self.settings)
             return {"run_dir": loaded[name].run_dir, "similar": answers}
 
         return await self._compute(request, compute)
 
     async def _compute(
-        self,
-        request: Request,
-        compute: Callable[[dict[str, LoadedModel], bytes], dict[str, Any]],
+        self, request: Request, compute: Callable[[dict[str, LoadedModel], bytes], dict[str, Any]]
     ) -> Response:
-        """Answer a request by a computation in the scoring thread.
-
-        Args:
-            request: the request.
-            compute: makes the answer from the loaded models and the request's body.
+        """Answer a request by what ``compute`` makes of the loaded models and the body.
 
         Raises:
             Refusal: 503 while a model is being loaded, or too many requests are waiting.
@@ -192,9 +176,8 @@ class Service:
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
         try:
-            loop = asyncio.get_running_loop()
-            answer = lambda: to_json(compute(loaded, body))  # noqa: E731
-            return _json(200, await loop.run_in_executor(self.worker, answer))
+            answer = self.worker.submit(lambda: to_json(compute(loaded, body)))
+            return _json(200, await asyncio.wrap_future(answer))
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
@@ -221,22 +204,20 @@ class Service:
             raise Refusal(
                 403, "/reload is answered to this machine alone; --allow_reload lets others, too"
             )
-        asked = parse(bodies.ReloadBody, await _read_body(request, self.settings.max_body) or b"{}")
-        if asked.model is not None:
-            self.holders.require(asked.model)
-        names = list(self.holders.by_name) if asked.model is None else [asked.model]
-        if asked.run_dir is not None and len(names) > 1:
+        content = await _read_body(request, self.settings.max_body)
+        body = parse(bodies.ReloadBody, content or b"{}")
+        if body.model is not None:
+            self.holders.require(body.model)
+        names = list(self.holders.by_name) if body.model is None else [body.model]
+        if body.run_dir is not None and len(names) > 1:
             raise Refusal(422, f"model: give the one that changes, of {', '.join(names)}")
         for name in names:
-            await asyncio.to_thread(self.renew, name, asked.run_dir)
+            await asyncio.to_thread(self.renew, name, body.run_dir)
         return await self.health()
 
     def renew(self, name: str, run_dir: str | None = None) -> None:
-        """Load a model beside the one in use, and swap them.
-
-        Raises:
-            Refusal: if it cannot be loaded; the one in use stays.
-        """
+        """Load a model beside the one in use, and swap them; raise a Refusal if it cannot be loaded
+        (the one in use stays)."""
         try:
             self.load(name, run_dir)
         except Exception as error:
@@ -274,12 +255,12 @@ def make_app(service: Service) -> FastAPI:
         docs_url=None,  # pages that fetch their scripts from elsewhere
         redoc_url=None,
     )
-    routes: tuple[tuple[str, Callable, Any], ...] = (
-        ("/recommend", service.recommend, bodies.RecommendBody),
-        ("/similar", service.similar, bodies.SimilarBody),
-        ("/reload", service.reload, bodies.ReloadBody),
-    )
-    for path, answer, body in routes:
+    routes: dict[str, tuple[Callable, Any]] = {
+        "/recommend": (service.recommend, bodies.RecommendBody),
+        "/similar": (service.similar, bodies.SimilarBody),
+        "/reload": (service.reload, bodies.ReloadBody),
+    }
+    for path, (answer, body) in routes.items():
         content = {"application/json": {"schema": body.model_json_schema()}}
         about = {"requestBody": {"content": content}}
         app.post(path, response_model=None, openapi_extra=about)(answer)
@@ -341,9 +322,8 @@ def serve(
         server = uvicorn.Server(config)
         gc.freeze()  # libraries: else each reload searches them for garbage, and all requests wait
         if hasattr(signal, "SIGHUP"):
-            renew = lambda *_: threading.Thread(target=service.renew_all).start()  # noqa: E731
-            signal.signal(signal.SIGHUP, renew)
-        threading.Thread(target=load_first).start()
+            signal.signal(signal.SIGHUP, lambda *_: Thread(target=service.renew_all).start())
+        Thread(target=load_first).start()
         with suppress(KeyboardInterrupt):  # raised again by uvicorn, once everything is done
             server.run(sockets=[listening])
         service.worker.shutdown()
@@ -379,15 +359,8 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 
 async def _read_body(request: Request, most: int) -> bytes:
-    """Return the body of a request.
-
-    Args:
-        request: the request.
-        most: largest size of the body, in bytes.
-
-    Raises:
-        Refusal: if it is not json (415), too large (413), or does not arrive in time (408).
-    """
+    """Return the body of a request, of at most so many bytes; raise a Refusal if it is not json
+    (415), too large (413), or does not arrive in time (408)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(

@@ -48,12 +48,11 @@ class Encoder(nn.Module):
         self.inputs = ("items", "lengths", *more, *self.fields)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the vectors [B, d] of histories.
+        """Return the vectors [B, d] of histories, of what ``self.inputs`` names.
 
-        Args:
-            inputs: those that ``self.inputs`` names: ids of items [B, L], padded with 0 on the
-                right, lengths [B], times [B, L] float64, times of the requests [B] float64,
-                features of interactions [B, L] or [B, L, s], of users [B] or [B, s].
+        These are ids of items [B, L], padded with 0 on the right, lengths [B], times [B, L] and of
+        requests [B] in float64, features of interactions [B, L] or [B, L, s], of users [B] or
+        [B, s].
         """
         model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
         items, lengths = given.pop("items"), given.pop("lengths")
@@ -84,12 +83,7 @@ class Encoder(nn.Module):
 
 
 class Recommend(nn.Module):
-    """Recommends the k best of the allowed items after a history, best first.
-
-    Args:
-        encoder: encoder of the model.
-        k: number of items for each history.
-    """
+    """Recommends the k best of the allowed items after a history, best first."""
 
     padding: Tensor
 
@@ -117,15 +111,11 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any, reads: str | None = None) -> Encoder:
-    """Return the encoder of a model, for export.
+    """Return the encoder of a model, for export; raise a UsageError if it cannot be exported.
 
     Args:
         model: the trained model.
-        reads: for an AttrFormer, ``own`` or ``none`` instead of the ``inference_relations`` it was
-            trained with; None keeps them.
-
-    Raises:
-        UsageError: if the model cannot be exported.
+        reads: of an AttrFormer, in place of the ``inference_relations`` it was trained with.
     """
     name = registered_name(type(model))
     if not isinstance(model, PosRecommender):
@@ -157,11 +147,8 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """Trace a module into a program for any batch size and any length up to the model's.
-
-    Raises:
-        UsageError: if torch.export cannot trace a custom model or scheme.
-    """
+    """Trace a module into a program for any batch size and any length up to the model's; raise a
+    UsageError if torch.export cannot trace a custom model or scheme."""
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")
     block: dict[int, Any] = {0: batch}
@@ -213,11 +200,6 @@ def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
     """Write a program as ONNX, in which the input ``allowed`` is optional: all items by default.
-
-    Args:
-        program: the traced program.
-        path: file to write.
-        inputs, outputs: names of its inputs and outputs.
 
     Raises:
         UsageError: if ONNX lacks an operation of the program.
@@ -279,15 +261,15 @@ def _scalar(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence logs and warnings of the ONNX exporter; for use in a ``with`` block."""
-    names = ("torch.onnx", "onnxscript", "onnx_ir")
-    levels = {log: log.level for log in map(logging.getLogger, names)}
-    for log in levels:
+    """Silence logs and warnings of the ONNX exporter."""
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
         log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for log, level in levels.items():
+        for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pandas.api.types import is_numeric_dtype
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
@@ -39,7 +38,7 @@ def recommend(
     """Return the k items with the highest scores after everything a user has done, best first.
 
     Histories are whole: what was held out from training is read too, and so is what the data have
-    beyond what the model was trained on. ``Recommender`` can do more.
+    beyond what the model was trained on. :meth:`Recommender.recommend` can do more.
 
     Examples:
         >>> found = recbole_pos.recommend("mine", users=["196", "22"], k=5)
@@ -56,9 +55,8 @@ def recommend(
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Returns:
-        A row per recommendation, users in the order given (or of the data) and items best first:
-        the user field, ``rank`` from 1, the item field, ``score``, and ``by``: model, or popularity
-        for users of whom the model knows nothing.
+        A row per recommendation, as of :meth:`Recommender.recommend`; users and items are in
+        columns named like the fields of the data.
 
     Raises:
         UsageError: for users without an event, or a k that is more than there are items.
@@ -90,13 +88,10 @@ def write_recommendations(
             None. A pipe or ``/dev/stdout`` is written to as it is.
         histories: a file of histories instead of users, see
             :func:`~recbole_pos.serve.histories.read_parts`.
-        exclude_seen: whether items of the past are left out; None for what the run was evaluated
-            with.
-        items: a file with the names of the items to choose from, one on each line.
-        exclude: such a file with the items to leave out.
-        at: time of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
+        exclude_seen, because: as of :meth:`Recommender.recommend`.
+        items, exclude: files with names of the items to choose from and to leave out, one a line.
+        at: time of the requests as there; ``now`` as text, too.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
-        because: how many past interactions that carried an item are named.
 
     Raises:
         UsageError: for what is wrong with arguments, run or histories.
@@ -107,29 +102,37 @@ def write_recommendations(
     keep_freed_memory()
     file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
     # /dev/stdout gets the table alone
-    reporter, counts = Reporter(os.path.isfile(file) or not os.path.exists(file)), Counts()
+    reporter, counts = Reporter(os.path.isfile(file) or not os.path.exists(file)), Counter()
     with _writer(file) as write:  # opened first: a path that cannot be written fails at once
         names = {"items": read_names(items), "exclude": read_names(exclude)}
         trained = Recommender.load(run_dir, data_path, histories is not None)
         if item_vectors is not None:
             reporter.line(trained.add_items(item_vectors))
         _report_growth(trained, reporter)
-        choice = trained.choice(names["items"], names["exclude"])
+        choice = trained.choose_items(names["items"], names["exclude"])
         report_unknown(trained, reporter, **names)
-        parts = iter([trained.of_users(users)]) if histories is None else _read(trained, histories)
+        parts = (
+            iter([trained.read_users(users)]) if histories is None else _read(trained, histories)
+        )
         with reporter.task("recommending") as task:
-            for asked in parts:
-                asked = trained.requested(asked, read_at(at))
-                counts.unknown += int(asked.unknown.sum())
-                for part, seen in trained.parts(asked, k, exclude_seen, choice, because):
-                    task.advance(counts.add(part, seen))
+            for packed in parts:
+                packed = trained.add_request_time(packed, read_at(at))
+                counts["unknown"] += int(packed.unknown.sum())
+                for part, seen in trained.make_tables(packed, k, exclude_seen, choice, because):
+                    is_first = part["rank"] == 1
+                    task.advance(int(is_first.sum()))
+                    counts["rows"] += len(part)
+                    counts["people"] += int(is_first.sum())
+                    counts["popular"] += int((is_first & (part["by"] != MODEL)).sum())
+                    counts["seen"] += seen
                     table = _rename_fields(part, trained) if histories is None else part
                     if file.suffix != ".parquet":
-                        counts.escaped += _escape_formulas(table)
+                        counts["escaped"] += _escape_formulas(table)
                     write(table)
-    if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
+    if 0 < counts["rows"] <= _FEW and (users is not None or histories is not None):
         reporter.line(table.to_string(index=False))
-    counts.report(reporter, trained.config["model"], exclude_seen)
+    reporter.line(f"{counts['rows']:,} recommendations of {trained.config['model']}")
+    _report_counts(counts, reporter, exclude_seen)
     reporter.line(str(file))
     return file
 
@@ -164,72 +167,36 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
         reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
 
 
-@dataclass
-class Counts:
-    """Numbers of recommendations.
-
-    Attributes:
-        people: users or histories with recommendations.
-        popular: users or histories that got the most popular items.
-        rows: recommendations.
-        seen: recommendations of items that are in the history already.
-        unknown: items of histories that the model does not know.
-        escaped: names that a spreadsheet would take for formulas.
-    """
-
-    people: int = 0
-    popular: int = 0
-    rows: int = 0
-    seen: int = 0
-    unknown: int = 0
-    escaped: int = 0
-
-    def add(self, part: pd.DataFrame, seen: int) -> int:
-        """Add a table of recommendations; return the number of its users or histories.
-
-        Args:
-            part: table of recommendations.
-            seen: how many of its items are in the history already.
-        """
-        first = part["rank"] == 1
-        people = int(first.sum())
-        self.people += people
-        self.popular += int((first & (part["by"] != MODEL)).sum())
-        self.rows += len(part)
-        self.seen += seen
-        return people
-
-    def report(self, reporter: Reporter, model: str, exclude_seen: bool | None) -> None:
-        """Print the counts."""
-        reporter.line(f"{self.rows:,} recommendations of {model}")
-        if self.unknown:
-            reporter.line(
-                f"{self.unknown:,} items of histories are not known to the model: left out"
-            )
-        if self.popular:
-            reporter.line(
-                f"{self.popular:,} of {self.people:,} get the most popular items: nothing in their "
-                "history is known to the model"
-            )
-        if self.seen and not exclude_seen:
-            reporter.line(
-                f"{self.seen / self.rows:.0%} of them are in the history already; --exclude_seen "
-                "leaves these out"
-            )
-        if self.escaped:
-            reporter.line(
-                "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
-                "would take them for formulas; parquet has them as they are"
-            )
+def _report_counts(counts: Counter[str], reporter: Reporter, exclude_seen: bool | None) -> None:
+    """Print what a user should know of the recommendations: what was unknown, popular, seen."""
+    if counts["unknown"]:
+        reporter.line(
+            f"{counts['unknown']:,} items of histories are not known to the model: left out"
+        )
+    if counts["popular"]:
+        reporter.line(
+            f"{counts['popular']:,} of {counts['people']:,} get the most popular items: nothing in "
+            "their history is known to the model"
+        )
+    if counts["seen"] and not exclude_seen:
+        reporter.line(
+            f"{counts['seen'] / counts['rows']:.0%} of them are in the history already; "
+            "--exclude_seen leaves these out"
+        )
+    if counts["escaped"]:
+        reporter.line(
+            "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
+            "would take them for formulas; parquet has them as they are"
+        )
 
 
 def _escape_formulas(table: pd.DataFrame) -> int:
     """Put a quotation mark before names that begin formulas; return the number of such names."""
     count = 0
-    for name in table.columns[table.dtypes.map(lambda kind: not is_numeric_dtype(kind))]:
-        escaped = {text: escape_formula(text) for text in table[name].unique()}
+    for column in table.select_dtypes(exclude="number"):
+        escaped = {text: escape_formula(text) for text in table[column].unique()}
         if changed := sum(text != other for text, other in escaped.items()):
-            table[name] = table[name].map(escaped)
+            table[column] = table[column].map(escaped)
             count += changed
     return count
 
@@ -276,17 +243,14 @@ def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] 
 
 @contextmanager
 def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """Yield a function that appends a table to a csv or parquet file; for use in a ``with`` block.
-
-    The file appears once all of it is written.
-    """
+    """Yield a function that appends a table to a csv or parquet file, which appears once all of it
+    is written."""
     to_parquet = file.suffix == ".parquet"
     with whole(file, text=not to_parquet) as unfinished, ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
         has_header = False
 
         def write(table: pd.DataFrame) -> None:
-            """Append a table; the header of a csv file goes with the first."""
             nonlocal writer, has_header
             if not to_parquet:
                 table.to_csv(unfinished, header=not has_header, index=False)
