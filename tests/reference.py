@@ -1,28 +1,31 @@
-"""Plain, loop-level transcriptions of the formulas, for one sequence and one head at a time.
+"""Plain transcriptions of the formulas, for one sequence and one head at a time, pair by pair.
 
 q, k, v: [t, e] rows of one sequence, oldest first; n: maximum length. Row and column numbers of
 position matrices are those of a sequence padded on the left to length n, as the papers number them.
-``times`` are those of keys and ``asked`` those of queries, in seconds: the same without
-``request_time``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 DAY = 86_400.0
 PERIODS = {"day": DAY, "week": 7 * DAY}
 
 
-@dataclass
-class Sequence:
-    """What a scheme may know of one sequence, for one of its heads."""
+@dataclass(frozen=True)
+class Head:
+    """A head of one sequence: what a scheme may read beside q, k and v.
+
+    ``times`` are those of keys and ``asked`` those of queries, in seconds: the same without
+    ``request_time``.
+    """
 
     n: int
     heads: int
@@ -30,100 +33,69 @@ class Sequence:
     times: list[float]
     asked: list[float]
     items: list[int]
+    scheme: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, scheme: Any, options: dict[str, Any]) -> Head:
+        return replace(self, scheme=scheme, options=options)
+
+
+def lower(t: int, function: Callable[[int, int], Any], future: float = 0.0) -> Tensor:
+    """[t, t] a function of query i and key j, where j is not in the future of i."""
+    past = [[float(function(i, j)) for j in range(i + 1)] for i in range(t)]
+    return torch.tensor([row + [future] * (t - len(row)) for row in past])
 
 
 def softplus(x: float) -> float:
     return math.log1p(math.exp(x))
 
 
-def silu(x: float) -> float:
-    return x / (1 + math.exp(-x))
-
-
-def gelu(x: float) -> float:
-    return x * (1 + math.erf(x / math.sqrt(2))) / 2
-
-
-def softmax(row: list[float]) -> list[float]:
-    return [math.exp(x) / sum(math.exp(y) for y in row) for x in row]
-
-
-def dot(a: Tensor, b: Tensor) -> float:
-    return sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True))
-
-
-def mix(weights: list[list[float]], v: Tensor) -> Tensor:
-    """sum_j weights[i][j] v_j."""
-    out = torch.zeros_like(v)
-    for i, row in enumerate(weights):
-        for j, weight in enumerate(row):
-            out[i] += weight * v[j]
-    return out
-
-
-def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: list[list[float]]) -> Tensor:
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k / sqrt(e) + bias) v over the past."""
-    scale = math.sqrt(q.size(1))
-    logits = [[dot(q[i], k[j]) / scale + bias[i][j] for j in range(i + 1)] for i in range(len(q))]
-    return mix([softmax(row) for row in logits], v)
+    e = q.size(1)
+    logits = lower(len(q), lambda i, j: q[i] @ k[j] / math.sqrt(e) + bias[i, j], -torch.inf)
+    return logits.softmax(1) @ v
 
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """FPARec paper, equations 1 and 2, with the causal mask."""
-    return biased_attention(q, k, v, [[0.0] * len(q)] * len(q))
+    return biased_attention(q, k, v, torch.zeros(len(q), len(q)))
 
 
-def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: list[list[float]], n: int) -> Tensor:
+def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, n: int) -> Tensor:
     """HSTU, equation 2 with the causal mask, (SiLU(Q K^T + B) / n) V."""
-    return mix(
-        [[silu(dot(q[i], k[j]) + bias[i][j]) / n for j in range(i + 1)] for i in range(len(q))], v
-    )
+    return lower(len(q), lambda i, j: F.silu(q[i] @ k[j] + bias[i, j]) / n) @ v
 
 
 def turn(x: Tensor, angles: list[list[float]]) -> Tensor:
     """Every pair (i, i + e/2) of x [t, e] by its own angle (RoFormer, eq. 15; TO-RoPE, eq. 1)."""
-    out, half = torch.zeros_like(x), x.size(1) // 2
-    for p, row in enumerate(angles):
-        for pair, angle in enumerate(row):
-            a, b = float(x[p, pair]), float(x[p, pair + half])
-            out[p, pair] = a * math.cos(angle) - b * math.sin(angle)
-            out[p, pair + half] = b * math.cos(angle) + a * math.sin(angle)
-    return out
+    turned = torch.complex(*x.chunk(2, 1)) * torch.exp(1j * torch.tensor(angles))
+    return torch.cat((turned.real, turned.imag), 1)
 
 
 # Angles of the planes of a head for event n at a time, by scheme.
 
 
-def rope_angles(position: Any, options: dict, planes: int, s: Sequence, n: int, t: float) -> list:
-    return [n * options["rope_base"] ** (-2 * pair / (2 * planes)) for pair in range(planes)]
+def rope_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
+    return [n * s.options["rope_base"] ** (-plane / planes) for plane in range(planes)]
 
 
-def calendar_angles(
-    position: Any, options: dict, planes: int, s: Sequence, n: int, t: float
-) -> list:
+def calendar_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
     """2 pi n t / period, planes dealt out to the parts in turn."""
-    periods = [PERIODS[part] for part in options["calendar_parts"]]
-    return [
-        2 * math.pi * (t - s.times[0]) / periods[plane % len(periods)] * (plane // len(periods) + 1)
-        for plane in range(planes)
-    ]
+    periods = [PERIODS[part] for part in s.options["calendar_parts"]]
+    number = [divmod(plane, len(periods)) for plane in range(planes)]
+    return [2 * math.pi * (t - s.times[0]) / periods[part] * (k + 1) for k, part in number]
 
 
-def siren_angles(position: Any, options: dict, planes: int, s: Sequence, n: int, t: float) -> list:
+def siren_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
     u = [math.log(1 + (t - s.times[0]) / DAY) / 10]
-    for part in options["calendar_parts"]:
+    for part in s.options["calendar_parts"]:
         turns = 2 * math.pi * (t % PERIODS[part]) / PERIODS[part]
         u += [math.sin(turns), math.cos(turns)]
-    u = torch.tensor([*u, 1.0])
-    found = []
-    for plane in range(planes):
-        angle = n * options["rope_base"] ** (-plane / planes)
-        for unit in range(options["siren_width"]):
-            wave = math.sin(options["siren_omega"] * dot(position.sine[unit], u))
-            angle += position.sine_out[plane, unit].item() * wave
-            angle += position.smooth_out[plane, unit].item() * gelu(dot(position.smooth[unit], u))
-        found.append(angle)
-    return found
+    signals, siren = torch.tensor([*u, 1.0]), s.scheme
+    waves = siren.sine_out @ (s.options["siren_omega"] * (siren.sine @ signals)).sin()
+    waves = waves + siren.smooth_out @ F.gelu(siren.smooth @ signals)
+    return [a + b for a, b in zip(rope_angles(s, planes, n, t), waves.tolist(), strict=True)]
 
 
 def bank(learned: Any, start: list[float]) -> list[float]:
@@ -135,84 +107,76 @@ def bank(learned: Any, start: list[float]) -> list[float]:
         values = [math.exp(learned.log_first.item())]
         for raw in learned.raw_step.tolist():
             values.append(values[-1] / math.exp(softplus(raw)))
-    if learned.raw_scale is not None:
-        values = [
-            w * softplus(raw) for w, raw in zip(values, learned.raw_scale.tolist(), strict=True)
-        ]
-    return values
+    if learned.raw_scale is None:
+        return values
+    return [w * softplus(raw) for w, raw in zip(values, learned.raw_scale.tolist(), strict=True)]
 
 
-def order_start(options: dict, planes: int) -> list[float]:
-    return [options["rope_scale"] * options["rope_base"] ** (-k / planes) for k in range(planes)]
+def by_order(s: Head, learned: Any, planes: int, n: int) -> list[float]:
+    scale, base = s.options["rope_scale"], s.options["rope_base"]
+    return [w * n for w in bank(learned, [scale * base ** (-k / planes) for k in range(planes)])]
 
 
-def time_start(options: dict, planes: int) -> list[float]:
+def by_time(s: Head, learned: Any, planes: int, t: float) -> list[float]:
     """TO-RoPE, section 3.2: base form, or periods log-spaced between two ends; time in days."""
-    if options["time_base"] is not None:
-        return [
-            options["time_scale"] * options["time_base"] ** (-k / planes) for k in range(planes)
-        ]
-    low, high = options["time_min_period"], options["time_max_period"]
-    power = [k / (planes - 1) if planes > 1 else 0.5 for k in range(planes)]
-    return [2 * math.pi / (low * (high / low) ** x) for x in power]
+    base, low, high = (s.options[f"time_{x}"] for x in ("base", "min_period", "max_period"))
+    if base is not None:
+        start = [s.options["time_scale"] * base ** (-k / planes) for k in range(planes)]
+    else:
+        power = [k / (planes - 1) if planes > 1 else 0.5 for k in range(planes)]
+        start = [2 * math.pi / (low * (high / low) ** x) for x in power]
+    return [w * (t - s.times[0]) / DAY for w in bank(learned, start)]
 
 
-def time_rope_angles(
-    position: Any, options: dict, planes: int, s: Sequence, n: int, t: float
-) -> list:
-    days = (t - s.times[0]) / DAY
-    return [w * days for w in bank(position.bank, time_start(options, planes))]
-
-
-def to_rope_angles(
-    position: Any, options: dict, planes: int, s: Sequence, n: int, t: float
-) -> list:
+def to_rope_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
     """TO-RoPE, equation 4 with the special cases of 4.1.2; each source has a whole bank."""
-    days, fusion = (t - s.times[0]) / DAY, options["fusion"]
-
-    def order(size: int) -> list[float]:
-        return [w * n for w in bank(position.order, order_start(options, size))]
-
-    def time(size: int) -> list[float]:
-        return [w * days for w in bank(position.clock, time_start(options, size))]
-
+    scheme, options, fusion = s.scheme, s.options, s.options["fusion"]
+    if fusion == "split_head" and s.head >= s.heads // 2:
+        return by_time(s, scheme.clock, planes, t)
     if fusion == "split_head":
-        return time(planes) if s.head >= s.heads // 2 else order(planes)
+        return by_order(s, scheme.order, planes, n)
     if fusion == "split_dim":
-        by_time = int(planes * options["time_ratio"])
-        return order(planes - by_time) + time(by_time)
-    both = zip(order(planes), time(planes), strict=True)
-    if fusion == "effective":
-        return [a + b for a, b in both]
-    gate = [options["gate_value"]] * planes
+        timed = int(planes * options["time_ratio"])
+        order = by_order(s, scheme.order, planes - timed, n)
+        return order + by_time(s, scheme.clock, timed, t)
+    gate = torch.full((planes,), options["gate_value"])
     if options["gate"] != "fixed":
-        logits = position.gate_logit.expand(s.heads, planes)[s.head].tolist()
-        gate = [1 / (1 + math.exp(-x)) for x in logits]
+        gate = scheme.gate_logit.expand(s.heads, planes)[s.head].sigmoid()
     if options["gate"] == "hard":
-        gate = [float(g > 0.5) for g in gate]
-    return [(1 - g) * a + g * b for g, (a, b) in zip(gate, both, strict=True)]
+        gate = (gate > 0.5).double()
+    order, time = by_order(s, scheme.order, planes, n), by_time(s, scheme.clock, planes, t)
+    if fusion == "effective":
+        return [a + b for a, b in zip(order, time, strict=True)]
+    return [(1 - g) * a + g * b for g, a, b in zip(gate.tolist(), order, time, strict=True)]
 
 
-ANGLES: dict[str, Callable[..., list]] = {
+ANGLES: dict[str, Callable[..., list[float]]] = {
     "rope": rope_angles,
-    "time_rope": time_rope_angles,
+    "time_rope": lambda s, planes, n, t: by_time(s, s.scheme.bank, planes, t),
     "to_rope": to_rope_angles,
     "calendar_rope": calendar_angles,
     "siren_rope": siren_angles,
 }
 
 
+def rote(x: Tensor, times: list[float], options: dict[str, Any]) -> Tensor:
+    """The sum of x turned by years, by months and by days since 1970, each with its weight."""
+    out, planes = torch.zeros_like(x), x.size(1) // 2
+    levels = zip(options["rote_bases"], options["rote_weights"], (365.25, 30.4375, 1), strict=True)
+    for base, weight, days in levels:
+        turns = [[t / DAY / days * base ** (-p / planes) for p in range(planes)] for t in times]
+        out += weight * turn(x, turns)
+    return out
+
+
 # Biases of query i and key j, by scheme.
 
 
-def alibi_slope(head: int, heads: int) -> float:
-    """ALiBi, section 3 and the authors' rule for other numbers of heads; heads count from 0."""
-    lower = 1
-    while lower * 2 <= heads:
-        lower *= 2
-    if head < lower:
-        return 2.0 ** (-8.0 * (head + 1) / lower)
-    return 2.0 ** (-8.0 * (2 * (head - lower) + 1) / (2 * lower))
+def alibi_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
+    """ALiBi, section 3 and the authors' rule for other numbers of heads."""
+    power = 2 ** math.floor(math.log2(s.heads))
+    place = (s.head + 1) / power if s.head < power else (s.head - power + 0.5) / power
+    return -(2.0 ** (-8.0 * place)) * (i - j)
 
 
 def t5_bucket(distance: int, buckets: int, farthest: int) -> int:
@@ -224,74 +188,67 @@ def t5_bucket(distance: int, buckets: int, farthest: int) -> int:
     return min(exact + int(grown), buckets - 1)
 
 
+def t5_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
+    bucket = t5_bucket(i - j, s.options["t5_buckets"], s.options["t5_max_distance"])
+    return s.scheme.weight[s.head, bucket]
+
+
+def kerple_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
+    r1, raw = softplus(s.scheme.raw_r1[s.head].item()), s.scheme.raw_r2[s.head].item()
+    if s.options["kerple_kind"] == "log":
+        return -r1 * math.log(1 + softplus(raw) * (i - j))
+    return -r1 * (i - j) ** (2 / (1 + math.exp(-raw)))
+
+
 def log_bucket(seconds: float, buckets: int) -> int:
     """HSTU's public code: floor(ln(max(1, seconds)) / 0.301), the last bucket takes the rest."""
     return min(math.floor(math.log(max(1.0, seconds)) / 0.301), buckets - 1)
 
 
-def alibi_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
-    return -alibi_slope(s.head, s.heads) * (i - j)
-
-
-def t5_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
-    bucket = t5_bucket(i - j, options["t5_buckets"], options["t5_max_distance"])
-    return position.weight[s.head, bucket].item()
-
-
-def kerple_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
-    r1, raw = softplus(position.raw_r1[s.head].item()), position.raw_r2[s.head].item()
-    if options["kerple_kind"] == "log":
-        return -r1 * math.log(1 + softplus(raw) * (i - j))
-    return -r1 * (i - j) ** (2 / (1 + math.exp(-raw)))
-
-
-def hstu_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
+def hstu_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
     """HSTU, relative bias of distance and time."""
-    bucket = log_bucket(s.asked[i] - s.times[j], options["hstu_time_buckets"])
-    return position.distance[i - j].item() + position.time[bucket].item()
+    bucket = log_bucket(s.asked[i] - s.times[j], s.options["hstu_time_buckets"])
+    return s.scheme.distance[i - j] + s.scheme.time[bucket]
 
 
-def decay_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
-    a, reach = position.strength[s.head].item(), math.exp(position.log_reach[s.head].item())
-    b = softplus(position.raw_power[s.head].item())
-    d = max(s.asked[i] - s.times[j], 1e-9) / reach
-    if d > 1e30:
-        return 0.0
-    return a * (2 ** -(d**b) if options["decay_kind"] == "exponential_power" else (1 + d) ** -b)
+def decay_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
+    a, reach = s.scheme.strength[s.head].item(), math.exp(s.scheme.log_reach[s.head].item())
+    b = softplus(s.scheme.raw_power[s.head].item())
+    d = min(max(s.asked[i] - s.times[j], 1e-9) / reach, 1e30)
+    return a * (2 ** -(d**b) if s.options["decay_kind"] == "exponential_power" else (1 + d) ** -b)
 
 
-def cape_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
+def cape_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
     """CAPE: gates of dissimilarity summed from j to i, position clamped, table interpolated."""
-    table = position.weight.detach()
-    p = sum(1 - 1 / (1 + math.exp(-dot(q[i], k[r]))) for r in range(j, i + 1))
+    table = s.scheme.weight
+    p = sum(1 - torch.sigmoid(q[i] @ k[r]).item() for r in range(j, i + 1))
     p = min(p, len(table) - 1)
-    lower, upper = math.floor(p), math.ceil(p)
-    return (1 - (p - lower)) * dot(q[i], table[lower]) + (p - lower) * dot(q[i], table[upper])
+    below, above = math.floor(p), math.ceil(p)
+    return (1 - (p - below)) * (q[i] @ table[below]) + (p - below) * (q[i] @ table[above])
 
 
-def difsr_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
+def difsr_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
     """DIF-SR: logits of positions, from the newest, and of every attribute, added up."""
 
     def vectors(event: int) -> list[Tensor]:
-        found = [position.position[s.n - len(q) + event]]
-        for number, table in enumerate(position.tables):
-            tokens = [t for t in getattr(position, f"tokens_{number}")[s.items[event]] if t > 0]
-            total = sum((table[t] for t in tokens), torch.zeros(table.size(1)))
-            found.append(total / max(len(tokens), 1))
+        found = [s.scheme.position[s.n - len(q) + event]]
+        for number, table in enumerate(s.scheme.tables):
+            tokens = getattr(s.scheme, f"tokens_{number}")[s.items[event]]
+            known = table[tokens[tokens > 0]]
+            found.append(known.mean(0) if len(known) else torch.zeros(table.size(1)))
         return found
 
     bias = 0.0
-    for field, (left, right) in enumerate(zip(vectors(i), vectors(j), strict=True)):
-        e = len(left) // s.heads
-        part = slice(s.head * e, (s.head + 1) * e)
-        query, key = position.queries[field](left)[part], position.keys[field](right)[part]
-        bias += dot(query, key) / math.sqrt(e)
+    for number, (left, right) in enumerate(zip(vectors(i), vectors(j), strict=True)):
+        query = s.scheme.queries[number](left).chunk(s.heads)[s.head]
+        key = s.scheme.keys[number](right).chunk(s.heads)[s.head]
+        bias += query @ key / math.sqrt(len(key))
     return bias
 
 
-def semi_local(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
-    near = i - j <= options["semi_local_window"]
-    return 0.0 if near or j < options["semi_local_prefix"] else -1e9
+def semi_local(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
+    near = i - j <= s.options["semi_local_window"]
+    return 0.0 if near or j < s.options["semi_local_prefix"] else -1e9
 
 
 BIASES: dict[str, Callable[..., float]] = {
@@ -306,181 +263,128 @@ BIASES: dict[str, Callable[..., float]] = {
 }
 
 
-def factor(kind: str, learned: Any, n: int) -> list[list[float]]:
-    """[n][n] a lower-triangular factor of the kernel, from its parameters (equations 10, 11)."""
+def factor(kind: str, learned: Any, n: int) -> Tensor:
+    """[n, n] a factor of the kernel, from its parameters (equations 10, 11)."""
     if kind == "identity":
-        return torch.eye(n).tolist()
-    weight, out, at = learned.weight.tolist(), [[0.0] * n for _ in range(n)], 0
-    for i in range(n):
-        for j in range(i + 1):
-            if kind == "full":
-                out[i][j] = weight[at]
-                at += 1
-            elif i - j < len(weight):
-                out[i][j] = weight[i - j]
-    return out
-
-
-def rote(x: Tensor, times: list[float], options: dict) -> Tensor:
-    """The sum of x turned by years, by months and by days since 1970, each with its weight."""
-    out, planes = torch.zeros_like(x), x.size(1) // 2
-    levels = zip(options["rote_bases"], options["rote_weights"], (365.25, 30.4375, 1), strict=True)
-    for base, weight, days in levels:
-        turns = [[t / DAY / days * base ** (-p / planes) for p in range(planes)] for t in times]
-        out += weight * turn(x, turns)
-    return out
+        return torch.eye(n)
+    weight = learned.weight
+    if kind == "full":  # row by row
+        return lower(n, lambda i, j: weight[i * (i + 1) // 2 + j])
+    return lower(n, lambda i, j: weight[i - j] if i - j < len(weight) else 0.0)
 
 
 def fill_places(
-    schemes: dict[str, Any], options: dict, q: Tensor, k: Tensor, v: Tensor, s: Sequence
-) -> tuple[Tensor, Tensor, Tensor, list[list[float]]]:
+    schemes: dict[str, Any], options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, s: Head
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """R q, U^T (R k), L v and B of schemes by their names."""
     t, planes = len(q), q.size(1) // 2
     for name in schemes.keys() & ANGLES.keys():
-        given = ANGLES[name], schemes[name], options, planes, s
+        own = s.of(schemes[name], options)
         q, k = (
-            turn(x, [given[0](*given[1:], n, at) for n, at in enumerate(times)])
+            turn(x, [ANGLES[name](own, planes, n, at) for n, at in enumerate(times)])
             for x, times in ((q, s.asked), (k, s.times))
         )
     if "rote" in schemes:
-        q, k = (rote(x, times, options) for x, times in ((q, s.asked), (k, s.times)))
-    if "kernel" in schemes:
-        up, low = (
-            [row[-t:] for row in factor(options[f"kernel_{x.lower()}"], getattr(
-                schemes["kernel"], x), s.n)[-t:]] for x in "UL"
-        )  # fmt: skip
-        k, v = mix(up, k), mix(low, v)
-    bias = [[0.0] * t for _ in range(t)]
+        q, k = rote(q, s.asked, options), rote(k, s.times, options)
+    if kernel := schemes.get("kernel"):
+        k = factor(options["kernel_u"], kernel.U, s.n)[-t:, -t:] @ k
+        v = factor(options["kernel_l"], kernel.L, s.n)[-t:, -t:] @ v
+    bias = torch.zeros(t, t)
     for name in schemes.keys() & BIASES.keys():
-        for i in range(t):
-            for j in range(i + 1):
-                bias[i][j] += BIASES[name](schemes[name], options, q, k, s, i, j)
+        own = s.of(schemes[name], options)
+        bias += lower(t, lambda i, j, name=name, own=own: BIASES[name](own, q, k, i, j))
     return q, k, v, bias
 
 
 # What replaces attention, by scheme.
 
 
-def positional(position: Any, options: dict, q: Tensor, k: Tensor, v: Tensor, s: Sequence, a: list):
-    """sum_j a_ij v_j / sum_j a_ij over real past events; ``a`` is [n][n], unnormalised."""
-    pad = s.n - len(v)
-    rows = [a[pad + i][pad : pad + i + 1] for i in range(len(v))]
-    return mix([[x / sum(row) for x in row] for row in rows], v)
+def positional(v: Tensor, a: Tensor, whole: bool = False) -> Tensor:
+    """sum_j a_ij v_j, divided by the sum of a_ij over the real past, or over the whole row."""
+    a = a[-len(v) :]
+    past = a[:, -len(v) :].tril()
+    return past / (a if whole else past).sum(1, keepdim=True) @ v
 
 
-def learned_positional(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
+def learned_positional(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """FPARec paper, equation 6 (7: R = R1 R2^T), with the mask before or after the softmax."""
-    r = (
-        position.R[s.head]
-        if hasattr(position, "R")
-        else position.R1[s.head] @ position.R2[s.head].T
-    )
-    a = [[math.exp(x / math.sqrt(v.size(1))) for x in row] for row in r.tolist()]
-    if options["positional_mask"] == "before_softmax":
-        return positional(position, options, q, k, v, s, a)
-    pad = s.n - len(v)
-    return mix([[x / sum(row) for x in row[pad : pad + i + 1]] for i, row in enumerate(a[pad:])], v)
+    x = s.scheme
+    r = x.R[s.head] if hasattr(x, "R") else x.R1[s.head] @ x.R2[s.head].T
+    after = s.options["positional_mask"] == "after_softmax"
+    return positional(v, (r / math.sqrt(v.size(1))).exp(), after)
 
 
 def fixed_positional(pattern: Callable[[int, int], float]) -> Callable[..., Tensor]:
     """FPARec paper, equations 12 to 14; i and j count from 1."""
-
-    def attend(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
-        count = range(1, s.n + 1)
-        a = [[pattern(i, j) if i >= j else 0.0 for j in count] for i in count]
-        return positional(position, options, q, k, v, s, a)
-
-    return attend
+    return lambda s, q, k, v: positional(v, lower(s.n, lambda i, j: pattern(i + 1, j + 1)))
 
 
-def linear_attention(position: Any, options: dict, q, k, v, s: Any = None) -> Tensor:
+def linear_attention(s: Head | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Katharopoulos et al. 2020, equations 8 and 9 in causal form, phi(x) = elu(x) + 1."""
     q, k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
-    rows = [[dot(q[i], k[j]) for j in range(i + 1)] for i in range(len(q))]
-    return mix([[x / sum(row) for x in row] for row in rows], v)
+    return positional(v, lower(len(q), lambda i, j: q[i] @ k[j]))
 
 
-def token_mixing(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
+def token_mixing(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """W2 gelu(W1 X) with both matrices lower triangular."""
-    t = len(v)
-    lower = [
-        [w[-t + i, -t : s.n - t + i + 1].tolist() for i in range(t)]
-        for w in (position.W1, position.W2)
-    ]
-    hidden = mix(lower[0], v)
-    hidden = torch.tensor([[gelu(x) for x in row] for row in hidden.tolist()])
-    return mix(lower[1], hidden)
+    t, pad = len(v), s.n - len(v)
+    w1, w2 = (lower(t, lambda i, j, w=w: w[pad + i, pad + j]) for w in (s.scheme.W1, s.scheme.W2))
+    return w2 @ F.gelu(w1 @ v)
 
 
-def tisas(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
+def tisas(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """TiSASRec: r_ij in units of the shortest gap up to i; positions count from the newest."""
-    e, t = v.size(1), len(v)
-    part = slice(s.head * e, (s.head + 1) * e)
-    r_key, r_value, p_key, p_value = (
-        getattr(position, f"{a}_{b}").detach()[:, part]
-        for a in ("time", "position")
-        for b in ("key", "value")
-    )
-    out = torch.zeros_like(v)
+    t, e = v.shape
+    names = ("time_key", "time_value", "position_key", "position_value")
+    tables = (getattr(s.scheme, name).chunk(s.heads, 1)[s.head] for name in names)
+    r_key, r_value, p_key, p_value = tables
+    p_key, p_value, out = p_key[s.n - t :], p_value[s.n - t :], []
     for i in range(t):
         gaps = [b - a for a, b in zip(s.times, s.times[1 : i + 1], strict=False) if b > a]
-        unit, longest = min(gaps, default=1.0), options["tisas_intervals"]
-        r = [min(math.floor((s.asked[i] - s.times[j]) / unit), longest) for j in range(i + 1)]
-        keys = [k[j] + r_key[r[j]] + p_key[s.n - t + j] for j in range(i + 1)]
-        for j, weight in enumerate(softmax([dot(q[i], key) / math.sqrt(e) for key in keys])):
-            out[i] += weight * (v[j] + r_value[r[j]] + p_value[s.n - t + j])
-    return out
-
-
-def channels(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
-    """Content, order and time weigh a part of the value each."""
-    content, order, _ = position.sizes
-    buckets, out = options["hstu_time_buckets"], []
-    for i in range(len(q)):
+        unit, longest = min(gaps, default=1.0), s.options["tisas_intervals"]
         past = range(i + 1)
-        by_time = [position.time[log_bucket(s.asked[i] - s.times[j], buckets)].item() for j in past]
-        logits = (
-            [dot(q[i], k[j]) / math.sqrt(q.size(1)) for j in past],
-            [position.distance[i - j].item() for j in past],
-            by_time,
-        )
-        parts = v[: i + 1].split([content, order, v.size(1) - content - order], 1)
-        out.append(
-            torch.cat([torch.tensor(softmax(x)) @ p for x, p in zip(logits, parts, strict=True)])
-        )
+        r = [min(math.floor((s.asked[i] - s.times[j]) / unit), longest) for j in past]
+        logits = (k[past] + r_key[r] + p_key[past]) @ q[i] / math.sqrt(e)
+        out.append(logits.softmax(0) @ (v[past] + r_value[r] + p_value[past]))
     return torch.stack(out)
 
 
-def fuxi_linear(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
+def channels(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Content, order and time weigh a part of the value each."""
+    t, buckets, parts = len(v), s.options["hstu_time_buckets"], v.split(s.scheme.sizes, 1)
+
+    def time(i: int, j: int) -> Tensor:
+        return s.scheme.time[log_bucket(s.asked[i] - s.times[j], buckets)]
+
+    by_order = lower(t, lambda i, j: s.scheme.distance[i - j], -torch.inf).softmax(1)
+    by_time = lower(t, time, -torch.inf).softmax(1)
+    content = dot_product_attention(q, k, parts[0])
+    return torch.cat((content, by_order @ parts[1], by_time @ parts[2]), 1)
+
+
+def fuxi_linear(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Retention of content, products of learned rows, waves of time that fall; term by term."""
-    content, order, columns = position.sizes
-    rate = sum(softplus(x) for x in position.raw_decay.tolist()[: s.head + 1])
-    alpha, beta = position.share.tolist()
+    columns, p, e = s.scheme.sizes[2], s.scheme.positions, q.size(1)
+    rate = sum(softplus(x) for x in s.scheme.raw_decay.tolist()[: s.head + 1])
+    alpha, beta = s.scheme.share.tolist()
     pairs, out = -(-columns // 2), torch.zeros_like(v)
-    shortest, longest = (math.log(options[f"time_{end}_period"] * DAY) for end in ("min", "max"))
+    shortest, longest = (math.log(s.options[f"time_{x}_period"] * DAY) for x in ("min", "max"))
     step = (longest - shortest) / max(s.heads * pairs - 1, 1)
     if s.heads * pairs == 1:
         shortest = (shortest + longest) / 2
+
+    def wave(column: int, seconds: float) -> float:
+        phase, pair = divmod(column, pairs)
+        angle = 2 * math.pi * seconds / math.exp(shortest + step * (s.head * pairs + pair))
+        return 2.0 ** max(-angle, -1e3) * (math.sin(angle) if phase else math.cos(angle))
+
     for i in range(len(q)):
         for j in range(i + 1):
-            for x in range(v.size(1)):
-                value = v[j, x].item()
-                if x < content:
-                    query, key = ([silu(y) for y in z.tolist()] for z in (q[i], k[j]))
-                    weight = sum(a * b for a, b in zip(query, key, strict=True))
-                    weight *= math.exp(-rate * (i - j)) / math.sqrt(q.size(1))
-                    out[i, x] += weight * silu(value)
-                elif x < content + order:
-                    p = position.positions
-                    out[i, x] += alpha * dot(p[i], p[j]) * 2 / p.size(1) * value
-                    out[i, x] += beta * value if i == j else 0.0
-                else:
-                    phase, pair = divmod(x - content - order, pairs)
-                    period = math.exp(shortest + step * (s.head * pairs + pair))
-                    a = 2 * math.pi * (s.asked[i] - s.times[j]) / period
-                    out[i, x] += (
-                        2.0 ** max(-a, -1e3) * (math.sin(a) if phase else math.cos(a)) * value
-                    )
+            content, order, time = v[j].split(s.scheme.sizes)
+            kept = F.silu(q[i]) @ F.silu(k[j]) * math.exp(-rate * (i - j)) / math.sqrt(e)
+            near = alpha * (p[i] @ p[j]) * 2 / p.size(1) + beta * (i == j)
+            waves = torch.tensor([wave(x, s.asked[i] - s.times[j]) for x in range(columns)])
+            out[i] += torch.cat((kept * F.silu(content), near * order, waves * time))
     return out
 
 
@@ -498,39 +402,18 @@ REPLACED: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def attention(schemes: dict[str, Any], options: dict, q: Tensor, k: Tensor, v: Tensor, s: Sequence):
+def attention(
+    schemes: dict[str, Any], options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, s: Head
+) -> Tensor:
     """softmax(M + B(R q . U^T (R k))) . L v, or what takes its place; one head, [t, e]."""
     for name in schemes.keys() & REPLACED.keys():
-        return REPLACED[name](schemes[name], options, q, k, v, s)
+        return REPLACED[name](s.of(schemes[name], options), q, k, v)
     return biased_attention(*fill_places(schemes, options, q, k, v, s))
-
-
-def time_embedding(x: Tensor, times: list[float], table: Tensor, since: str) -> Tensor:
-    """x + P[bucket] with the seconds since the first or the previous event."""
-    out = []
-    for i in range(len(x)):
-        before = times[0] if since == "first" else times[max(i - 1, 0)]
-        out.append(x[i] + table[log_bucket(times[i] - before, len(table))])
-    return torch.stack(out)
 
 
 def layer_norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
     """Row by row; x [..., d]."""
-    centred = x - x.mean(-1, keepdim=True)
-    return (
-        centred / (centred.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
-        + norm.bias
-    )
-
-
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """FPARec paper, equation 11: candidates are items 1.., item 0 is padding."""
-    total = hidden.new_zeros(())
-    for h, target in zip(hidden, targets, strict=True):
-        scores = [h @ weight[v] for v in range(1, len(weight))]
-        partition = sum(torch.exp(s) for s in scores)
-        total = total - torch.log(torch.exp(h @ weight[int(target)]) / partition)
-    return total / len(hidden)
+    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
 
 
 def bucket_cross_entropy(
@@ -539,10 +422,8 @@ def bucket_cross_entropy(
     """Mezentsev et al. 2024 for given directions; also which positions fell in a bucket."""
     losses: dict[int, list[Tensor]] = {}
     for bucket in buckets:
-        by_position = [-(bucket @ h).item() for h in hidden]
-        by_item = [-(bucket @ w).item() for w in weight]
-        positions = sorted(range(len(hidden)), key=by_position.__getitem__)[:size_x]
-        items = sorted(range(1, len(weight)), key=by_item.__getitem__)[:size_y]
+        positions = (hidden @ bucket).argsort(descending=True)[:size_x].tolist()
+        items = (1 + (weight[1:] @ bucket).argsort(descending=True)[:size_y]).tolist()
         for i in positions:
             target = int(targets[i])
             others = [torch.exp(hidden[i] @ weight[v]) for v in items if v != target]

@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 
 import torch
-from reference import layer_norm
+import torch.nn.functional as F
 from torch import Tensor
 
 # repeats, one event, one item only, a circle, two events, self-transitions
@@ -80,31 +80,15 @@ def matrix(side: dict, place: dict[int, int], n: int) -> Tensor:
     return found
 
 
-def gru(x: Tensor, message: Tensor, cell: torch.nn.GRUCell) -> Tensor:
-    """One update, the state x by the input message (equation 8)."""
-    d = x.numel()
-    given = cell.weight_ih @ message + cell.bias_ih
-    kept = cell.weight_hh @ x + cell.bias_hh
-    new = torch.empty_like(x)
-    for i in range(d):
-        reset = 1 / (1 + torch.exp(-(given[i] + kept[i])))
-        update = 1 / (1 + torch.exp(-(given[d + i] + kept[d + i])))
-        candidate = torch.tanh(given[2 * d + i] + reset * kept[2 * d + i])
-        new[i] = (1 - update) * candidate + update * x[i]
-    return new
-
-
 def graph_layer(x: dict[int, Tensor], weights: tuple[dict, dict], layer) -> dict[int, Tensor]:
     """Equations 7 and 8 for the nodes of one session."""
     new = {}
     for item, state in x.items():
         sums = []
         for side, linear in zip(weights, (layer.into, layer.out), strict=True):
-            total = torch.zeros_like(state)
-            for sender, weight in side[item].items():
-                total = total + weight * (linear.weight @ x[sender])
-            sums.append(total)
-        new[item] = gru(state, torch.cat(sums), layer.gru)
+            terms = [weight * (linear.weight @ x[sender]) for sender, weight in side[item].items()]
+            sums.append(sum(terms, torch.zeros_like(state)))
+        new[item] = layer.gru(torch.cat(sums), state)
     return new
 
 
@@ -117,22 +101,19 @@ def weighted_attention(x: dict[int, Tensor], into: dict, layer) -> dict[int, Ten
             logits = []
             for sender, edge in into[item].items():
                 both = torch.cat((weight @ state, weight @ x[sender], torch.tensor([edge * 1.0])))
-                logit = attention @ both
-                logits.append(logit if logit > 0 else 0.2 * logit)
-            share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
+                logits.append(F.leaky_relu(attention @ both, 0.2))
+            share = torch.stack(logits).softmax(0)
             for part, sender in zip(share, into[item], strict=True):
                 new[item] = new[item] + part * (weight @ x[sender]) / len(layer.weight)
     return new
 
 
-def set2set(rows: list[Tensor], readout) -> Tensor:
+def set2set(rows: Tensor, readout) -> Tensor:
     """[2d] the last query of a GRU and the answer to it."""
-    query, both = torch.zeros_like(rows[0]), torch.zeros(2 * len(rows[0]))
+    query, both = torch.zeros_like(rows[0]), torch.zeros(2 * rows.size(1))
     for _ in range(readout.steps):
-        query = gru(query, both, readout.gru)
-        share = torch.stack([row @ query for row in rows]).exp()
-        answer = sum(part * row for part, row in zip(share / share.sum(), rows, strict=True))
-        both = torch.cat((query, answer))
+        query = readout.gru(both, query)
+        both = torch.cat((query, (rows @ query).softmax(0) @ rows))
     return both
 
 
@@ -146,23 +127,15 @@ def fgnn(model, session: list[int], with_anchors: bool, overlap: str) -> Tensor:
     for number, layer in enumerate(model.graph_layers):
         x = {item: state.clamp(min=0) if number else state for item, state in x.items()}
         x = weighted_attention(x, into, layer)
-    return model.out.weight @ set2set(list(x.values()), model.readout)
+    return model.out.weight @ set2set(torch.stack(list(x.values())), model.readout)
 
 
-def transformer(rows: list[Tensor], layer) -> list[Tensor]:
+def transformer(x: Tensor, layer) -> Tensor:
     """One post-norm block with one head over all rows, ReLU inside (equation 9)."""
     attention, feed = layer.multi_head_attention, layer.feed_forward
-    q, k, v = ([linear(row) for row in rows] for linear in
-               (attention.query, attention.key, attention.value))  # fmt: skip
-    out = []
-    for i, row in enumerate(rows):
-        logits = torch.stack([q[i] @ k[j] / math.sqrt(len(row)) for j in range(len(rows))])
-        weight = logits.exp() / logits.exp().sum()
-        mixed = sum(weight[j] * v[j] for j in range(len(rows)))
-        state = layer_norm(row + attention.dense(mixed), attention.LayerNorm)
-        inner = feed.dense_2(feed.dense_1(state).clamp(min=0))
-        out.append(layer_norm(state + inner, feed.LayerNorm))
-    return out
+    weight = (attention.query(x) @ attention.key(x).T / math.sqrt(x.size(1))).softmax(1)
+    x = attention.LayerNorm(x + attention.dense(weight @ attention.value(x)))
+    return feed.LayerNorm(x + feed.dense_2(feed.dense_1(x).relu()))
 
 
 def posrec(model, session: list[int], options: dict) -> Tensor:
@@ -178,8 +151,9 @@ def posrec(model, session: list[int], options: dict) -> Tensor:
         first = session.index(item)
         newest = last - session[::-1].index(item)
         rows.append(x[item] + torch.cat((table[first, :half], table[last - newest, half:])))
+    states = torch.stack(rows)
     for layer in model.trm_encoder.layer:
-        rows = transformer(rows, layer)
-    hidden = dict(zip(items, rows, strict=True))
+        states = transformer(states, layer)
+    hidden = dict(zip(items, states, strict=True))
     a, b, c = model.mixture
     return a * x[session[-1]] + b * hidden[session[-1]] + c * hidden[session[0]]

@@ -42,9 +42,13 @@ def sizes(heads: int = 1, n: int = N, d: int = D, **more: Any) -> Dimensions:
     return Dimensions(max_length=n, hidden_size=d, n_heads=heads, **given)
 
 
+def build(cls: type, dimensions: Dimensions, options: dict[str, Any]) -> Any:
+    return cls(dimensions, **{key: options[key] for key in cls.options})
+
+
 def scheme(name: str, heads: int = 1, n: int = N, d: int = D, **options: Any) -> Any:
     """A scheme with the defaults of its yaml."""
-    return SCHEMES[name](sizes(heads, n, d), **{**defaults(name), **options})
+    return build(SCHEMES[name], sizes(heads, n, d), {**defaults(name), **options})
 
 
 def times_of(lengths: list[int]) -> Tensor:
@@ -68,8 +72,14 @@ def context(
     return SequenceContext.from_lengths(torch.tensor(lengths), n, times, items, at=at)
 
 
-def attend(position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceContext):
-    return position.attend(q, k, v, ctx, Dropout(0.0))
+def attend(
+    position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceContext | None = None
+) -> Tensor:
+    """[m, h, e] what attention gives before its output layer."""
+    ctx = ctx or context()
+    out = position.attend(q, k, v, ctx, Dropout(0.0))
+    layer = MultiHeadAttention(block(n_heads=q.size(1)), position)
+    return layer._dot_product(q, k, v, ctx) if out is None else out
 
 
 def block(**changes: Any) -> BlockOptions:
@@ -104,42 +114,25 @@ def shake(module: torch.nn.Module) -> None:
             parameter += 0.7 * torch.randn_like(parameter)
 
 
-def dot_product(
-    position: AttentionPosition,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: list[int] = LENGTHS,
-    ctx: SequenceContext | None = None,
-) -> Tensor:
-    layer = MultiHeadAttention(block(n_heads=q.size(1)), position)
-    return layer._dot_product(q, k, v, ctx or context(lengths))
-
-
 def composed(
     names: list[str], heads: int, n: int, d: int, options: dict[str, Any]
 ) -> tuple[Compose, dict[str, Any]]:
     """Schemes of attention with random parameters as one, and their options."""
     options = {**defaults(*names), **options}
-    parts = {
-        name: SCHEMES[name](sizes(heads, n, d), **{key: options[key] for key in cls.options})
-        for name in names
-        for cls in [SCHEMES[name]]
-    }
+    parts = {name: build(SCHEMES[name], sizes(heads, n, d), options) for name in names}
     position = Compose(parts)
     shake(position)
     return position, options
 
 
-def sequences(ctx: SequenceContext, heads: int) -> list[tuple[slice, reference.Sequence]]:
-    """What the reference reads of every sequence and head: rows, times, items."""
+def heads_of(ctx: SequenceContext, heads: int) -> list[tuple[slice, reference.Head]]:
+    """What the reference reads of every sequence and head, and its rows."""
     found = []
     for number, rows in enumerate(rows_of(ctx.lengths.tolist())):
-        times = ctx.times[rows].tolist()
+        times, items = ctx.times[rows].tolist(), ctx.items[rows].tolist()
         asked = times if ctx.at is None else [*times[1:], ctx.at[number].item()]
-        items = ctx.items[rows].tolist()
         found += [
-            (rows, reference.Sequence(ctx.max_length, heads, head, times, asked, items))
+            (rows, reference.Head(ctx.max_length, heads, head, times, asked, items))
             for head in range(heads)
         ]
     return found

@@ -17,7 +17,7 @@ from session_logs import CUT, file_phases, session_log
 
 import recbole_pos
 from recbole_pos.model.models import BASELINES
-from recbole_pos.model.session_baselines import exact_float, nearest_items
+from recbole_pos.model.session_baselines import nearest_items
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,6 @@ def ranked(made: Any, phase: str) -> list[tuple[list[str], str, list[str]]]:
     for rows, _, _, target in made.loaders[phase]:
         with torch.inference_mode():
             scores = made.model.full_sort_predict(rows)
-        torch.testing.assert_close(
-            made.model.predict(rows), scores.gather(1, target[:, None]).squeeze(1)
-        )
         order = 1 + scores[:, 1:].argsort(dim=1, descending=True, stable=True)
         for history, length, item, best in zip(
             rows["item_id_list"].numpy(), rows["item_length"], target, order.numpy(), strict=True
@@ -73,17 +70,6 @@ def test_session_popularity_counts_in_loops(experiment, sessions: str) -> None:
     for history, _, best in rows:
         seen = Counter(history)
         assert best == sorted(first, key=lambda i: (-seen[i], -overall[i], first[i]))
-
-
-@pytest.mark.parametrize(("longest", "items"), [(1, 2**23), (150, 2**17)], ids=str)
-def test_many_repeats_leave_popularity_its_say(experiment, sessions, longest, items) -> None:
-    model = experiment("SPop", data_path=sessions, **CUT).model
-    model.n_items, model.popularity = items, torch.arange(items).to(exact_float(longest, items))
-    rows = {model.ITEM_SEQ: torch.tensor([[5] * longest + [0] * 3])}  # padding counts for nothing
-    scores = model.full_sort_predict(rows)[0]
-    assert scores.unique().numel() == items and scores[0] == 0
-    assert scores[5].item() == longest * items + 5  # odd: one more bit than the repeats need
-    assert scores.topk(3).indices.tolist() == [5, items - 1, items - 2]
 
 
 def test_neighbours_in_loops(experiment, sessions: str) -> None:
@@ -133,54 +119,20 @@ def test_fpmc_without_users(experiment, sessions: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", list(BASELINES))
-def test_baselines_run_and_load_with_the_papers_metrics(
-    sessions: str, tmp_path: Path, model: str
-) -> None:
+@pytest.mark.parametrize("model", BASELINES)
+def test_baselines_run_with_the_papers_metrics(sessions: str, tmp_path: Path, model: str) -> None:
     """R@K: targets among the first K of all items; M@K: their reciprocal ranks, else 0."""
     options = {"data_path": sessions, "epochs": 1, "metrics": ["Recall", "MRR"], "topk": [5, 10]}
     options |= {"valid_metric": "Recall@10", **CUT}
     result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
     assert result.candidates == "all items"
     assert result.test_targets == len(prefixes(session_log(), "test")) > 50
-    made = recbole_pos.load(tmp_path / "run")
-    again = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
-    assert dict(again) == result.test and result.test["recall@10"] > result.test["mrr@10"] > 0
     if model == "SessionKNN":  # its ties have no order
         return
+    made = recbole_pos.load(tmp_path / "run")
     ranks = [best.index(target) + 1 for _, target, best in ranked(made, "test")]
     want = {}
     for k in (5, 10):
         want[f"recall@{k}"] = sum(rank <= k for rank in ranks) / len(ranks)
         want[f"mrr@{k}"] = sum(1 / rank for rank in ranks if rank <= k) / len(ranks)
     assert result.test == pytest.approx(want, abs=1e-6)
-
-
-def test_recboles_own_entry_finds_them(sessions: str, monkeypatch) -> None:
-    from recbole.config import Config
-    from recbole.data import create_dataset
-    from recbole.utils import get_model, get_trainer
-
-    monkeypatch.setattr("sys.argv", ["pytest"])
-    options = {"data_path": sessions, "show_progress": False}
-    for name, model in BASELINES.items():
-        config = Config(name, "tiny", None, options)
-        assert get_model(name) is model and config["train_neg_sample_args"]
-        assert get_trainer(config["MODEL_TYPE"], name).__name__ == "PosTrainer"
-    assert type(create_dataset(config)).__name__ == "PosSequentialDataset"
-
-
-def test_recboles_general_models_know_nothing_of_a_held_out_session(experiment, sessions) -> None:
-    """What docs/data.md says about them: an empty row, or a vector that no training has touched."""
-    knn = experiment("ItemKNN", data_path=sessions, train_neg_sample_args=None, **CUT)
-    bpr = experiment("BPR", data_path=sessions, learning_rate=0.05, **CUT)
-    users = bpr.dataset.field2id_token["user_id"]
-    phases = file_phases(session_log())
-    held_out = torch.tensor([n for n, name in enumerate(users) if phases.get(name) == "test"])
-    others = torch.tensor([n for n, name in enumerate(users) if phases.get(name) == "train"])
-    assert knn.model.pred_mat[held_out.numpy()].nnz == 0 < knn.model.pred_mat.nnz
-    before = bpr.model.user_embedding.weight.detach().clone()
-    bpr.trainer.fit(bpr.loaders["train"], None, saved=False, verbose=False)
-    after = bpr.model.user_embedding.weight.detach()
-    assert torch.equal(before[held_out], after[held_out])
-    assert not torch.equal(before[others], after[others])

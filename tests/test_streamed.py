@@ -1,10 +1,11 @@
-"""Evaluation that makes its scores in parts finds what it finds with all of them at once."""
+"""Scores of the catalogue in parts: what is ranked is what all of them at once give."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,29 +15,30 @@ import recbole_pos
 from recbole_pos.experiment import evaluation
 from recbole_pos.experiment.evaluation import StreamedScores
 from recbole_pos.layers import catalogue
+from recbole_pos.layers.catalogue import Choice
+from recbole_pos.serve.recommender import find_best_items
 
-METRICS = ["Hit", "NDCG", "MRR", "ItemCoverage", "AveragePopularity"]
 
-
-def test_counts_against_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors of small whole numbers: many equal scores, and no rounding."""
-    monkeypatch.setattr(catalogue, "PART", 7)
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randint(-2, 3, (6, 3), generator=generator).float()
-    vectors = torch.randint(-2, 3, (31, 3), generator=generator).float()
-    barred = torch.tensor([0, 0, 5, 5, 5]), torch.tensor([3, 30, 1, 8, 2])
-    target = torch.tensor([1, 7, 8, 14, 15, 30])
-    scores = StreamedScores(states, vectors, barred)
-    best, higher = scores.best(4), scores.higher(target)
-    assert max(part.shape[1] for _, part in scores.parts()) == 7
-    for row in range(6):
-        out = {0} | {int(item) for at, item in zip(*barred, strict=True) if at == row}
-        line = [float(sum(a * b for a, b in zip(states[row], v, strict=True))) for v in vectors]
-        left = {item: score for item, score in enumerate(line) if item not in out}
-        assert higher[row] == sum(score > line[target[row]] for score in left.values())
-        wanted = sorted(left.values(), reverse=True)[:4]
-        assert [line[item] for item in best[row]] == wanted
-        assert len(set(best[row].tolist())) == 4 and not set(best[row].tolist()) & out
+@pytest.mark.parametrize("items", [5, 255, 300, 3000])
+@pytest.mark.parametrize("k", [1, 7])
+@pytest.mark.parametrize("levels", [0, 2, 50])
+def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
+    """In parts whose rests are groups of one, of all, and of columns that are left out; of equal
+    scores, of which there are many where there are few levels, the lower ids."""
+    monkeypatch.setattr(catalogue, "PART", 2100)
+    generator = torch.Generator().manual_seed(items)
+    scores = torch.randn(9, items + 1, generator=generator)
+    scores = (scores * levels).round() if levels else scores
+    barred = torch.randint(9, (4 * items,), generator=generator)
+    of_item = torch.randint(1, items + 1, (4 * items,), generator=generator)
+    choice = Choice(torch.arange(1, items + 1))
+    value, item = find_best_items(lambda some: scores[:, some], choice, k, (barred, of_item))
+    scores[:, 0] = -torch.inf
+    scores[barred, of_item] = -torch.inf
+    want = [x[:, : min(k, items)] for x in scores.sort(dim=1, descending=True, stable=True)]
+    np.testing.assert_array_equal(value, want[0].numpy())
+    there = value > -np.inf
+    np.testing.assert_array_equal(item[there], want[1].numpy()[there])
 
 
 @pytest.mark.parametrize(
@@ -51,24 +53,19 @@ def test_counts_against_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_finds_the_same(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, options: dict[str, Any]
 ) -> None:
-    given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": METRICS, **options}
-    found = {}
+    metrics = ["Hit", "NDCG", "MRR", "ItemCoverage", "AveragePopularity"]
+    given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": metrics, **options}
+    (tests, ranks), best, calls = ([], []), StreamedScores.best, []
+    monkeypatch.setattr(StreamedScores, "best", lambda own, k: (calls.append(k), best(own, k))[1])
     for part in (1 << 15, 5):
         monkeypatch.setattr(catalogue, "PART", part)
         monkeypatch.setattr(evaluation, "PART", part)
-        asked: list[int] = []
-        best = StreamedScores.best
-        monkeypatch.setattr(
-            StreamedScores, "best", lambda own, k, to=asked, of=best: (to.append(k), of(own, k))[1]
-        )
         folder = tmp_path / str(part)
-        metrics = recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
-        monkeypatch.setattr(StreamedScores, "best", best)
-        assert bool(asked) == (part == 5)
-        found[part] = metrics, pd.read_parquet(folder / "test_ranks.parquet")
-    (whole, ranks), (parts, other) = found.values()
-    assert parts.test == pytest.approx(whole.test, abs=1e-6)
-    pd.testing.assert_frame_equal(ranks, other)
+        tests.append(recbole_pos.run(model, "tiny", None, given, folder, verbose=False).test)
+        ranks.append(pd.read_parquet(folder / "test_ranks.parquet"))
+        assert bool(calls) == (part == 5)
+    assert tests[1] == pytest.approx(tests[0], abs=1e-6)
+    pd.testing.assert_frame_equal(*ranks)
 
 
 def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.chunks import chunk_elements, chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Projected
@@ -85,9 +85,7 @@ class BlockOptions:
 class MultiHeadAttention(nn.Module):
     """Multi-head attention sub-layer with residual, layer norm and one position scheme.
 
-    Args:
-        options: options of the block.
-        position: the scheme of this layer; it also names the projections the layer needs.
+    The scheme also names the projections that the layer needs.
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
@@ -220,9 +218,7 @@ class _BiasedAttention(torch.autograd.Function):
         grads = [torch.empty_like(x) for x in (q, k, v)]
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
         scale = q.size(-1) ** -0.5
-        rows = max(1, chunk_elements(q.device) // bias.numel())  # sequences of a chunk
-        for start in range(0, q.size(0), rows):
-            part = slice(start, start + rows)
+        for part in chunks(q.size(0), bias.numel(), q.device):
             query, dout = q[part] * scale, grad[part]
             weight = (query @ k[part].transpose(-1, -2)).add_(bias).softmax(-1)
             grads[2][part] = weight.transpose(-1, -2) @ dout
@@ -239,11 +235,8 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(e) + bias) v, with a gradient to the bias that saves memory.
 
     Args:
-        q, k, v: [b, h, t, e].
+        q, k, v: [b, h, t, e], as the result.
         bias: [1, h, t, t], -inf where a query must not look; it gets a gradient.
-
-    Returns:
-        [b, h, t, e].
     """
     whole = torch.compiler.is_compiling()  # one graph for any number of sequences
     if whole or q.size(0) * bias.numel() <= chunk_elements(q.device):  # torch's own is faster

@@ -153,9 +153,9 @@ class SequenceContext:
         """
         if self.at is None or self.times is None:
             return self
-        asked = self.times.roll(-1).index_copy(0, self.last, self.at)
-        context = replace(self, times=asked, at=None)
-        context.__dict__["elapsed"] = asked - self.times[self.first][self.row]
+        request_times = self.times.roll(-1).index_copy(0, self.last, self.at)
+        context = replace(self, times=request_times, at=None)
+        context.__dict__["elapsed"] = request_times - self.times[self.first][self.row]
         return context
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:

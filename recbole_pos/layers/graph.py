@@ -142,12 +142,8 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
     of 50 items that is 0.6 ms; a search by levels, which takes as many rounds as the graph is wide,
     took 15.
 
-    Args:
-        graph: graphs of b sessions.
-        start: [a] nodes to start from, of the k nodes.
-
     Returns:
-        [a, n] int64 number of steps; 0 at padding.
+        [a, n] int64 number of steps from the nodes ``start`` [a]; 0 at padding.
     """
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
     row, place = nodes.row[start], nodes.index[start]
@@ -208,7 +204,7 @@ def neighbourhoods(
 
     Args:
         graph: graphs of b sessions.
-        anchors: anchors of the same sessions, or None for the edges only.
+        anchors: their anchors, or None for the edges only.
         overlap: of an anchor that is a neighbour, weighs its ``distance`` (read as a set, whose
             weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
         self_weight: weight of an anchor's message to itself; 0 as its distance.

@@ -160,12 +160,9 @@ def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n:
     """Return (SiLU(q k^T + bias) / n under the causal mask) v.
 
     Args:
-        q, k, v: [b, h, t, e].
+        q, k, v: [b, h, t, e], as the result.
         bias: broadcastable to [b, h, t, t], or None.
         n: the divisor of the weights, the maximum length of the model.
-
-    Returns:
-        [b, h, t, e].
     """
     if bias is not None:
         bias = bias[(None,) * (4 - bias.dim())].to(v.dtype)

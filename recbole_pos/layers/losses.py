@@ -30,17 +30,12 @@ def _loss_and_gradients(
     """Compute a linear layer and cross-entropy with any targets, in chunks of positions.
 
     The gradient is made in the forward pass, while the probabilities of a chunk are at hand, so
-    nothing of size [m, items] is kept or computed twice: three matrix products in all.
-
-    Args:
-        hidden, weight, targets, betas, prior: see :func:`weighted_cross_entropy`.
-        factor_type: type that factors of products are rounded to; None for that of the weights,
-            which everything else has.
-        needs_gradient: whether ``hidden`` and ``weight`` need one.
+    nothing of size [m, items] is kept or computed twice: three matrix products in all. Inputs are
+    those of :func:`weighted_cross_entropy`; ``factor_type`` is the type that factors of products
+    are rounded to, None for that of the weights, which everything else has.
 
     Returns:
-        The scalar loss and its gradients to ``hidden`` [m, d] and ``weight`` [items, d], None where
-        not needed.
+        The scalar loss and its gradients to ``hidden`` and ``weight``, None where not needed.
     """
     m, items = hidden.size(0), weight.size(0)
     has_one_target = betas is None and prior is None
@@ -102,14 +97,9 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save the gradients for ``backward``.
+        """Save the gradients to the states and to the item vectors for ``backward``.
 
-        Args:
-            ctx: the context of ``forward``.
-            hidden: gradient to the states, or None.
-            weight: gradient to the item vectors, or to ``rows`` of them; or None.
-            rows: int64 ids of these rows, ascending; None for all.
-            size: shape of the item vectors, needed with ``rows``.
+        With ``rows``, ascending ids, ``weight`` has these of the ``size`` of the item vectors only.
         """
         ctx.save_for_backward(hidden, weight)
         ctx.rows, ctx.size = rows, size
@@ -205,14 +195,10 @@ def weighted_cross_entropy(
     Under autocast products have factors of its type; they are summed in that of the weights.
 
     Args:
-        hidden: [m, d] one vector per position.
-        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
+        hidden, weight: see :func:`full_cross_entropy`.
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for none; None for 1, and n is then 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for none.
-
-    Returns:
-        Scalar mean over positions.
     """
     factor_type = autocast_type(hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -231,13 +217,7 @@ def autocast_type(device: torch.device) -> torch.dtype | None:
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Write a @ b into ``out``, summed in the type of ``out``.
-
-    Args:
-        a: [i, j].
-        b: [j, k], of the type of ``a``, which is that of ``out`` or a shorter one.
-        out: [i, k].
-    """
+    """Write a @ b, of the type of ``out`` or a shorter one, into ``out``, summed in its type."""
     if a.dtype == out.dtype:
         return torch.mm(a, b, out=out)
     if a.is_cuda and _MIXED and out.dtype == torch.float32:
@@ -246,7 +226,7 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Add a @ b to ``total`` [i, k], summed in its type; for a and b see :func:`product`."""
+    """Add a @ b to ``total``, summed in its type; see :func:`product`."""
     if a.dtype == total.dtype:
         return total.addmm_(a, b)
     return total.add_(product(a, b, torch.empty_like(total)))
@@ -270,15 +250,11 @@ def posterior_loss(
     """Return the posterior loss, the mean over positions of AttrFormer's equation 17.
 
     Args:
-        hidden: [m, d] one vector per position.
-        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
+        hidden, weight: see :func:`full_cross_entropy`.
         targets: [m, n] int64 the items after each position, next one first.
         betas: [m, n] weight of each target; 0 where there is no such item.
         prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
-        prior_weight: w, 1 in the paper; 0 for no prior.
-
-    Returns:
-        Scalar; with w = 0 and one target of weight 1, plain cross-entropy.
+        prior_weight: 1 in the paper; 0 for no prior.
     """
     if prior_weight == 0:
         return weighted_cross_entropy(hidden, weight, targets, betas, None)

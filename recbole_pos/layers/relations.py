@@ -67,13 +67,7 @@ class SparseProduct:
         device: torch.device,
         dtype: torch.dtype,
     ) -> SparseProduct:
-        """Build the matrix from its entries, sorted by row.
-
-        Args:
-            row, col, weight: [entries] each.
-            rows, cols: shape of the matrix.
-            device, dtype: of the product.
-        """
+        """Build the matrix of a shape from its entries, sorted by row."""
 
         def count_offsets(place: np.ndarray, size: int) -> Tensor:
             """Return [size] where the entries of each row (or column) begin."""

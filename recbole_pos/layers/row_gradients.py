@@ -83,6 +83,24 @@ def takes_rows(weight: Tensor) -> bool:
     return any(kept.weight is weight and weight.grad is kept.dense for kept in _kept)
 
 
+def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+    """Return which rows the gradient of a table has, and where it has those of ``ids``.
+
+    Args:
+        weight: [rows, d] the table.
+        ids: int64 rows that a step touches, tensors of any shape.
+
+    Returns:
+        The rows, ascending and each once, and the places of ``ids`` among them; None and ``ids``
+        themselves where the gradient must have all rows.
+    """
+    if not takes_rows(weight):
+        return None, list(ids)
+    rows, places = torch.cat([x.flatten() for x in ids]).unique(return_inverse=True)
+    parts = places.split([x.numel() for x in ids])
+    return rows, [part.view(x.shape) for part, x in zip(parts, ids, strict=True)]
+
+
 def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
     """Return the sparse gradient of a table.
 

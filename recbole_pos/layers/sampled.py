@@ -41,9 +41,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.chunks import chunk_elements, chunks
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
-from recbole_pos.layers.row_gradients import takes_rows
+from recbole_pos.layers.row_gradients import index_rows
 
 BINARY = ("BCE", "gBCE")
 SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
@@ -147,14 +147,15 @@ class SampledLoss:
             own = correction[targets]
         elif self.logq_correction == "refined":
             own += math.log(n if log_repeats is None else max(len(targets) - 1, 1))
-        rows = None
-        if takes_rows(weight):
-            distinct = items if log_repeats is None else items[0]  # in_batch repeats them
-            rows = torch.cat([targets, distinct.flatten()]).unique(return_inverse=True)
+        distinct = items if log_repeats is None else items[0]  # in_batch repeats them
+        rows, (at_targets, at_items) = index_rows(weight, targets, distinct)
         with torch.autocast(hidden.device.type, enabled=False):
             hidden, own = hidden.to(weight.dtype), own.to(weight.dtype)
             shifts = None if shifts is None else shifts.to(weight.dtype)
-            return _SharedNegatives.apply(hidden, weight, targets, items, own, shifts, beta, rows)
+            places = rows, at_targets, at_items.expand_as(items)
+            return _SharedNegatives.apply(
+                hidden, weight, targets, items, own, shifts, beta, *places
+            )
 
 
 def _groups(targets: Tensor, n: int) -> int:
@@ -170,8 +171,7 @@ class _SharedNegatives(EarlyGradients):
         own: [m] the shift of the target's logit or, given ``beta``, the weight of its negatives.
         shifts: [groups, n] shifts of the negatives' logits; None for none.
         beta: weight of the target in a binary loss; None for a softmax.
-        rows: ids of all targets and negatives in ascending order, and the index of each among them:
-            the gradient of the weights has these rows only; None for all.
+        rows, at_targets, at_items: see ``index_rows``.
     """
 
     @staticmethod
@@ -184,7 +184,9 @@ class _SharedNegatives(EarlyGradients):
         own: Tensor,
         shifts: Tensor | None,
         beta: float | None,
-        rows: tuple[Tensor, Tensor] | None,
+        rows: Tensor | None,
+        at_targets: Tensor,
+        at_items: Tensor,
     ) -> Tensor:
         m, groups, n = len(hidden), *items.shape
         size = math.ceil(m / groups)
@@ -199,17 +201,11 @@ class _SharedNegatives(EarlyGradients):
         logit, own = deal((hidden * vectors).sum(1)), deal(own)
         share = deal(torch.full_like(hidden[:, 0], 1 / m))
         grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
-        height = len(weight) if rows is None else len(rows[0])
-        at_targets, at_items = targets, items
-        if rows is not None:
-            at_targets, at_items = rows[1][:m], rows[1][m:].view(-1, n).expand_as(items)
         grad_weight: Tensor | None = None
         if ctx.needs_input_grad[1]:
-            grad_weight = weight.new_zeros(height, weight.size(1))
+            grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        step = max(1, chunk_elements(hidden.device) // (size * n))
-        for start in range(0, groups, step):
-            part = slice(start, start + step)
+        for part in chunks(groups, size * n, hidden.device):
             columns = weight[items[part]]
             z = states[part] @ columns.mT
             if shifts is not None:
@@ -228,9 +224,8 @@ class _SharedNegatives(EarlyGradients):
         scale = grad_logit.t().flatten()[:m, None]
         if grad_weight is not None:
             grad_weight.index_add_(0, at_targets, scale * hidden)
-        touched = None if rows is None else rows[0]
         grad_hidden = grad_hidden.addcmul(scale, vectors)
-        EarlyGradients.keep(ctx, grad_hidden, grad_weight, touched, weight.shape)
+        EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
         return total.to(hidden.dtype)
 
 

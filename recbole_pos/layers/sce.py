@@ -8,14 +8,15 @@ pass, as for full cross-entropy.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.chunks import chunk_elements, chunks
 from recbole_pos.layers.losses import EarlyGradients
-from recbole_pos.layers.row_gradients import takes_rows
+from recbole_pos.layers.row_gradients import index_rows
 
 GROUP = 16  # products of a group, which is skipped if its largest is below the threshold
 
@@ -37,16 +38,11 @@ def scalable_cross_entropy(
     default generator; sizes are cut to what exists.
 
     Args:
-        hidden: [m, d] one vector per position that has a target.
-        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
-        targets: [m] int64 item of each position, in 1..items-1.
+        hidden, weight, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
         n_buckets: number of random directions; None for 2 sqrt(m), rounded up.
         bucket_size_x: positions a bucket takes; None for 2 sqrt(m), rounded up.
         bucket_size_y: items a bucket takes.
         mix_x: directions are random mixtures of ``hidden`` rather than random normal.
-
-    Returns:
-        Scalar, see :func:`bucket_cross_entropy`.
     """
     recommended = math.ceil(2 * math.sqrt(hidden.size(0)))
     n = n_buckets or recommended
@@ -65,25 +61,22 @@ def bucket_cross_entropy(
 ) -> Tensor:
     """Return the mean, over positions in a bucket, of their largest loss in any bucket.
 
+    The loss of a position in a bucket is -log softmax of its target among the target and the
+    bucket's other items.
+
     Args:
         hidden, weight, targets: see :func:`scalable_cross_entropy`.
-        buckets: [n_buckets, d] directions; a bucket takes the positions and the items of the
-            largest products with its direction.
-        size_x: positions a bucket takes.
-        size_y: items a bucket takes.
-
-    Returns:
-        Scalar; the loss of a position in a bucket is -log softmax of its target among the target
-        and the bucket's other items.
+        buckets: [n_buckets, d] directions; a bucket takes the ``size_x`` positions and the
+            ``size_y`` items of the largest products with its direction.
     """
     with torch.autocast(hidden.device.type, enabled=False):
         hidden, candidates = hidden.to(weight.dtype), weight.detach()[1:]
         positions = largest_products(buckets, hidden.detach(), size_x)
         items = largest_products(buckets, candidates, size_y) + 1
-        rows = None
-        if takes_rows(weight):
-            rows = torch.cat([targets, items.flatten()]).unique(return_inverse=True)
-        return _BucketCrossEntropy.apply(hidden, weight, targets, positions, items, rows)
+        rows, (at_targets, at_items) = index_rows(weight, targets, items)
+        return _BucketCrossEntropy.apply(
+            hidden, weight, targets, positions, items, rows, at_targets, at_items
+        )
 
 
 def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
@@ -93,13 +86,8 @@ def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     products whose maximum lies above it are looked at: few after the first chunk. Candidates
     wait until there are as many of them as of the best.
 
-    Args:
-        buckets: [n, d] directions.
-        rows: [rows, d] states or item vectors.
-        k: how many rows a bucket takes.
-
     Returns:
-        [n, min(k, rows)] int64 indices of rows.
+        [n, min(k, rows)] int64 indices of ``rows`` [rows, d], for ``buckets`` [n, d].
     """
     n, total = len(buckets), len(rows)
     groups = max(1, chunk_elements(rows.device) // n // GROUP)  # of a chunk
@@ -154,11 +142,7 @@ class _Largest:
             self.merge_waiting()
 
     def merge_waiting(self) -> Tensor:
-        """Merge all waiting candidates into the best.
-
-        Returns:
-            [n, k] rows of the largest products of each of the n buckets.
-        """
+        """Merge all waiting candidates into the best, and return these: [n, k] rows."""
         if self.waiting:
             bucket, value, where = map(torch.cat, zip(*self.waiting, strict=True))
             self.waiting = []
@@ -193,8 +177,8 @@ class _BucketCrossEntropy(EarlyGradients):
     """Losses of all buckets, then the gradient of those that are their position's largest.
 
     Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
-    the items, and nothing of that size is kept. Given ``rows``, the ids of all targets and items
-    in ascending order and the index of each, the gradient of the weights has these rows only.
+    the items, and nothing of that size is kept. ``rows``, ``at_targets`` and ``at_items`` are those
+    of ``index_rows``.
     """
 
     @staticmethod
@@ -205,11 +189,13 @@ class _BucketCrossEntropy(EarlyGradients):
         targets: Tensor,
         positions: Tensor,
         items: Tensor,
-        rows: tuple[Tensor, Tensor] | None,
+        rows: Tensor | None,
+        at_targets: Tensor,
+        at_items: Tensor,
     ) -> Tensor:
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
-        for part in _parts(positions, items, hidden.size(1)):
+        for part in _chunks(positions, items, hidden.size(1)):
             _, _, logits = _bucket_logits(hidden, weight, targets, positions[part], items[part])
             losses[part] = logits.logsumexp(2) - losses[part]
         losses = losses.logaddexp(losses.new_zeros(()))
@@ -227,16 +213,12 @@ class _BucketCrossEntropy(EarlyGradients):
             grad_logit = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
             if needs_hidden:
                 grad_hidden = grad_logit * weight[targets]
-            at_targets, at_items = targets, items  # rows of their gradients
             if needs_weight:
-                height = len(weight)
-                if rows is not None:
-                    height = len(rows[0])
-                    at_targets, at_items = rows[1][: len(targets)], rows[1][len(targets) :]
-                    at_items = at_items.view_as(items)
-                grad_weight = weight.new_zeros(height, weight.size(1))
+                grad_weight = weight.new_zeros(
+                    len(weight if rows is None else rows), weight.size(1)
+                )
                 grad_weight.index_add_(0, at_targets, grad_logit * hidden)
-            for part in _parts(positions, items, hidden.size(1)):
+            for part in _chunks(positions, items, hidden.size(1)):
                 at = positions[part]
                 states, columns, logits = _bucket_logits(hidden, weight, targets, at, items[part])
                 log_sum_exp = losses[part] + target_logit[at]
@@ -246,17 +228,14 @@ class _BucketCrossEntropy(EarlyGradients):
                 if grad_weight is not None:
                     into = at_items[part].flatten()
                     grad_weight.index_add_(0, into, (logits.mT @ states).flatten(0, 1))
-        touched = None if rows is None else rows[0]
-        EarlyGradients.keep(ctx, grad_hidden, grad_weight, touched, weight.shape)
+        EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
 
 
-def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
-    """Return slices of buckets whose logits and vectors have about CHUNK_ELEMENTS elements."""
+def _chunks(positions: Tensor, items: Tensor, d: int) -> Iterator[slice]:
+    """Yield slices of buckets by their logits and vectors, see ``chunks``."""
     n, x, y = *positions.shape, items.size(1)
-    elements = chunk_elements(positions.device)
-    step = max(1, elements // max(x * y, x * d, y * d))
-    return [slice(start, start + step) for start in range(0, n, step)]
+    return chunks(n, max(x * y, x * d, y * d), positions.device)
 
 
 def _bucket_logits(

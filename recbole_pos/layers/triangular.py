@@ -59,14 +59,8 @@ def _blocks(matrix: Tensor, band: int) -> Iterator[tuple[slice, slice]]:
 def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
     """Return matrix @ x for a lower-triangular matrix, zero from the ``band``-th subdiagonal on.
 
-    Args:
-        matrix: [t, t]; zero at [i, j] for j > i and for i - j >= band.
-        x: [t, c].
-        band: number of diagonals, the main one included; t for a full triangle.
-
-    Returns:
-        [t, c]. Row i of the result, and of its derivative, depends on rows up to i only. The
-        gradient to the zeros of ``matrix`` is not defined (blocks on the rim carry some of it).
+    Row i of the result [t, c], and of its derivative, depends on rows up to i only. The gradient to
+    the zeros of ``matrix`` is not defined (blocks on the rim carry some of it).
     """
     if torch.compiler.is_compiling():  # one graph for any number of blocks
         return matrix @ x
@@ -92,10 +86,7 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
 
     Args:
         weight: [band] by lag, from 0.
-        x: [t, c], the oldest event first.
-
-    Returns:
-        [t, c].
+        x: [t, c], the oldest event first; so is the result.
     """
     t, c = x.shape
     if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:

@@ -1,13 +1,16 @@
-"""Encodings added to the item vectors before the first layer: the base, and one row per position.
+"""Encodings added to the item vectors before the first layer: rows of tables, by position.
 
-Those that read a position from both ends of the session are in ``position/dual.py``.
+Those of the PosRec paper are in ``position/dual.py``.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
+from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions, InputPosition
 
@@ -59,50 +62,102 @@ def sinusoids(count: Tensor, width: int, size: float, exchanged: bool = False) -
     return torch.where((column % 2 == 0) != exchanged, angle.sin(), angle.cos())
 
 
-class AbsolutePosition(PositionEncoding):
-    """Base: x + P, where P are rows of a table ``weight`` [n, d].
+class CountedEncoding(PositionEncoding):
+    """Base: rows of a table ``weight`` [n, w] that has a slice of columns for each count.
+
+    The slices stand side by side as the d columns of P, or have d columns each and are added. Side
+    by side they are halves; the first has the middle column where d is odd.
+
+    Attributes:
+        counts: the count that indexes each slice: ``forward`` is pos, ``backward`` l - pos - 1,
+            ``newest`` the same from the last row up, and ``length`` l, whose first row is l = 1.
+        added: whether slices are added.
+        widths: columns of each slice.
+    """
+
+    counts: tuple[str, ...] = ("forward",)
+    added: ClassVar[bool] = False
+    weight: Tensor
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__(dimensions)
+        d, slices = dimensions.hidden_size, len(self.counts)
+        if d < slices and not self.added:
+            raise UsageError(f"{type(self).__name__} halves hidden_size, which cannot be {d}")
+        halves = torch.arange(d).tensor_split(slices)
+        self.widths = [d] * slices if self.added else [len(half) for half in halves]
+
+    def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
+        length = forward + backward + 1 if length is None else length
+        newest = self.max_length - 1 - backward
+        counts = torch.broadcast_tensors(forward, backward, newest, length - 1)
+        row = dict(zip(("forward", "backward", "newest", "length"), counts, strict=True))
+        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
+        columns = [nn.functional.embedding(row[count], table) for count, table in slices]
+        if self.added or len(columns) == 1:
+            return sum(columns[1:], columns[0])
+        return torch.cat(columns, dim=-1)
+
+
+class FixedEncoding(CountedEncoding):
+    """Base: sines and cosines, without parameters."""
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__(dimensions)
+        row = torch.arange(dimensions.max_length, dtype=torch.float64)
+        slices = zip(self.counts, self.widths, strict=True)
+        d = dimensions.hidden_size
+        tables = [self.sines(count, row, width, d) for count, width in slices]
+        table = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
+        self.register_buffer("weight", table, persistent=False)
+
+    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        """Return the slice [n, width] of the table read by ``count``, here of equation 1.
+
+        ``row`` [n] numbers the rows, and d is the hidden size; all are float64.
+        """
+        return sinusoids(row, width, d)
+
+
+class LearnedEncoding(CountedEncoding):
+    """Base: learned tables."""
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__(dimensions)
+        self.weight = learned_table(dimensions, sum(self.widths))
+
+
+class LearnedPosition(LearnedEncoding):
+    """Learned absolute positions, x + P (Kang and McAuley, SASRec, 2018).
+
+    From the oldest event it is ``lpe``, from the newest ``lrpe`` with its table upside down.
 
     Args:
-        dimensions: sizes of the model.
         position_from: where rows are counted from. ``oldest`` numbers the events of a window 0, 1,
             2, ... as RecBole does; ``newest`` puts the last event in the last row, n - 1, as the
             papers of SASRec's line do by padding on the left.
     """
 
     options = ("position_from",)
-    weight: Tensor
-
-    def __init__(self, dimensions: Dimensions, position_from: str) -> None:
-        super().__init__(dimensions)
-        self.position_from = position_from
-
-    def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        oldest = self.position_from == "oldest"
-        row = forward if oldest else self.max_length - 1 - backward
-        return nn.functional.embedding(row, self.weight)
-
-
-class LearnedPosition(AbsolutePosition):
-    """Learned absolute positions, x + P (Kang and McAuley, SASRec, 2018).
-
-    From the oldest event it is ``lpe``, from the newest ``lrpe`` with its table upside down.
-    """
 
     def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
-        super().__init__(dimensions, position_from)
-        self.weight = learned_table(dimensions, dimensions.hidden_size)
+        super().__init__(dimensions)
+        self.counts = ("forward",) if position_from == "oldest" else ("newest",)
 
 
-class SinusoidalPosition(AbsolutePosition):
+class SinusoidalPosition(FixedEncoding):
     """Fixed sines and cosines, x + P (Vaswani et al., Attention Is All You Need, 2017).
 
     P[p, 2i] = sin(p / 10000^(2i/d)) and P[p, 2i + 1] = cos of the same. Its entries are of size 1,
     so item vectors should be too: set ``embedding_scale: True``. From the oldest event it is
     ``spe``; from the newest it encodes what ``rspe`` does, but p falls with the age.
+
+    Args:
+        position_from: see :class:`LearnedPosition`.
     """
 
+    options = ("position_from",)
+
     def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
-        super().__init__(dimensions, position_from)
-        n, d = dimensions.max_length, dimensions.hidden_size
-        table = sinusoids(torch.arange(n, dtype=torch.float64), d, d)
-        self.register_buffer("weight", table.to(torch.get_default_dtype()), persistent=False)
+        super().__init__(dimensions)
+        self.counts = ("forward",) if position_from == "oldest" else ("newest",)

@@ -29,7 +29,6 @@ class TimeIntervalAttention(AttentionPosition):
     weights are summed by interval before they meet R^V.
 
     Args:
-        dimensions: sizes of the model.
         tisas_intervals: the longest interval; longer ones count as this one.
     """
 
@@ -91,11 +90,13 @@ def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:
 
     Entries of the future and of padding have no meaning.
     """
-    asked, times = pad_times(ctx)
-    gap = times.diff(dim=1, prepend=times[:, :1])
+    query_times, key_times = pad_times(ctx)
+    gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
     unit = unit.masked_fill(unit.isinf(), 1)  # no gap yet: all intervals are 0
-    return ((asked[:, :, None] - times[:, None]) / unit[:, :, None]).clamp(0, longest).long()
+    return (
+        ((query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]).clamp(0, longest).long()
+    )
 
 
 class DecoupledAttributes(AttentionPosition):

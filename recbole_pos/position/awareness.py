@@ -19,16 +19,6 @@ from torch import Tensor
 from recbole_pos.position.additive import PositionEncoding
 
 
-def is_forward_aware(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
-    """Return whether some columns are equal exactly for events at the same pos (def. 3.1)."""
-    return bool(forward_columns(scheme, max_length, tolerance))
-
-
-def is_backward_aware(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
-    """Return whether some columns are equal exactly for events at equal l - pos (def. 3.2)."""
-    return bool(backward_columns(scheme, max_length, tolerance))
-
-
 def forward_columns(
     scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 ) -> list[int]:
@@ -56,24 +46,6 @@ def is_unique(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
     position, length = list_events(max_length)
     vectors = encodings(scheme, position, length)
     return all(_all_differ(vectors[length == value], tolerance) for value in length.unique())
-
-
-def combines_linearly(vectors: Tensor, tolerance: float = 1e-5) -> bool:
-    """Return whether the vector of x + y is the vector of x turned by that of y (equation 15).
-
-    Args:
-        vectors: [n, w] encodings of the counts 0 to n - 1, with sines in columns 2i and cosines in
-            2i + 1. An odd last column has no partner and is left out.
-        tolerance: largest difference of the two sides; the default is for float32.
-    """
-    n, pairs = len(vectors), vectors.size(1) // 2
-    x, y = torch.ones(n, n, dtype=torch.bool).triu().flip(1).nonzero(as_tuple=True)  # x + y < n
-    sine, cosine = vectors[:, : 2 * pairs].unflatten(1, (pairs, 2)).unbind(-1)
-    turned = (
-        (sine, sine[x] * cosine[y] + cosine[x] * sine[y]),
-        (cosine, cosine[x] * cosine[y] - sine[x] * sine[y]),
-    )
-    return all(((left[x + y] - right).abs() <= tolerance).all() for left, right in turned)
 
 
 def list_events(max_length: int) -> tuple[Tensor, Tensor]:

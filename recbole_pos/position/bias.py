@@ -1,4 +1,4 @@
-"""Terms added to the logits that depend on the places of two events only, mostly their distance.
+"""Terms added to the logits: by the distance of two events, by their context, or none at all.
 
 Distances count events: i - j for query i and key j. The causal mask comes later, so what stands
 above the diagonal does not matter.
@@ -19,6 +19,10 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 # Added to the logit of a hidden key: softmax and SiLU are then 0 even in half precision. SiLU of
 # minus infinity would be NaN.
 HIDDEN = -1e4
+
+
+class NoPosition(AttentionPosition):
+    """No position: order comes from the causal mask only (Kazemnejad et al., NoPE, 2023)."""
 
 
 class DistanceBias(AttentionPosition):
@@ -49,7 +53,6 @@ class SemiLocal(AttentionPosition):
         implement it.
 
     Args:
-        dimensions: sizes of the model.
         semi_local_window: K1, the events before its own that a query sees.
         semi_local_prefix: K2, the oldest events that every query sees.
     """
@@ -96,7 +99,6 @@ class T5Bias(DistanceBias):
     ``t5_max_distance``, and the last one takes all that is farther. Starts at zero.
 
     Args:
-        dimensions: sizes of the model.
         t5_buckets: number of buckets, at least 2.
         t5_max_distance: distance from which on the last bucket takes everything.
     """
@@ -130,7 +132,6 @@ class KERPLE(DistanceBias):
     0 < r2 <= 2. Both are kept in range by softplus, and twice a sigmoid; the authors clamp.
 
     Args:
-        dimensions: sizes of the model.
         kerple_kind: ``log`` or ``power``.
     """
 
@@ -153,3 +154,44 @@ class KERPLE(DistanceBias):
         # 0^r2 is 0 whatever r2 is; its gradient to r2 is kept finite by starting at 1
         power = distance.clamp(min=1).to(r1.dtype) ** (2 * raw.sigmoid())
         return -r1 * power.masked_fill(distance == 0, 0)
+
+
+class ContextualPosition(AttentionPosition):
+    """Contextual positions that count dissimilar events (Yuan et al., CAPE, 2025).
+
+    With the gate g_ij = 1 - sigmoid(q_i . k_j), key j has the position p_ij = g_ij + ... + g_ii for
+    query i, clamped to the table, and B_ij = q_i . e[p_ij], where e[p] is interpolated linearly
+    between the two neighbouring rows. The table is shared by the heads of a layer and starts at
+    zero. The gates make [b, h, t, t] tensors unavoidable.
+
+    Args:
+        cape_positions: rows of the table; MAX_ITEM_LIST_LENGTH when empty.
+    """
+
+    options = ("cape_positions",)
+
+    def __init__(self, dimensions: Dimensions, *, cape_positions: int | None) -> None:
+        super().__init__()
+        rows = dimensions.max_length if cape_positions is None else cape_positions
+        self.weight = nn.Parameter(torch.zeros(rows, dimensions.head_size))
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
+            dtype = self.weight.dtype
+            return self._bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
+
+    def _bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return B of the class docstring, [b, h, t, t], in the type of the table."""
+        gate = (
+            (-(q @ k.transpose(-1, -2))).sigmoid().tril()
+        )  # 1 - sigmoid(q . k); the future counts 0
+        position = gate.flip(-1).cumsum(-1).flip(-1)
+        # a sum of t gates below one stays below t, so rows beyond t are never read
+        rows = min(len(self.weight), ctx.block_width("end") + 1)
+        position = position.clamp(max=rows - 1)
+        lower = position.detach().floor()
+        fraction = position - lower
+        lower = lower.long()
+        upper = (lower + 1).clamp_(max=rows - 1)
+        logits = q @ self.weight[:rows].t()  # q_i . e[p] at whole p, [b, h, t, rows]
+        return (1 - fraction) * logits.gather(-1, lower) + fraction * logits.gather(-1, upper)

@@ -16,9 +16,9 @@ from recbole_pos.layers.hooks import (
     PositionScheme,
     replaces_attention,
 )
+from recbole_pos.position.bias import NoPosition
 from recbole_pos.position.compose import Compose, ComposeInput
-from recbole_pos.position.contextual import NoPosition
-from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.position.schemes import REPLACES, SCHEMES, Facts, scheme_names
 from recbole_pos.values import Options, shown
 
 
@@ -40,7 +40,6 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
 
     Args:
         position: names in the registry; an empty list for no position at all.
-        dimensions: sizes of the model.
         options: where the schemes' options are looked up by name (RecBole's config, or a dict).
 
     Raises:
@@ -102,17 +101,7 @@ def build_row_encodings(
     return nn.ModuleList(inputs)
 
 
-@dataclass(frozen=True)
-class Description:
-    """What ``recbole-pos schemes`` lists of a scheme."""
-
-    place: str
-    needs: str
-    parameters: int
-    options: tuple[str, ...]
-
-
-def describe(name: str, n_layers: int = 2) -> Description:
+def describe(name: str, n_layers: int = 2) -> Facts:
     """Describe a registered scheme, with its parameters counted in a model of common size.
 
     A scheme that replaces attention also saves projections of the layer, which are not counted.
@@ -127,11 +116,11 @@ def describe(name: str, n_layers: int = 2) -> Description:
     if issubclass(cls, InputPosition):
         place = "input"
     elif issubclass(cls, AttentionPosition) and replaces_attention(cls):
-        place = "replaces attention"
+        place = REPLACES
     else:
         hooks = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
         base = AttentionPosition
         filled = [hook for hook in hooks if getattr(cls, hook) is not getattr(base, hook)]
         place = ", ".join(hooks[hook] for hook in filled) or "none"
     needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
-    return Description(place, needs, sum(weight.numel() for weight in distinct), cls.options)
+    return Facts(place, needs, sum(weight.numel() for weight in distinct))

@@ -1,11 +1,16 @@
 """Content, order and time in channels of their own, each with weights and values of its own.
 
-Reference:
+References:
     Yufei Ye et al. "FuXi-alpha: Scaling Recommendation Model with Feature Interaction Enhanced
     Transformer." 2025 (arXiv 2502.03036): its adaptive multi-channel self-attention.
+    Yufei Ye et al. "FuXi-Linear: Unleashing the Power of Linear Attention in Long-term Time-aware
+    Sequential Recommendation." 2026 (arXiv 2602.23671). Of the paper the abstract was at hand, and
+    its public code.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +21,12 @@ from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import toeplitz_matrix
+from recbole_pos.position.frequencies import FrequencyBank, base_form, wavelength_form
+from recbole_pos.position.mixing import sum_past
 from recbole_pos.position.time_buckets import look_up_intervals
+from recbole_pos.values import SECONDS
+
+WAVES = 16  # events of a chunk in the channel of time, where every column has its own weights
 
 
 class SeparateChannels(AttentionPosition):
@@ -91,3 +101,97 @@ def channel_sizes(share: float, e: int) -> tuple[int, int, int]:
             "none for content; give a smaller one, or raise hidden_size"
         )
     return e - 2 * part, part, part
+
+
+class FuXiLinear(AttentionPosition):
+    """Retention, a learned kernel of places and periodic retention of time (FuXi-Linear, 2026).
+
+    A head's value is cut in three, v = (v^c, v^p, v^t), q, k and v^c go through SiLU, and
+
+        out_i = ( sum_j g_h^(i - j) (q_i . k_j) / sqrt(e) v^c_j,
+                  alpha sum_j (p_i . p_j) / (s / 2) v^p_j + beta v^p_i,
+                  sum_j 2^(-a) cos(a) v^t_j in half of its columns, sin(a) in the others )
+        over j <= i, with a = 2 pi (t_i - t_j) / period
+
+    g_h falls from head to head and is learned, as are the rows p of size s, sines and cosines when
+    fresh, alpha and beta. Every pair of columns of v^t has a period, log-spaced over all heads.
+    Sums are computed in chunks, so that the cost is linear in the length. Differences to the
+    authors' code: channels share the width of one value and are not normalised one by one, the gate
+    and the feed-forward network are the backbone's (``block: ligr`` comes near), and t_i is the
+    request's time only with ``request_time: target``, which the code always takes.
+
+    Args:
+        dimensions: sizes of the model; heads of at least three numbers.
+        channel_share: part of a head for order, and for time: below one half.
+        fuxi_position_size: s, even.
+        time_min_period, time_max_period: the shortest and the longest period.
+        time_unit: of both.
+    """
+
+    options = (
+        *("channel_share", "fuxi_position_size"),
+        *("time_min_period", "time_max_period", "time_unit"),
+    )
+    needs_time = True
+    reads_request = True
+
+    def __init__(
+        self,
+        dimensions: Dimensions,
+        *,
+        channel_share: float,
+        fuxi_position_size: int,
+        time_min_period: float,
+        time_max_period: float,
+        time_unit: str,
+    ) -> None:
+        super().__init__()
+        if fuxi_position_size % 2:
+            raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
+        self.sizes = channel_sizes(channel_share, dimensions.head_size)
+        self.pairs, h = math.ceil(self.sizes[2] / 2), dimensions.n_heads
+        ends = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
+        self.bank = FrequencyBank(wavelength_form(h * self.pairs, *ends), "fixed", scaled=False)
+        self.raw_decay = nn.Parameter(torch.zeros(h))
+        angle = torch.arange(dimensions.max_length)[:, None] * base_form(
+            fuxi_position_size // 2, 1e4, 1.0
+        )
+        rows = torch.cat((angle.sin(), angle.cos()), 1)
+        self.positions = nn.Parameter(rows.to(torch.get_default_dtype()))
+        self.share = nn.Parameter(torch.tensor([0.02, 1.0]))  # alpha and beta
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+    ) -> Tensor:
+        """Return the three sums of the class docstring side by side, packed [m, h, e]."""
+        e, dtype, align = query.size(-1), value.dtype, ctx.either
+        scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
+        block = ctx.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
+        q, k, content, order, time = block.split([e, e, *self.sizes], -1)
+        rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]
+        log_decay = -rate * ctx.pad(ctx.index.double(), align)[:, None]
+        p = ctx.pad(self.positions[ctx.index].to(dtype), align)[:, None]
+        alpha, beta = self.share.to(dtype)
+        parts = (
+            sum_past(q, k, F.silu(content), (log_decay, log_decay)),
+            alpha * sum_past(p, p * (2 / p.size(-1)), order) + beta * order,
+            self._periodic(time, ctx),
+        )
+        out = torch.cat([part.to(dtype) for part in parts], -1)
+        return ctx.unpad(out.transpose(1, 2), align)
+
+    def _periodic(self, time: Tensor, ctx: SequenceContext) -> Tensor:
+        """Sum the values of time [b, h, t, columns] with periodic weights, to the same shape."""
+        b, h, t, columns = time.shape
+        times = (ctx.pad(x.elapsed.detach(), ctx.either) for x in (ctx.request, ctx))
+        query_angle, key_angle = (
+            seconds[:, None] * self.bank()[:, None] for seconds in times
+        )  # [b, h pairs, t]
+        cos, sin, dtype = query_angle.cos(), query_angle.sin(), time.dtype
+        q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
+        k = torch.stack((key_angle.cos(), key_angle.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
+        log_decays = [(-math.log(2) * angle).repeat(1, 2, 1) for angle in (query_angle, key_angle)]
+        v = F.pad(time, (0, 2 * self.pairs - columns)).unflatten(-1, (2, self.pairs))
+        v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h pairs, t, 1]
+        out = sum_past(q, k, v, (log_decays[0], log_decays[1]), WAVES).view(b, 2, h, self.pairs, t)
+        return out.permute(0, 2, 4, 1, 3).flatten(3)[..., :columns]

@@ -24,85 +24,9 @@ Entries of the fixed ones are of size 1, so item vectors should be too: ``embedd
 
 from __future__ import annotations
 
-from typing import ClassVar
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-
-from recbole_pos.errors import UsageError
-from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.position.additive import PositionEncoding, learned_table, sinusoids
-
-
-class CountedEncoding(PositionEncoding):
-    """Base: rows of a table ``weight`` [n, w] that has a slice of columns for each count.
-
-    The slices stand side by side as the d columns of P, or have d columns each and are added. Side
-    by side they are halves; the first has the middle column where d is odd.
-
-    Attributes:
-        counts: the count that indexes each slice: ``forward`` is pos, ``backward`` l - pos - 1, and
-            ``length`` l, whose first row is l = 1.
-        added: whether slices are added.
-        widths: columns of each slice.
-    """
-
-    counts: ClassVar[tuple[str, ...]] = ("forward",)
-    added: ClassVar[bool] = False
-    weight: Tensor
-
-    def __init__(self, dimensions: Dimensions) -> None:
-        super().__init__(dimensions)
-        d, slices = dimensions.hidden_size, len(self.counts)
-        if d < slices and not self.added:
-            raise UsageError(f"{type(self).__name__} halves hidden_size, which cannot be {d}")
-        halves = torch.arange(d).tensor_split(slices)
-        self.widths = [d] * slices if self.added else [len(half) for half in halves]
-
-    def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        length = forward + backward + 1 if length is None else length
-        ends = torch.broadcast_tensors(forward, backward, length - 1)
-        row = dict(zip(("forward", "backward", "length"), ends, strict=True))
-        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
-        columns = [nn.functional.embedding(row[count], table) for count, table in slices]
-        if self.added or len(columns) == 1:
-            return sum(columns[1:], columns[0])
-        return torch.cat(columns, dim=-1)
-
-
-class FixedEncoding(CountedEncoding):
-    """Base: sines and cosines, without parameters."""
-
-    def __init__(self, dimensions: Dimensions) -> None:
-        super().__init__(dimensions)
-        row = torch.arange(dimensions.max_length, dtype=torch.float64)
-        slices = zip(self.counts, self.widths, strict=True)
-        d = dimensions.hidden_size
-        tables = [self.sines(count, row, width, d) for count, width in slices]
-        table = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
-        self.register_buffer("weight", table, persistent=False)
-
-    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Return the slice of the table read by ``count``, with the frequencies of equation 1.
-
-        Args:
-            count: one of ``counts``.
-            row: [n] float64 index of each row.
-            width: columns of the slice.
-            d: hidden size.
-
-        Returns:
-            [n, width] float64.
-        """
-        return sinusoids(row, width, d)
-
-
-class LearnedEncoding(CountedEncoding):
-    """Base: learned tables."""
-
-    def __init__(self, dimensions: Dimensions) -> None:
-        super().__init__(dimensions)
-        self.weight = learned_table(dimensions, sum(self.widths))
+from recbole_pos.position.additive import FixedEncoding, LearnedEncoding, sinusoids
 
 
 class SPE(FixedEncoding):

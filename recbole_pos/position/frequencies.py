@@ -20,9 +20,7 @@ def base_form(planes: int, base: float, scale: float) -> Tensor:
 def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
     """Return [planes] float64 frequencies of log-spaced periods (TO-RoPE, section 3.2, (2)).
 
-    Args:
-        planes: number of frequencies; a single one has the geometric mean of both periods.
-        shortest, longest: the first and the last period, both included.
+    The first and the last period are included; a single one is their geometric mean.
     """
     low, high = math.log(shortest), math.log(longest)
     if planes == 1:
@@ -31,13 +29,9 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
 
 
 def radians(position: Tensor, frequency: Tensor) -> Tensor:
-    """Return the angles position * frequency, less whole turns: [m, ..., planes] in -pi to pi.
+    """Return [m] positions times [..., planes] frequencies, less whole turns: in -pi to pi.
 
     Sine and cosine do not see whole turns, which would take the digits of a smaller type.
-
-    Args:
-        position: [m] float64.
-        frequency: [..., planes] float64.
     """
     angle = position.view(-1, *[1] * frequency.dim()) * frequency
     return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
@@ -47,7 +41,7 @@ class FrequencyBank(nn.Module):
     """Frequencies of one source, order or time; fresh ones with the fastest plane first.
 
     Args:
-        start: [planes] float64, falling.
+        start: [planes] float64, falling; without any, nothing is learned.
         learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
             softplus); or ``free``, learned one by one (in logarithms, so positive).
         scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
@@ -58,6 +52,8 @@ class FrequencyBank(nn.Module):
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         super().__init__()
+        if not len(start):
+            learn, scaled = "fixed", False
         self.learn = learn
         log, dtype = start.log(), torch.get_default_dtype()
         if learn == "fixed":
@@ -97,21 +93,6 @@ class FrequencyBank(nn.Module):
         return frequency
 
 
-def order_bank(
-    planes: int, rope_base: float, rope_scale: float, *, learn: str, scaled: bool
-) -> FrequencyBank | None:
-    """Build the frequencies of order, in radians per event; None without planes.
-
-    Args:
-        planes: number of frequencies.
-        rope_base, rope_scale: see :func:`base_form`.
-        learn, scaled: see :class:`FrequencyBank`.
-    """
-    if not planes:
-        return None
-    return FrequencyBank(base_form(planes, rope_base, rope_scale), learn, scaled)
-
-
 def time_bank(
     planes: int,
     *,
@@ -123,8 +104,8 @@ def time_bank(
     learn: str,
     scaled: bool,
     factor: float = 1.0,
-) -> FrequencyBank | None:
-    """Build the frequencies of time, in radians per ``time_unit``; None without planes.
+) -> FrequencyBank:
+    """Build the frequencies of time, in radians per ``time_unit``.
 
     They have the base form if ``time_base`` is given, else wavelengths between the two periods, and
     are multiplied by ``factor``.
@@ -137,8 +118,6 @@ def time_bank(
             f"time_min_period must be above 0 and below time_max_period, found {time_min_period} "
             f"and {time_max_period} {time_unit}"
         )
-    if not planes:
-        return None
     if time_base is not None:
         start = base_form(planes, time_base, time_scale)
     else:

@@ -31,7 +31,7 @@ class Factor(nn.Module):
 
     def product(self, x: Tensor) -> Tensor:
         """Return the product of the last t rows and columns with x [t, c]."""
-        raise NotImplementedError
+        return triangular_product(self.matrix(len(x)), x, len(x))
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Mix packed [m, h, e] along each sequence (equations 10 and 11)."""
@@ -60,9 +60,6 @@ class FullFactor(Factor):
         rows = self.weight.new_zeros(t * self.n)
         rows = rows.index_copy(0, self.place[begin:] - first * self.n, self.weight[begin:])
         return rows.view(t, self.n)[:, first:]
-
-    def product(self, x: Tensor) -> Tensor:
-        return triangular_product(self.matrix(len(x)), x, len(x))
 
 
 class ToeplitzFactor(Factor):

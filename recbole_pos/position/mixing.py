@@ -20,9 +20,6 @@ class LinearAttention(AttentionPosition):
     cost is linear in the length. Weights never exist, so their dropout falls on the values.
     """
 
-    def __init__(self, dimensions: Dimensions) -> None:
-        super().__init__()
-
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
@@ -52,9 +49,6 @@ def sum_past(
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: events of a chunk; ``CHUNK`` if None. Narrow values are faster with short chunks.
-
-    Returns:
-        [b, h, t, w].
     """
     t = v.size(2)
     c = min(chunk or CHUNK, t)
@@ -72,14 +66,14 @@ def sum_past(
             """Return exp, at most 1: padding and the future, which is masked, may rise."""
             return exponent.clamp(max=0).exp().to(v.dtype)
 
-        asked, kept = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in log_decays)
-        end = kept[..., -1:]  # [b, h, n, 1] of each chunk
+        query_log, key_log = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in log_decays)
+        end = key_log[..., -1:]  # [b, h, n, 1] of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
-        weights = weights * decay(asked[..., None] - kept[..., None, :])
-        state = (k * decay(end - kept)[..., None]).transpose(-1, -2) @ v
+        weights = weights * decay(query_log[..., None] - key_log[..., None, :])
+        state = (k * decay(end - key_log)[..., None]).transpose(-1, -2) @ v
         carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, n, n]
         before = (carried @ state.flatten(3)).view_as(state)
-        past = q * decay(asked - start)[..., None]
+        past = q * decay(query_log - start)[..., None]
     out = weights.tril() @ v + past @ before
     return out.view(*out.shape[:2], n * c, -1)[:, :, :t]
 

@@ -129,7 +129,6 @@ class FactorizedPositionMatrix(LearnedAttention):
     """FPARec: R = R1 R2^T with [n, k] factors, 2kn parameters (Luo et al., FPARec, equation 7).
 
     Args:
-        dimensions: sizes of the model.
         positional_rank: k.
         positional_mask: see :class:`LearnedAttention`.
     """

@@ -12,26 +12,17 @@ from recbole_pos.position.frequencies import base_form
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x_i, x_(i + e/2)) of every vector.
+    """Rotate the pairs (x_i, x_(i + e/2)) of vectors [..., e] by angles [..., e / 2].
 
-    Args:
-        x: [..., e] queries or keys.
-        cos, sin: [..., e / 2], broadcastable, of the angle of each pair.
-
-    Returns:
-        [..., e]. RoFormer pairs neighbours (x_2i, x_(2i+1)) instead: the same up to a fixed order
-        of the columns of the projections.
+    RoFormer pairs neighbours (x_2i, x_(2i+1)) instead: the same up to a fixed order of the columns
+    of the projections.
     """
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def count_planes(dimensions: Dimensions, scheme: str) -> int:
-    """Return e / 2, the number of planes (pairs) of a head, for a named scheme.
-
-    Raises:
-        UsageError: if heads are of odd size.
-    """
+    """Return e / 2, the number of planes (pairs) of a head; a UsageError if e is odd."""
     if dimensions.head_size % 2:
         raise UsageError(
             f"{scheme} rotates pairs and needs heads of even size; hidden_size "
@@ -46,7 +37,6 @@ class RotaryPosition(AttentionPosition):
     The pair number l of a head turns by position * base^(-2l/e).
 
     Args:
-        dimensions: sizes of the model; heads must have even size.
         rope_base: the base.
     """
 

@@ -22,54 +22,6 @@ if TYPE_CHECKING:
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
 
-# A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
-SCHEMES = Registry(
-    "scheme",
-    {
-        "nope": "recbole_pos.position.contextual:NoPosition",
-        "learned": "recbole_pos.position.additive:LearnedPosition",
-        "sinusoidal": "recbole_pos.position.additive:SinusoidalPosition",
-        "spe": "recbole_pos.position.dual:SPE",
-        "lpe": "recbole_pos.position.dual:LPE",
-        "rspe": "recbole_pos.position.dual:RSPE",
-        "lrpe": "recbole_pos.position.dual:LRPE",
-        "aspe": "recbole_pos.position.dual:ASPE",
-        "alpe": "recbole_pos.position.dual:ALPE",
-        "spe2d": "recbole_pos.position.dual:SPE2D",
-        "lpe2d": "recbole_pos.position.dual:LPE2D",
-        "dpe": "recbole_pos.position.dual:DPE",
-        "ldpe": "recbole_pos.position.dual:LDPE",
-        "time_learned": "recbole_pos.position.time_buckets:TimeEmbedding",
-        "rope": "recbole_pos.position.rotary:RotaryPosition",
-        "time_rope": "recbole_pos.position.time_rotary:TimeRotaryPosition",
-        "to_rope": "recbole_pos.position.time_rotary:TimeOrderRotaryPosition",
-        "calendar_rope": "recbole_pos.position.time_rotary:CalendarRotaryPosition",
-        "rote": "recbole_pos.position.time_rotary:MultiLevelRotaryPosition",
-        "siren_rope": "recbole_pos.position.siren_rotary:SirenRotaryPosition",
-        "semi_local": "recbole_pos.position.bias:SemiLocal",
-        "alibi": "recbole_pos.position.bias:ALiBi",
-        "t5": "recbole_pos.position.bias:T5Bias",
-        "kerple": "recbole_pos.position.bias:KERPLE",
-        "hstu": "recbole_pos.position.time_buckets:HSTUBias",
-        "time_decay": "recbole_pos.position.time_decay:TimeDecay",
-        "cape": "recbole_pos.position.contextual:ContextualPosition",
-        "difsr": "recbole_pos.position.attribute_attention:DecoupledAttributes",
-        "kernel": "recbole_pos.position.kernel:PositionalKernel",
-        "tisas": "recbole_pos.position.attribute_attention:TimeIntervalAttention",
-        "channels": "recbole_pos.position.channels:SeparateChannels",
-        "fuxi_linear": "recbole_pos.position.fuxi_linear:FuXiLinear",
-        "parec": "recbole_pos.position.positional_attention:PositionMatrix",
-        "fparec": "recbole_pos.position.positional_attention:FactorizedPositionMatrix",
-        "average": "recbole_pos.position.positional_attention:AverageAttention",
-        "linear_annealing": "recbole_pos.position.positional_attention:LinearAnnealing",
-        "exponential_annealing": "recbole_pos.position.positional_attention:ExponentialAnnealing",
-        "linear_attention": "recbole_pos.position.mixing:LinearAttention",
-        "token_mixing": "recbole_pos.position.mixing:TokenMixing",
-    },
-    "position",
-)
-
-
 class Facts(NamedTuple):
     """What ``recbole-pos schemes`` lists of a scheme without importing it.
 
@@ -84,48 +36,56 @@ class Facts(NamedTuple):
     parameters: int
 
 
-# a test compares them with the schemes themselves (``build.describe``)
-FACTS: dict[str, Facts] = {
-    "nope": Facts("none", "nothing", 0),
-    "learned": Facts("input", "order", 3_200),
-    "sinusoidal": Facts("input", "order", 0),
-    "spe": Facts("input", "order", 0),
-    "lpe": Facts("input", "order", 3_200),
-    "rspe": Facts("input", "order", 0),
-    "lrpe": Facts("input", "order", 3_200),
-    "aspe": Facts("input", "order", 0),
-    "alpe": Facts("input", "order", 6_400),
-    "spe2d": Facts("input", "order", 0),
-    "lpe2d": Facts("input", "order", 3_200),
-    "dpe": Facts("input", "order", 0),
-    "ldpe": Facts("input", "order", 3_200),
-    "time_learned": Facts("input", "time", 8_192),
-    "rope": Facts("query, key", "order", 0),
-    "time_rope": Facts("query, key", "time", 0),
-    "to_rope": Facts("query, key", "time", 0),
-    "calendar_rope": Facts("query, key", "time", 0),
-    "rote": Facts("query, key", "time", 0),
-    "siren_rope": Facts("query, key", "time", 2_432),
-    "semi_local": Facts("logits", "order", 0),
-    "alibi": Facts("logits", "order", 0),
-    "t5": Facts("logits", "order", 64),
-    "kerple": Facts("logits", "order", 4),
-    "hstu": Facts("logits", "time", 356),
-    "time_decay": Facts("logits", "time", 6),
-    "cape": Facts("logits", "order", 6_400),
-    "difsr": Facts("logits", "order", 19_840),
-    "kernel": Facts("key, value", "order", 1_375),
-    "tisas": Facts("replaces attention", "time", 39_296),
-    "channels": Facts("replaces attention", "time", 356),
-    "fuxi_linear": Facts("replaces attention", "time", 3_206),
-    "parec": Facts("replaces attention", "order", 5_000),
-    "fparec": Facts("replaces attention", "order", 8_000),
-    "average": Facts("replaces attention", "order", 0),
-    "linear_annealing": Facts("replaces attention", "order", 0),
-    "exponential_annealing": Facts("replaces attention", "order", 0),
-    "linear_attention": Facts("replaces attention", "order", 0),
-    "token_mixing": Facts("replaces attention", "order", 10_000),
+REPLACES = "replaces attention"
+# A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml. A test
+# compares its facts with the scheme itself (``build.describe``).
+_SHIPPED: dict[str, tuple[str, str, str, int]] = {
+    "nope": ("bias:NoPosition", "none", "nothing", 0),
+    "learned": ("additive:LearnedPosition", "input", "order", 3_200),
+    "sinusoidal": ("additive:SinusoidalPosition", "input", "order", 0),
+    "spe": ("dual:SPE", "input", "order", 0),
+    "lpe": ("dual:LPE", "input", "order", 3_200),
+    "rspe": ("dual:RSPE", "input", "order", 0),
+    "lrpe": ("dual:LRPE", "input", "order", 3_200),
+    "aspe": ("dual:ASPE", "input", "order", 0),
+    "alpe": ("dual:ALPE", "input", "order", 6_400),
+    "spe2d": ("dual:SPE2D", "input", "order", 0),
+    "lpe2d": ("dual:LPE2D", "input", "order", 3_200),
+    "dpe": ("dual:DPE", "input", "order", 0),
+    "ldpe": ("dual:LDPE", "input", "order", 3_200),
+    "time_learned": ("time_buckets:TimeEmbedding", "input", "time", 8_192),
+    "rope": ("rotary:RotaryPosition", "query, key", "order", 0),
+    "time_rope": ("time_rotary:TimeRotaryPosition", "query, key", "time", 0),
+    "to_rope": ("time_rotary:TimeOrderRotaryPosition", "query, key", "time", 0),
+    "calendar_rope": ("time_rotary:CalendarRotaryPosition", "query, key", "time", 0),
+    "rote": ("time_rotary:MultiLevelRotaryPosition", "query, key", "time", 0),
+    "siren_rope": ("siren_rotary:SirenRotaryPosition", "query, key", "time", 2_432),
+    "semi_local": ("bias:SemiLocal", "logits", "order", 0),
+    "alibi": ("bias:ALiBi", "logits", "order", 0),
+    "t5": ("bias:T5Bias", "logits", "order", 64),
+    "kerple": ("bias:KERPLE", "logits", "order", 4),
+    "hstu": ("time_buckets:HSTUBias", "logits", "time", 356),
+    "time_decay": ("time_decay:TimeDecay", "logits", "time", 6),
+    "cape": ("bias:ContextualPosition", "logits", "order", 6_400),
+    "difsr": ("attribute_attention:DecoupledAttributes", "logits", "order", 19_840),
+    "kernel": ("kernel:PositionalKernel", "key, value", "order", 1_375),
+    "tisas": ("attribute_attention:TimeIntervalAttention", REPLACES, "time", 39_296),
+    "channels": ("channels:SeparateChannels", REPLACES, "time", 356),
+    "fuxi_linear": ("channels:FuXiLinear", REPLACES, "time", 3_206),
+    "parec": ("positional_attention:PositionMatrix", REPLACES, "order", 5_000),
+    "fparec": ("positional_attention:FactorizedPositionMatrix", REPLACES, "order", 8_000),
+    "average": ("positional_attention:AverageAttention", REPLACES, "order", 0),
+    "linear_annealing": ("positional_attention:LinearAnnealing", REPLACES, "order", 0),
+    "exponential_annealing": ("positional_attention:ExponentialAnnealing", REPLACES, "order", 0),
+    "linear_attention": ("mixing:LinearAttention", REPLACES, "order", 0),
+    "token_mixing": ("mixing:TokenMixing", REPLACES, "order", 10_000),
 }
+SCHEMES = Registry(
+    "scheme",
+    {name: f"recbole_pos.position.{facts[0]}" for name, facts in _SHIPPED.items()},
+    "position",
+)
+FACTS = {name: Facts(*facts[1:]) for name, facts in _SHIPPED.items()}
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
@@ -175,58 +135,42 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.register_scheme("recency", Recency, defaults={"recency_start": 1.0})
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
-    _register(name, scheme, defaults, find_importing_module(sys._getframe(1)))
-    return scheme
-
-
-def _register(name: str, scheme: type, given: Defaults | None, module: str | None) -> None:
-    """Check and add a scheme.
-
-    Args:
-        name, scheme: see :func:`register_scheme`.
-        given: defaults as given there.
-        module: the module whose import registers the scheme again, in another process.
-
-    Raises:
-        UsageError: see :func:`register_scheme`.
-    """
     options = _require_scheme(name, scheme).options
     place = import_path(scheme)
-    if SCHEMES.places.get(name) == place and given is None:
-        return
+    if SCHEMES.places.get(name) == place and defaults is None:
+        return scheme
     if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
         raise UsageError(
             f"scheme {shown(name)}: {place}.options: expected names of options such as "
             f"('recency_start',), found {shown(options)}"
         )
-    defaults, own = gather_defaults(scheme, given, _make_reader(options), SCHEMES.given)
+
+    def read_shipped(base: type) -> dict[str, Any]:
+        """Return the defaults of a shipped scheme that are options of this one; {} for others."""
+        shipped_name = SCHEMES.registered_name(base)
+        if shipped_name is None or import_path(base) not in SCHEMES.places.values():
+            return {}
+        shipped = SCHEMES.defaults(shipped_name)
+        return {key: value for key, value in shipped.items() if key in options}
+
+    values, own = gather_defaults(scheme, defaults, read_shipped, SCHEMES.given)
     for keys, wrong in (
-        (set(options) - set(defaults), "has no default; give one to register_scheme"),
-        (set(defaults) - set(options), f"has a default, but is not among {place}.options"),
+        (set(options) - set(values), "has no default; give one to register_scheme"),
+        (set(values) - set(options), f"has a default, but is not among {place}.options"),
     ):
         if keys:
             raise UsageError(f"scheme {shown(name)}: {', '.join(sorted(keys))} {wrong}")
     try:
-        inspect.signature(scheme).bind(None, **defaults)
+        inspect.signature(scheme).bind(None, **values)
     except TypeError as error:
         built = ", ".join(["dimensions", *(f"{key}=..." for key in options)])
         raise UsageError(
             f"scheme {shown(name)} is built as {scheme.__name__}({built}), which its "
             f"constructor does not take: {error}"
         ) from error
-    SCHEMES.add(name, Registration(scheme, given, defaults, own, module))
-
-
-def _make_reader(options: tuple[str, ...]) -> Any:
-    """Return a function that reads a shipped scheme's defaults of ``options``; {} for others."""
-
-    def read_defaults(scheme: type) -> dict[str, Any]:
-        is_shipped = import_path(scheme) in SCHEMES.places.values()
-        name = SCHEMES.registered_name(scheme) if is_shipped else None
-        defaults = SCHEMES.defaults(name) if name else {}
-        return {key: value for key, value in defaults.items() if key in options}
-
-    return read_defaults
+    module = find_importing_module(sys._getframe(1))  # registers it again in another process
+    SCHEMES.add(name, Registration(scheme, defaults, values, own, module))
+    return scheme
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:

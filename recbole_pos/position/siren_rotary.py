@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.position.frequencies import order_bank, radians
+from recbole_pos.position.frequencies import FrequencyBank, base_form, radians
 from recbole_pos.position.rotary import count_planes
 from recbole_pos.position.time_rotary import PERIODS, AngularPosition
 from recbole_pos.values import SECONDS
@@ -39,7 +39,6 @@ class SirenRotaryPosition(AngularPosition):
     products depend on when two events happened, not on the time between them only.
 
     Args:
-        dimensions: sizes of the model; heads must have even size.
         rope_base: the base of order.
         calendar_parts: of hour, day, week, month, year, decade; in UTC.
         siren_width: hidden units of each branch.
@@ -62,7 +61,7 @@ class SirenRotaryPosition(AngularPosition):
         super().__init__()
         planes, signals = count_planes(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
         self.omega, self.time_unit, self.parts_of_time = siren_omega, time_unit, calendar_parts
-        self.order = order_bank(planes, rope_base, 1.0, learn="fixed", scaled=False)
+        self.order = FrequencyBank(base_form(planes, rope_base, 1.0), "fixed", scaled=False)
         # the last column of A and of B is the bias
         self.sine = nn.Parameter(torch.empty(siren_width, signals + 1))
         self.smooth = nn.Parameter(torch.empty(siren_width, signals + 1))
@@ -90,5 +89,4 @@ class SirenRotaryPosition(AngularPosition):
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits
             waves = (self.omega * (u @ self.sine.T)).sin() @ self.sine_out.T
             smooth = F.gelu(u @ self.smooth.T) @ self.smooth_out.T
-        assert self.order is not None  # a head has a plane at least
         return (radians(ctx.index.double(), self.order()) + waves + smooth)[:, None]

@@ -5,6 +5,7 @@ Buckets grow geometrically, by e^0.301 = 1.35, from one second on, as in HSTU's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +40,6 @@ class TimeEmbedding(InputPosition):
     the request that its state answers.
 
     Args:
-        dimensions: sizes of the model.
         time_buckets: rows of P; the last one takes everything that is longer.
         time_from: ``first`` takes the seconds since the first event of the window, ``previous``
             those since the event before (0 for the first).
@@ -83,7 +83,6 @@ class HSTUBias(AttentionPosition):
       for the future, which the mask hides.
 
     Args:
-        dimensions: sizes of the model.
         hstu_time_buckets: entries of w_time; the last one takes everything that is longer.
     """
 
@@ -102,22 +101,30 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(ctx: SequenceContext, buckets: int) -> Tensor:
-    """Return the bucket of t_i - t_j in the lane of key j, for every pair of events.
+    """Return the bucket of t_i - t_j in the lane of key j, int32 as ``map_spans``.
 
-    t_i is the time of the request of query i, see ``SequenceContext.request``. Lanes are LANES
-    tables of ``buckets`` entries, one after the other, that keys take in turn.
+    Lanes are LANES tables of ``buckets`` entries, one after the other, that keys take in turn.
+    """
+    keys = torch.arange(ctx.width, dtype=torch.int32, device=ctx.lengths.device)
+    lane = keys % LANES * buckets
+    return map_spans(ctx, lambda spans: log_bucket(spans, buckets).add_(lane), torch.int32)
+
+
+def map_spans(
+    ctx: SequenceContext, function: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> Tensor:
+    """Return a function of the seconds t_i - t_j, for every pair of events.
+
+    t_i is the time of the request of query i, see ``SequenceContext.request``.
 
     Returns:
-        [b, t, t] int32, aligned at the start; without meaning for newer keys and padding.
+        [b, t, t], aligned at the start; without meaning for newer keys and padding.
     """
-    asked, times = pad_times(ctx)
-    t = ctx.width
-    lane = torch.arange(t, dtype=torch.int32, device=times.device) % LANES * buckets
-    b = times.size(0)
-    out = torch.empty(b, t, t, dtype=torch.int32, device=times.device)
-    for rows in chunks(b, t**2, times.device):  # differences are float64, twice the size
-        bucket = log_bucket(asked[rows, :, None] - times[rows, None], buckets)
-        torch.add(bucket, lane, out=out[rows])
+    query_times, key_times = pad_times(ctx)
+    b, t = key_times.shape
+    out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
+    for rows in chunks(b, t**2, key_times.device):  # differences are float64
+        out[rows] = function(query_times[rows, :, None] - key_times[rows, None])
     return out
 
 

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.chunks import chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.time_buckets import pad_times
+from recbole_pos.position.time_buckets import map_spans
 from recbole_pos.values import SECONDS
 
 SHORTEST = 1e-9  # seconds; a zero has no logarithm, and so short a span is at the curve's start
@@ -38,7 +37,6 @@ class TimeDecay(AttentionPosition):
     content, where FuXi has a channel of its own for it; s and a number for each head.
 
     Args:
-        dimensions: sizes of the model.
         decay_kind: ``exponential_power`` or ``power``.
         decay_shortest, decay_longest: s of the first and the last head, in ``time_unit``.
         time_unit: unit of both.
@@ -71,8 +69,10 @@ class TimeDecay(AttentionPosition):
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))  # softplus: 1
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        log = ctx.cached(("time_decay", q.dtype), lambda: log_spans(ctx, q.dtype))
-        return self.curve(log[:, None])
+        def take_logarithms() -> Tensor:
+            return map_spans(ctx, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
+
+        return self.curve(ctx.cached(("time_decay", q.dtype), take_logarithms)[:, None])
 
     def curve(self, log: Tensor) -> Tensor:
         """Return the terms B, [..., h, t, t], at logarithms of seconds [..., 1, t, t]."""
@@ -83,20 +83,3 @@ class TimeDecay(AttentionPosition):
         if self.kind == "exponential_power":
             return strength * torch.exp2(-(power * relative).exp())
         return strength * (-power * F.softplus(relative)).exp()
-
-
-def log_spans(ctx: SequenceContext, dtype: torch.dtype) -> Tensor:
-    """Return logarithms of the seconds t_i - t_j, at least SHORTEST, for every pair of events.
-
-    t_i is the time of the request of query i, see ``SequenceContext.request``.
-
-    Returns:
-        [b, t, t], aligned at the start; without meaning for newer keys and padding.
-    """
-    asked, times = pad_times(ctx)
-    t = ctx.width
-    out = torch.empty(times.size(0), t, t, dtype=dtype, device=times.device)
-    for rows in chunks(times.size(0), t**2, times.device):  # differences are float64
-        spans = asked[rows, :, None] - times[rows, None]
-        out[rows] = spans.clamp_(min=SHORTEST).log_().to(dtype)
-    return out

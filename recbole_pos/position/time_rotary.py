@@ -26,13 +26,7 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import (
-    FrequencyBank,
-    base_form,
-    order_bank,
-    radians,
-    time_bank,
-)
+from recbole_pos.position.frequencies import FrequencyBank, base_form, radians, time_bank
 from recbole_pos.position.rotary import count_planes, rotate_pairs
 from recbole_pos.values import SECONDS
 
@@ -53,37 +47,38 @@ TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", 
 
 
 class AngularPosition(AttentionPosition):
-    """Base of schemes that turn query and key by angles which differ from batch to batch."""
+    """Base of schemes that turn query and key by angles which differ from batch to batch.
+
+    Attributes:
+        time_unit: unit of :meth:`time`.
+        key: options that fix the angles of a batch; None where parameters change them.
+    """
 
     needs_time = True
     reads_request = True
     time_unit: str
+    key: tuple | None = None
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return the angle of every plane, [m, h or 1, e / 2] float64 between -pi and pi."""
         raise NotImplementedError
 
-    def fixed_key(self) -> tuple | None:
-        """Return the options that fix the angles of a batch; None if parameters change them."""
-        return None
-
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        own = self._cosines_and_sines(ctx)
-        asked = own if ctx.request is ctx else self._cosines_and_sines(ctx.request)
-        return rotate_pairs(q, *asked).to(q.dtype), rotate_pairs(k, *own).to(k.dtype)
+        key_turns = self._cached_turns(ctx)
+        query_turns = key_turns if ctx.request is ctx else self._cached_turns(ctx.request)
+        return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
 
-    def _cosines_and_sines(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angles, [m, h or 1, e / 2] each.
+    def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of the angles, [m, h or 1, e / 2] each."""
+        angle = self.angles(ctx).to(torch.get_default_dtype())
+        return angle.cos(), angle.sin()
 
-        They are computed once a batch where no parameter changes them.
-        """
-        dtype, key = torch.get_default_dtype(), self.fixed_key()
-
-        def make() -> tuple[Tensor, Tensor]:
-            angle = self.angles(ctx).to(dtype)
-            return angle.cos(), angle.sin()
-
-        return make() if key is None else ctx.cached((type(self), key, dtype), make)
+    def _cached_turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        """Return :meth:`turns`, computed once a batch where no parameter changes them."""
+        if self.key is None:
+            return self.turns(ctx)
+        key = (type(self), self.key, torch.get_default_dtype())
+        return ctx.cached(key, lambda: self.turns(ctx))
 
     def time(self, ctx: SequenceContext) -> Tensor:
         """Return [m] float64 time since the oldest event of the sequence, in ``time_unit``.
@@ -98,10 +93,8 @@ class BankRotaryPosition(AngularPosition):
     """Base of schemes that turn by time only, with the frequencies of one bank.
 
     Args:
-        dimensions: sizes of the model.
-        bank: frequencies in radians per unit of time.
-        time_unit: the unit.
-        key: options that determine a bank without parameters, for caching.
+        bank: frequencies in radians per ``time_unit``.
+        key: options that determine a bank without parameters.
     """
 
     def __init__(
@@ -115,9 +108,6 @@ class BankRotaryPosition(AngularPosition):
     def angles(self, ctx: SequenceContext) -> Tensor:
         return radians(self.time(ctx), self.bank())[:, None]
 
-    def fixed_key(self) -> tuple | None:
-        return self.key
-
     @torch.no_grad()
     def time_periods(self) -> Tensor:
         """Return [h, e / 2] seconds of a turn."""
@@ -129,7 +119,6 @@ class TimeRotaryPosition(BankRotaryPosition):
     """Rotary positions that turn with time instead of order (Wei et al., TO-RoPE, section 3.2).
 
     Args:
-        dimensions: sizes of the model; heads must have even size.
         learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
         time_options: unit and bank, see ``properties/position/time_rope.yaml``.
     """
@@ -141,7 +130,6 @@ class TimeRotaryPosition(BankRotaryPosition):
     ) -> None:
         planes = count_planes(dimensions, "time_rope")
         bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
-        assert bank is not None  # a head has a plane at least
         super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))
 
 
@@ -155,7 +143,6 @@ class CalendarRotaryPosition(BankRotaryPosition):
     that together they encode any shape of a day or a week. Nothing is learned.
 
     Args:
-        dimensions: sizes of the model; heads must have even size.
         calendar_parts: of hour, day, week, month, year, decade; one plane each at least. Parts
             shorter than twice the resolution of the times carry no information.
     """
@@ -194,7 +181,6 @@ class MultiLevelRotaryPosition(AngularPosition):
         2604.13389). Of the paper the abstract was at hand, and its public code.
 
     Args:
-        dimensions: sizes of the model; heads must have even size.
         rote_bases: bases of year, month and day.
         rote_weights: weights of the same.
     """
@@ -216,23 +202,18 @@ class MultiLevelRotaryPosition(AngularPosition):
         self.banks = nn.ModuleList(FrequencyBank(start, "fixed", scaled=False) for start in starts)
         self.key = (*rote_bases, *rote_weights)
 
-    def _cosines_and_sines(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         """Return the sums over levels of weighted cosines and of sines, [m, 1, e / 2] each.
 
         They rotate and stretch a pair as the sum of its rotations does.
         """
-        dtype = torch.get_default_dtype()
-
-        def make() -> tuple[Tensor, Tensor]:
-            assert ctx.times is not None  # needs_time
-            days = ctx.times / SECONDS["days"]
-            angles = [radians(days, bank())[:, None] for bank in self.banks]
-            weighted = zip(self.level_weights, angles, strict=True)
-            levels = torch.stack([w * torch.stack((a.cos(), a.sin())) for w, a in weighted])
-            cos, sin = levels.sum(0).to(dtype)
-            return cos, sin
-
-        return ctx.cached((type(self), self.key, dtype), make)
+        assert ctx.times is not None  # needs_time
+        days = ctx.times / SECONDS["days"]
+        angles = [radians(days, bank())[:, None] for bank in self.banks]
+        weighted = zip(self.level_weights, angles, strict=True)
+        levels = torch.stack([w * torch.stack((a.cos(), a.sin())) for w, a in weighted])
+        cos, sin = levels.sum(0).to(torch.get_default_dtype())
+        return cos, sin
 
 
 class TimeOrderRotaryPosition(AngularPosition):
@@ -247,7 +228,6 @@ class TimeOrderRotaryPosition(AngularPosition):
     covers all its scales. The last planes, heads or layers are those of time.
 
     Args:
-        dimensions: sizes of the model; heads must have even size.
         fusion: the form.
         time_ratio: share of planes, heads or layers that turn by time in the split forms, rounded,
             but at least one of either kind; 0 is order only (``rope``), 1 time only
@@ -290,7 +270,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         planes, heads = count_planes(dimensions, "to_rope"), dimensions.n_heads
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.heads = time_options["time_unit"], heads
-        by_order = by_time = planes
+        by_order = by_time = planes  # that a bank turns
         if fusion == "split_dim":
             by_time = _count_by_time(time_ratio, planes, "planes of a head", "hidden_size")
             by_order = planes - by_time
@@ -306,7 +286,8 @@ class TimeOrderRotaryPosition(AngularPosition):
         is_folded = fusion == "effective"
         order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
-        self.order = order_bank(by_order, rope_base, rope_scale * order_factor, **learned)
+        start = base_form(by_order, rope_base, rope_scale * order_factor)
+        self.order = FrequencyBank(start, **learned)
         self.clock = time_bank(by_time, **time_options, factor=time_factor, **learned)
         self.gate_logit = None
         if gate != "fixed":
@@ -316,9 +297,6 @@ class TimeOrderRotaryPosition(AngularPosition):
         self.key = None if list(self.parameters()) else (*options, by_order, by_time)
         self.fresh_periods = self.time_periods()
 
-    def fixed_key(self) -> tuple | None:
-        return self.key
-
     def time_share(self) -> Tensor | float:
         """Return the gate g of ``early``: a number, or if learned [h or 1, e / 2 or 1] float64."""
         if self.gate_logit is None:
@@ -327,16 +305,14 @@ class TimeOrderRotaryPosition(AngularPosition):
         # hard: one or the other, with the gradient of the soft one
         return soft if self.gate == "sigmoid" else (soft > 0.5) + soft - soft.detach()
 
-    def frequencies(self) -> tuple[Tensor | None, Tensor | None]:
+    def frequencies(self) -> tuple[Tensor, Tensor]:
         """Return the frequencies of order and of time, gated under ``early``.
 
         Returns:
-            Radians per event and per ``time_unit``, [h or 1, planes] float64 each; None without.
+            Radians per event and per ``time_unit``, [h or 1, planes] float64 each.
         """
-        order = None if self.order is None else self.order()[None]
-        time = None if self.clock is None else self.clock()[None]
+        order, time = self.order()[None], self.clock()[None]
         if self.fusion == "early":
-            assert order is not None and time is not None  # both turn every plane
             share = self.time_share()
             order, time = (1 - share) * order, share * time
         return order, time
@@ -344,13 +320,9 @@ class TimeOrderRotaryPosition(AngularPosition):
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return the angles of order and of time, joined as ``fusion`` says: [m, h or 1, e / 2]."""
         by_order, by_time = self.frequencies()
-        order = None if by_order is None else radians(ctx.index.double(), by_order)
-        time = None if by_time is None else radians(self.time(ctx), by_time)
-        if order is None or time is None:
-            only = time if order is None else order
-            assert only is not None  # one source at least turns planes
-            return only
-        if self.fusion == "split_dim":
+        order, time = radians(ctx.index.double(), by_order), radians(self.time(ctx), by_time)
+        has_both = order.size(-1) > 0 and time.size(-1) > 0
+        if self.fusion == "split_dim" or not has_both:
             return torch.cat((order, time), -1)
         if self.fusion == "split_head":
             order = order.expand(-1, self.heads - self.time_heads, -1)
@@ -361,9 +333,9 @@ class TimeOrderRotaryPosition(AngularPosition):
     def time_periods(self) -> Tensor | None:
         """Return [h, e / 2] seconds of a turn by time, infinite where planes turn by order only."""
         by_order, by_time = self.frequencies()
-        if by_time is None:
+        if not by_time.size(-1):
             return None
-        if self.fusion == "split_dim" and by_order is not None:
+        if self.fusion == "split_dim":
             by_time = torch.cat((torch.zeros_like(by_order), by_time), -1)
         by_time = by_time.expand(self.heads, -1).clone()
         if self.fusion == "split_head":
@@ -374,15 +346,8 @@ class TimeOrderRotaryPosition(AngularPosition):
 def _count_by_time(ratio: float, whole: int, what: str, key: str) -> int:
     """Return how many of ``whole`` planes, heads or layers turn by time.
 
-    It is ``ratio`` of them, rounded, but none or all only for a ratio of 0 or 1.
-
-    Args:
-        ratio: in [0, 1].
-        whole: how many there are.
-        what, key: their name and the option that sets their number, for the message.
-
-    Raises:
-        UsageError: if there is only one to split.
+    It is ``ratio`` of them, rounded, but none or all only for a ratio of 0 or 1. A message names
+    ``what`` is split and the option ``key`` that sets their number.
     """
     if ratio in (0, 1):
         return whole * int(ratio)
@@ -397,11 +362,7 @@ def _count_by_time(ratio: float, whole: int, what: str, key: str) -> int:
 def _require_consistent(
     fusion: str, gate: str, scope: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
-    """Check that the gate and what is learned fit the form of fusion.
-
-    Raises:
-        UsageError: if they do not.
-    """
+    """Raise UsageError unless the gate and what is learned fit the form of fusion."""
     if gate != "fixed" and fusion != "early":
         raise UsageError(
             f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn. Set fusion to "
