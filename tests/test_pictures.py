@@ -347,7 +347,7 @@ def test_a_kernel_is_shown_without_the_identity(figures: dict, tmp_path: Path) -
     assert fresh.get_title() == "U - I, layer 1" and learned.get_title() == "L - I, all layers"
     assert (fresh.images[0].get_array() == 0).all()
     assert 0.008 < learned.images[0].get_clim()[1] <= 0.01
-    assert learned.images[0].get_extent() == (-49.5, 0.5, 0.5, -49.5)
+    assert list(learned.images[0].get_extent()) == [-49.5, 0.5, 0.5, -49.5]
     draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], (SHORT,), "weight", tmp_path / "a.png")
     assert figures["a.png"].axes[0].images[0].get_clim() == (-0.5, 0.5)  # to both sides
 
