@@ -27,7 +27,6 @@ from recbole.utils import (
 from recbole.utils.utils import get_local_time
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import LambdaLR
 
 from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
@@ -40,7 +39,7 @@ from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import give_back
-from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, schedule_epoch
+from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import adapter
@@ -87,7 +86,6 @@ class PosTrainer(EvaluatingTrainer):
         self.kept: KeptGradient | None = None  # while an epoch is trained
         self.steps = 0  # that were taken, in all epochs
         self.all_steps = 0  # of all epochs, once a schedule asks for them
-        self.schedule: LambdaLR | None = None  # of the epoch, if rates differ in it
         decay = config["ema_decay"]
         self.average = WeightAverage(model, decay) if decay else None
         # attributes that Trainer.evaluate reads
@@ -225,13 +223,9 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-        changes_by_step = self.config["lr_scheduler"] in PER_STEP
-        if changes_by_step and not self.all_steps:
+        if self.config["lr_scheduler"] in PER_STEP and not self.all_steps:
             train_data.set_epoch(0)  # other epochs may have a few batches more or less
             self.all_steps = self.epochs * len(train_data)
-        args = self.optimizer, self.config, epoch_idx, self.steps, self.all_steps
-        schedule = schedule_epoch(*args)
-        self.schedule = schedule if changes_by_step or self.config["warmup_steps"] else None
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         if not self.shard.alone:
             # dropout and negatives of each process, by two primes; they depend on the epoch only,
@@ -251,6 +245,9 @@ class PosTrainer(EvaluatingTrainer):
         ):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
+                rate = learning_rate(self.config, epoch_idx, self.steps, self.all_steps)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
                 loss = self._step(loss_func, batch, watch, number)
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
@@ -295,8 +292,6 @@ class PosTrainer(EvaluatingTrainer):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps += 1
-        if self.schedule is not None:
-            self.schedule.step()
         if self.average is not None:
             self.average.update(self.steps)
         return value
