@@ -73,7 +73,11 @@ def evaluate(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "
             "under its own mask_history; leave part and mask_history out"
         )
-    custom = _apply_functions(functions, folder) if functions else {}
+    rank = _read_ranks(folder) + 1 if functions else None
+    custom = {
+        getattr(function, "__name__", type(function).__name__): float(function(rank))
+        for function in functions
+    }
     names = [metric for metric in requested if not callable(metric)]
     if custom and not names:
         return custom
@@ -130,15 +134,6 @@ def _read_ranks(folder: RunFolder) -> np.ndarray:
         return pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
     except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
         raise UsageError(f"{folder.ranks} is damaged: {error}") from error
-
-
-def _apply_functions(functions: Sequence[RankMetric], folder: RunFolder) -> dict[str, float]:
-    """Compute metrics that are functions of the test targets' ranks, from 1; values by name."""
-    rank = _read_ranks(folder) + 1
-    return {
-        getattr(function, "__name__", type(function).__name__): float(function(rank))
-        for function in functions
-    }
 
 
 def _compute_metrics(rank: np.ndarray, config: PosConfig) -> dict[str, float]:

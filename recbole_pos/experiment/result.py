@@ -9,7 +9,7 @@ from recbole_pos.data.targets import describe_warnings
 from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import Count
-from recbole_pos.experiment.device import describe_device, device_line
+from recbole_pos.experiment.device import describe_device
 from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
 from recbole_pos.values import shown
 
@@ -113,13 +113,6 @@ def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
         "run_dir": str(folder.path),
         "split": dataset.split.summary,
     }
-
-
-def make_headline(facts: dict[str, Any], folder: RunFolder) -> str:
-    """Return the first line of a run's report: model, dataset, their sizes, device and folder."""
-    parts = [f"{facts[key]:,} {key}" for key in ("users", "items", "events", "parameters")]
-    parts += [device_line(facts["device"]), *([facts["run_dir"]] if folder.is_kept else [])]
-    return f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}"
 
 
 def parameters(model: Any) -> int:

@@ -34,7 +34,7 @@ from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
 from recbole_pos.experiment.device import Precision
-from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
+from recbole_pos.experiment.diagnosis import explain_loss, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch
@@ -56,8 +56,10 @@ class PosTrainer(EvaluatingTrainer):
 
     Args:
         config: RecBole configuration.
-        model: the model, on its device. Checkpoints are written where RecBole would write them,
-            unless :meth:`use_folder` names a run folder.
+        model: the model, on its device.
+
+    Attributes:
+        run: the run folder, if any; without one, checkpoints are where RecBole would write them.
     """
 
     def __init__(self, config: Options, model: Any) -> None:
@@ -107,10 +109,6 @@ class PosTrainer(EvaluatingTrainer):
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
         self.run: RunFolder | None = None
-
-    def use_folder(self, run: RunFolder) -> None:
-        """Write metrics and checkpoints into a run folder."""
-        self.run, self.saved_model_file = run, str(run.checkpoint)
 
     @property
     def finished(self) -> bool:
@@ -175,7 +173,7 @@ class PosTrainer(EvaluatingTrainer):
         state = self.progress
         if state.next_epoch == 0:
             every = self.loader.packed and self.config["train_windows"] != "prefix"
-            tell_notices(self.model, every_position=every)
+            log_notices(self.model, every_position=every)
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -346,11 +344,7 @@ class PosTrainer(EvaluatingTrainer):
         return improved
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Put the weights of a checkpoint into the model.
-
-        Raises:
-            CheckpointError: if they are of another architecture.
-        """
+        """Put the weights of a checkpoint into the model."""
         load_weights(self.model, weights)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
