@@ -27,7 +27,7 @@ from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
-from recbole_pos.experiment.environment import Rank, rank_here
+from recbole_pos.experiment.environment import Rank, find_rank
 from recbole_pos.experiment.launch import choose_gpu, free_port
 from recbole_pos.experiment.rendezvous import Rendezvous
 
@@ -180,9 +180,9 @@ def test_the_rank_of_a_process(environ, args, expected) -> None:
     """Or what is wrong with its environment."""
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=expected):
-            rank_here(environ, RunArguments(**args))
+            find_rank(environ, RunArguments(**args))
     else:
-        found = rank_here(environ, RunArguments(**args))
+        found = find_rank(environ, RunArguments(**args))
         assert (found and tuple(vars(found).values())[:8]) == expected
 
 
@@ -199,7 +199,7 @@ def test_the_rank_of_a_process(environ, args, expected) -> None:
 def test_gpu_of_a_process(monkeypatch, gpu_id, visible, expected) -> None:
     """The second of two on its machine."""
     config = PosConfig("FPARec", "ml-100k", None, {"gpu_id": gpu_id})
-    rank = rank_here({**TORCHRUN, "CUDA_VISIBLE_DEVICES": visible}, RunArguments())
+    rank = find_rank({**TORCHRUN, "CUDA_VISIBLE_DEVICES": visible}, RunArguments())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with nullcontext() if expected is not None else pytest.raises(UsageError, match="^gpu_id"):
         assert choose_gpu(config, rank) == expected

@@ -18,7 +18,7 @@ from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import read_result, unfinished
+from recbole_pos.experiment.result import is_unfinished, read_result
 from recbole_pos.experiment.run import load, load_config
 from recbole_pos.values import check_choice
 
@@ -115,7 +115,7 @@ def _evaluate_ranks(
     follow = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
     # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
     follow = follow and max(config["topk"]) <= max(trained["topk"])
-    is_there = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
+    is_there = folder.ranks.is_file() and folder.result.is_file() and not is_unfinished(folder)
     if not (follow and is_there and masks_history(trained) == masks_history(config)):
         return None
     result, rank = read_result(folder), _read_ranks(folder)

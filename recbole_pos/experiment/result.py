@@ -83,7 +83,7 @@ def read_result(folder: RunFolder) -> Result:
         raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
 
 
-def unfinished(folder: RunFolder) -> bool:
+def is_unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
     Best trials of searches and runs of earlier versions count as finished: they lack the files that
@@ -108,14 +108,14 @@ def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
         "users": dataset.user_num - 1,
         "items": dataset.item_num - 1,
         "events": len(dataset.log),
-        "parameters": parameters(experiment.model),
+        "parameters": count_parameters(experiment.model),
         "device": describe_device(config),
         "run_dir": str(folder.path),
         "split": dataset.split.summary,
     }
 
 
-def parameters(model: Any) -> int:
+def count_parameters(model: Any) -> int:
     """Return the number of a model's trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -145,7 +145,7 @@ def make_result(
             "evaluation": round(progress.evaluation_seconds + test_seconds, 3),
         },
         targets_per_second=round(progress.trained_targets / training_seconds, 1),
-        parameters=parameters(experiment.model),
+        parameters=count_parameters(experiment.model),
         candidates="items not in the user's past" if masks_history(config) else "all items",
         valid_targets=targets["valid"],
         test_targets=targets["test"],

@@ -275,7 +275,7 @@ class PosTrainer(EvaluatingTrainer):
         targets, value = len(batch), loss.detach()
         if not self.shard.alone:  # the mean loss of the whole batch, NaN in all if it is in one
             loss = loss * self.shard.weight
-            targets, value = self.shard.whole, distributed.total(loss)
+            targets, value = self.shard.whole, distributed.sum_over_processes(loss)
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         if is_fused and value.device.type != "cpu":
             # a loss that is not finite is read too late to stop this step: the optimiser skips it

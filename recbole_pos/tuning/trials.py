@@ -18,7 +18,7 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher as RaySearcher
 
-from recbole_pos.experiment.result import parameters
+from recbole_pos.experiment.result import count_parameters
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import make_searcher
@@ -71,7 +71,7 @@ def run_trial(
             "best_valid": progress.best_result or {},
             "ended": trainer.finished,
             "seconds": round(progress.training_seconds + progress.evaluation_seconds, 3),
-            "parameters": parameters(experiment.model),
+            "parameters": count_parameters(experiment.model),
             "node": ray.get_runtime_context().get_node_id()[:8],
         }
         line = epochs[-1]
