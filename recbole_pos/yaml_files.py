@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,48 @@ def read_text(path: str | Path) -> str:
     if len(text) > _LONGEST:
         raise ValueError(f"the file has more than {_LONGEST:,} characters")
     return text
+
+
+def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
+    """Return the mapping in a yaml file, and where its parts stand.
+
+    Args:
+        path: path of the file.
+        what: what the file is, for messages: study, space file.
+
+    Returns:
+        The mapping; and path of keys and places in lists -> file and line.
+
+    Raises:
+        UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
+    """
+    name = short(str(path))
+    try:
+        loader = YamlLoader(read_text(path))
+        try:
+            root = loader.get_single_node()
+            content = None if root is None else loader.construct_document(root)
+        finally:
+            loader.dispose()
+    except OSError as error:
+        raise UsageError(f"cannot read {what} {name}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{name}, {yaml_problem(error)} (not valid yaml)") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{what} {name} must hold `key: value` lines")
+    return content, {part: f"{path}, line {line}" for part, line in _find_lines(root)}
+
+
+def _find_lines(node: yaml.Node, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
+    """Yield the path and the line of every key and every value of a list in a node."""
+    parts: list[tuple[Any, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = [(place, value, value) for place, value in enumerate(node.value)]
+    for name, key, value in parts:
+        yield (*path, name), key.start_mark.line + 1
+        yield from _find_lines(value, (*path, name))
 
 
 def yaml_problem(error: Exception) -> str:

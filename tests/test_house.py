@@ -16,7 +16,7 @@ PACKAGE = ROOT / "recbole_pos"
 FLOORS = [
     *("layers", "position", "data", "relations", "model", "config", "conversion"),
     "experiment",
-    *("runs", "inspect", "tuning", "serve", "public", "study", "cli"),
+    *("runs", "inspect", "serve", "public", "study", "tuning", "cli"),
 ]
 # Names that occur twice still; none may join them.
 TWICE = set(

@@ -19,7 +19,6 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import CheckpointError, RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.runs.storage import Mirror
 from recbole_pos.serve.holder import ModelHolder
 
 HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
@@ -192,9 +191,7 @@ def test_an_old_run_recommends_and_resumes_as_it_did(old) -> None:
 @pytest.mark.parametrize("old", ["run-0.2-killed"], indirect=True)
 def test_best_weights_in_a_file_of_their_own(old, tmp_path) -> None:
     """They move with the checkpoint; without them, or with others, it is refused."""
-    Mirror(RunFolder(old), str(tmp_path / "far")).keep()
-    there = RunFolder(tmp_path / "there")
-    Mirror(there, str(tmp_path / "far")).fetch()
+    there = RunFolder(shutil.copytree(old, tmp_path / "there"))
     (best,) = there.path.glob("checkpoint.pt.best-*")
     assert recbole_pos.load(there.path).model
     best.write_bytes(there.checkpoint.read_bytes())
