@@ -38,7 +38,7 @@ SEARCH = "search.json"  # a file that only the folder of a search has
 
 
 class RunFolder:
-    """The folder of one run, which need not exist: its configuration, metrics, checkpoint, ..."""
+    """The folder of one run, which need not exist: its files, and how they are written."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
