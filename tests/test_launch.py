@@ -121,13 +121,8 @@ def test_two_programs_are_one_run(tiny, tmp_path, whole, launcher) -> None:
         if by_hand:
             more += ["--nproc=1", "--world_size=2", f"--group_offset={rank}"]
         else:
-            for name, value in (
-                ("RANK", rank),
-                ("LOCAL_RANK", rank),
-                ("SIZE", 2),
-                ("LOCAL_SIZE", 2),
-            ):
-                environ[f"OMPI_COMM_WORLD_{name}"] = str(value)
+            args = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": 2, "LOCAL_SIZE": 2}
+            environ |= {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in args.items()}
         ends.append(start(SCRIPT, *words(tiny, *more), env=environ))
     if by_hand:
         kill_one(ends[1], tmp_path / "run", "spawn_main")
