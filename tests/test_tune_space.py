@@ -293,6 +293,7 @@ def test_tpe_recalls_what_it_asked() -> None:
     space = Space(SEARCHED)
     old, new, other = (OptunaSearcher(space, "max", seed) for seed in (3, 3, 4))
     asked = [old.ask(number) for number in range(8)]
+    assert len({str(options) for options in asked}) > 6
     for number, options in enumerate(asked):
         new.recall(number, options)
         other.recall(number, options)  # what was asked, not what it would ask
