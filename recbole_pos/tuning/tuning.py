@@ -130,8 +130,8 @@ def search(
         else:
             folder, overruled = StudyFolder(args.resume), []
             others = {"model": model, "dataset": dataset, "space": space}
-            others["config_file_list"] = config_file_list
-            plan = extend_plan(folder, args, config_dict, **others)
+            files = {"config_file_list": config_file_list}
+            plan = extend_plan(folder, args, config_dict, **others, **files)
             facts = SearchFacts.read(folder, args)
             held.enter_context(only_writer(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
