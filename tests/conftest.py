@@ -90,8 +90,8 @@ SLOW = """
     readme tune.py study_driver tune_faults device.py pages export.py stops pictures fuzz_options
     broken_weights serve_http wheel recommend.py recbole_doors successive tune_space study_cluster
     inspect grown trainer ray_token update recbole_ compile studies.py warm_start distributed
-    convert atomic launch cache evaluate tune checkpoint_files session_models options moved_runs
-    ties study_statistics study_report fuzz filtering identity bench paths_of_runs run_device
+    convert tables launch cache evaluate tune checkpoint_files session_models options moved_runs
+    splits study_statistics study_report fuzz loading identity bench paths_of_runs run_device
 """.split()
 
 

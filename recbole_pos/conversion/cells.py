@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.numbers import find_wrong, read_numbers
 from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.location import KINDS, MISSING
@@ -26,6 +26,11 @@ _LIST = r"(?s)^\s*\[.*\]\s*$"
 _ISO = r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?$"
 _PIPE = r"[^\s|]\|[^\s|]"
 _PIPED = 0.05  # of the different cells must have a | for all of them to be lists
+# Decimal and thousands separators of numbers as people write them: 1,234.50 or 1 234,50.
+_MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (other, " ", "'"))
+_SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
+_GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
+_FIRST = 200  # cells that are looked at before all are
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,7 @@ class Cells:
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
-        """Return cells with other values, of which equal ones become one.
-
-        Args:
-            values: new text of each value but the first; an empty one is missing.
-            kind: new kind.
-            notes: notes to add.
-        """
+        """Return cells with other text of each value but the first; an empty one is missing."""
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
         empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(empty, 0, np.cumsum(~empty)).astype(np.int32)
@@ -107,7 +106,7 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
             one = pa.array([], pa.string()).dictionary_encode()
         names = one.dictionary
         # 1.0 is called 1, and 1e15 by its digits
-        text = number_text(names) if types.is_floating(names.type) else names.cast(pa.string())
+        text = format_numbers(names) if types.is_floating(names.type) else names.cast(pa.string())
     except pa.ArrowException as error:
         raise UsageError(f"column {shown(name)} holds {held}, which is no field") from error
     codes = one.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
@@ -132,7 +131,7 @@ def _join(chunk: Any) -> pa.Array:
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
 
 
-def number_text(numbers: Any) -> pa.Array:
+def format_numbers(numbers: Any) -> pa.Array:
     """Return [n] float64 as the shortest text that reads as the same; whole ones without a point,
     nan empty."""
     numbers = np.asarray(numbers, dtype=np.float64)
@@ -144,13 +143,10 @@ def number_text(numbers: Any) -> pa.Array:
     return pc.if_else(pa.array(np.isnan(numbers)), "", text)
 
 
-def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
+def guess(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
     """Guess the kind of a column, and convert its cells to it.
 
-    Args:
-        cells: the column.
-        field_name: name of its field; numbers in one that ends in _id or the like are tokens.
-        decimal_comma: whether 12,99 is a number.
+    Numbers in a column that ends in _id or the like are tokens; ``decimal_comma``: 12,99 is one.
     """
     values = cells.values[1:]
     if cells.kind:
@@ -160,16 +156,16 @@ def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
     if (lists := parse_lists(values)) is not None:
         return _as_sequences(cells, lists)
     if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _PIPED * len(values):
-        return convert_cells(cells, "token_seq", "").as_kind("token_seq", "lists, split at |")
-    if _ID.search(field_name.lower()) or _has_any(values, r"^[+-]?0\d"):
-        return whole_ids(cells).as_kind("token")
-    numbers, note = read_numbers(values, decimal_comma=decimal_comma)
+        return convert_cells(cells, "token_seq", column).as_kind("token_seq", "lists, split at |")
+    if _ID.search(re.sub(r"\W+", "_", column.lower())) or _has_any(values, r"^[+-]?0\d"):
+        return read_whole_ids(cells).as_kind("token")
+    numbers, note = read_numbers(values, column, decimal_comma=decimal_comma)
     if numbers is not None:
-        return cells.recode(number_text(numbers), "float", note)
+        return cells.recode(format_numbers(numbers), "float", note)
     if _has_all(values, _ISO):
-        seconds = read_times(pa.chunked_array([values]), field_name).seconds
+        seconds = read_times(pa.chunked_array([values]), column).seconds
         if not np.isnan(seconds).any():
-            return cells.recode(number_text(seconds), "float", "dates: seconds since 1970, UTC")
+            return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
     return cells.as_kind("token", note)
 
 
@@ -181,14 +177,7 @@ def convert_cells(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """Convert cells to the kind that the user gives.
-
-    Args:
-        cells: the column.
-        kind: token, token_seq, float or float_seq.
-        column: name of the column, for messages.
-        decimal_comma: whether a comma that may be either separator is that of decimals.
-        decimal, thousands: separators that the user gives.
+    """Convert cells to the kind that the user gives, numbers as :func:`read_numbers` reads them.
 
     Raises:
         UsageError: for an unknown type, or if cells cannot be of it.
@@ -198,16 +187,11 @@ def convert_cells(
     if kind == "token":
         return cells.as_kind(kind)
     if kind == "float":
-        numbers, note = read_numbers(values, decimal, thousands, decimal_comma)
+        numbers, note = read_numbers(values, column, decimal, thousands, decimal_comma)
         if numbers is not None:
-            return cells.recode(number_text(numbers), kind, note)
-        wrong = find_wrong(values, decimal, thousands)
-        if len(wrong):
-            note = (
-                f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
-                f"{shown(wrong[0].as_py())}; correct them or take token"
-            )
-        raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
+            return cells.recode(format_numbers(numbers), kind, note)
+        why = note or describe_wrong(values, decimal, thousands)
+        raise UsageError(f"type: {column}=float: {why}")
     if not cells.kind.endswith("_seq"):
         if len(values) and (lists := parse_lists(values)) is not None:
             cells = _as_sequences(cells, lists)
@@ -225,7 +209,7 @@ def convert_cells(
     return cells.as_kind(kind)
 
 
-def whole_ids(cells: Cells) -> Cells:
+def read_whole_ids(cells: Cells) -> Cells:
     """Write ids such as 1034.0 as whole numbers, unless others have decimals, as versions do."""
     values = cells.values[1:]
     floats = pc.match_substring_regex(values, r"^-?\d+\.0$")
@@ -272,3 +256,90 @@ def _as_sequences(cells: Cells, lists: list[list[Any]]) -> Cells:
     text = [INNER.join("" if part is None else str(part) for part in one) for one in lists]
     kind = "float_seq" if is_float else "token_seq"
     return cells.recode(pa.array(text, pa.string()), kind, "json lists")
+
+
+def read_numbers(
+    values: pa.Array,
+    column: str,
+    decimal: str | None = None,
+    thousands: str | None = None,
+    decimal_comma: bool = False,
+) -> tuple[np.ndarray | None, str]:
+    """Read the different texts of a column as numbers, if they can be read in one way only.
+
+    Args:
+        values: [n] texts.
+        column: name of the column, for notes.
+        decimal, thousands: separators that the user gives; None to try all.
+        decimal_comma: whether a comma that may be either separator is that of decimals.
+
+    Returns:
+        [n] float64, or None if a value is not a number or can be read in two ways; and a note on
+        how they are read, or why they are not.
+    """
+    if not (decimal or thousands):
+        with suppress(pa.ArrowException):
+            numbers = values.cast(pa.float64()).to_numpy()
+            note = f"the point is read as decimal; --thousands {column}=. if it is not decimal"
+            return numbers, note if _has_all(values, _GROUPED) else ""
+    text = _plain_text(values)
+    readings: dict[tuple[str, str], np.ndarray] = {}
+    for marks in _possible_separators(decimal, thousands):
+        if all(_has_all(some, _number_pattern(*marks)) for some in (text[:_FIRST], text)):
+            digits = pc.replace_substring(text, marks[1], "")
+            numbers = pc.replace_substring(digits, marks[0], ".").cast(pa.float64()).to_numpy()
+            if not any(np.array_equal(numbers, other) for other in readings.values()):
+                readings[marks] = numbers
+    if not readings:
+        return None, ""
+    certain = list(readings)
+    if len(certain) > 1:
+        certain = [marks for marks in certain if decimal_comma and marks[0] == ","][:1]
+    elif certain[0][1] == " " and not (decimal or thousands):  # 101 205 may be two names
+        if not pc.any(pc.match_substring(text, certain[0][0])).as_py():
+            return None, f"{values[0]} may be a number or a list: --thousands {column}=' '"
+    if certain:
+        note = "decimal separator {!r}, thousands {!r}".format(*certain[0])
+        return readings[certain[0]], note
+    first, second = list(readings.values())[:2]
+    place = int(np.flatnonzero(first != second)[0])
+    options = [f"--decimal {column}={m[0]!r} ({n[place]:.15g})" for m, n in readings.items()]
+    return None, (
+        f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: give "
+        f"{' or '.join(options)}"
+    )
+
+
+def describe_wrong(values: pa.Array, decimal: str | None, thousands: str | None) -> str:
+    """Return which values are no numbers, in the reading with most numbers."""
+    text = _plain_text(values)
+    masks = [
+        pc.match_substring_regex(text, _number_pattern(*marks))
+        for marks in _possible_separators(decimal, thousands)
+    ]
+    wrong = values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
+    return (
+        f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
+        f"{wrong[0].as_py()[:60]!r}; correct them or take token"
+    )
+
+
+def _plain_text(values: pa.Array) -> pa.Array:
+    text = pc.replace_substring_regex(pc.utf8_trim_whitespace(values), _SPACES, " ")
+    return pc.replace_substring(pc.replace_substring(text, "\u2212", "-"), "’", "'")
+
+
+def _possible_separators(decimal: str | None, thousands: str | None) -> list[tuple[str, str]]:
+    """Return the pairs of decimal and thousands separators that are possible."""
+    given = decimal or ("," if thousands == "." else "."), thousands or " "
+    return [
+        (one, two)
+        for one, two in dict.fromkeys([*_MARKS, given])
+        if one != two and decimal in (None, one) and thousands in (None, two)
+    ]
+
+
+def _number_pattern(decimal: str, thousands: str) -> str:
+    point, mark = (rf"\x{{{ord(one):x}}}" for one in (decimal, thousands))
+    whole = rf"(?:\d+|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+)"
+    return rf"^[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?$"

@@ -6,19 +6,30 @@ import csv
 import gzip
 import io
 import itertools
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
-from pyarrow import csv as arrow
+from pyarrow import compute as pc
+from pyarrow import csv as csv_reader
+from pyarrow import json as json_reader
 from pyarrow import parquet
 
 from recbole_pos.config.arguments import ConvertArguments
-from recbole_pos.conversion.json_lines import read_json
-from recbole_pos.conversion.source import Columns, Part, Source, flatten, plain_type, union
+from recbole_pos.conversion.source import (
+    Columns,
+    Part,
+    Source,
+    flatten_records,
+    plain_type,
+    stack_columns,
+)
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
@@ -32,39 +43,39 @@ _KNOWN = "csv, tsv, json lines (.jsonl) and parquet, each but parquet also as .g
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SEPARATORS = ",;\t|"
 _BLOCK = 1 << 22  # bytes
+_NESTED = 200  # most nested brackets; parsers recurse, and deeper text could overflow the stack
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _HEAD = 1 << 20  # bytes by which types are chosen
 _ROWS = 1 << 20  # most rows of a chunk of a frame, so that its text has under 2 GiB
 
 
-def read(path: Path, asked: ConvertArguments, option: str) -> Source:
+def read(path: Path, args: ConvertArguments, option: str) -> Source:
     """Read a file, or all files of a folder that have one format.
 
     Args:
         path: the file or folder.
-        asked: separator, quotation marks and encoding of text.
+        args: separator, quotation marks and encoding of text.
         option: which argument may name the columns of text without a header.
 
     Raises:
-        UsageError: if there is no such file, or it is not of a format that can be read; if its
-            first line has no usable names; if most of its rows are broken.
+        UsageError: if it is not of a format that can be read, or most of its rows are broken.
     """
     files = _find_files(path)
     form = _format(files[0]) or ""
-    if getattr(asked, option) and form != "csv":
+    if getattr(args, option) and form != "csv":
         raise UsageError(f"{option}: {files[0]} names its columns; leave the option out")
     has_comma = False
     if form == "csv":
-        text = TextReader(files[0], asked, option)
+        text = TextReader(files[0], args, option)
         parts = [text.read(file) for file in files]
         form = f"text separated by {shown(text.separator)}"
         has_comma = text.separator == ";"
     elif form == "json":
-        parts, form = [read_json(file, _open) for file in files], "json lines"
+        parts, form = [read_json(file) for file in files], "json lines"
     else:
         tables = [parquet.read_table(file, partitioning=None) for file in files]
         parts = [
-            Part(file, flatten(table), table.num_rows)
-            for file, table in zip(files, tables, strict=True)
+            Part(f, flatten_records(t), t.num_rows) for f, t in zip(files, tables, strict=True)
         ]
     for part in parts:
         if not part.rows and not part.broken:
@@ -76,16 +87,12 @@ def read(path: Path, asked: ConvertArguments, option: str) -> Source:
                 f"broken, the first: {part.describe_broken()[0]}"
             )
         _add_partitions(part, path)
-    columns = union([(part.columns, part.rows) for part in parts])
+    columns = stack_columns([(part.columns, part.rows) for part in parts])
     return Source(path, parts, columns, form, has_comma)
 
 
 def read_frame(frame: Any, name: str) -> Source:
-    """Read a frame of pandas, polars, pyarrow, or anything that Arrow reads.
-
-    Raises:
-        UsageError: if it is no frame, two columns have one name, or there is no row.
-    """
+    """Read a frame of pandas, polars, pyarrow, or anything that Arrow reads."""
     if hasattr(frame, "iloc"):  # pandas, whose index is columns if it has names
         has_names = any(name is not None for name in frame.index.names)
         table = pa.Table.from_pandas(frame, preserve_index=has_names)
@@ -101,7 +108,8 @@ def read_frame(frame: Any, name: str) -> Source:
         raise UsageError(f"{name} has no row")
     table = pa.Table.from_batches(table.to_batches(max_chunksize=_ROWS), table.schema)
     columns = {
-        column: cells.cast(plain_type(cells.type)) for column, cells in flatten(table).items()
+        column: cells.cast(plain_type(cells.type))
+        for column, cells in flatten_records(table).items()
     }
     part = Part(Path(name), columns, table.num_rows, first=0)
     return Source(Path(name), [part], columns, "frame")
@@ -152,41 +160,32 @@ def _open(file: Path) -> IO[bytes]:
 
 
 def _add_partitions(part: Part, folder: Path) -> None:
-    """Add columns to a part from names of its folders, such as country=NO.
-
-    One that the file has with other values is called ``country (folder)``.
-    """
+    """Add columns by names of folders, such as country=NO; of another column: country (folder)."""
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
         if not (column and equals):
             continue
         known = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
-        cells = pa.repeat(known, part.rows).dictionary_encode()
         if column in part.columns:
             if part.columns[column].cast(pa.string()).unique().to_pylist() == [known.as_py()]:
                 continue
             column = f"{column} (folder)"
+        cells = pa.repeat(known, part.rows).dictionary_encode()
         part.columns[column] = pa.chunked_array([cells])
 
 
 class TextReader:
     """Reads files of separated cells that all begin with the same line of names.
 
-    Args:
-        file: the first file, by which separator, names and types are found.
-        asked: how the files are written.
-        option: which argument may name the columns.
-
-    Raises:
-        UsageError: if the file is not text, or its separator or names cannot be found.
+    Separator, names and types are found by the first ``file``; ``option`` may give the names.
     """
 
-    def __init__(self, file: Path, asked: ConvertArguments, option: str) -> None:
-        self.encoding, self.quotes = asked.encoding, not asked.no_quotes
-        self.option, given = option, getattr(asked, option)
+    def __init__(self, file: Path, args: ConvertArguments, option: str) -> None:
+        self.encoding, self.quotes = args.encoding, not args.no_quotes
+        self.option, given = option, getattr(args, option)
         self.given_names = given.split(",") if isinstance(given, str) else list(given)
         first, line = self._first_line(file)
-        self.separator = asked.separator or self._find_separator(file, first)
+        self.separator = args.separator or self._find_separator(file, first)
         cells = self._cells(first, self.separator)
         self.names = list(map(str, range(len(cells))))
         self.types = dict.fromkeys(self.names, pa.string())
@@ -196,7 +195,7 @@ class TextReader:
             columns, broken = self._table(file, pa.BufferReader(head), line, False)
         except UsageError:  # reading the whole file raises it again
             columns, broken = {}, []
-        if not asked.separator and (len(cells) < 2 or self.separator == " " and broken):
+        if not args.separator and (len(cells) < 2 or self.separator == " " and broken):
             raise UsageError(
                 f"{file}: the first line, {first[:80]!r}, has one column; cells may be separated "
                 "by comma, semicolon, tab or |, another is given with --separator"
@@ -209,11 +208,7 @@ class TextReader:
         }
 
     def read(self, file: Path) -> Part:
-        """Read one of the files.
-
-        Raises:
-            UsageError: if it is not text, or its first line is not like that of the first file.
-        """
+        """Read one of the files, whose first line must be like that of the first file."""
         first, line = self._first_line(file)
         if self._column_names(file, first) != self.names:
             raise UsageError(
@@ -278,10 +273,7 @@ class TextReader:
     def _table(
         self, file: Path, stream: Any, header: int, threads: bool
     ) -> tuple[Columns, list[tuple[int, str]]]:
-        """Read the rows of a stream by Arrow, below ``header`` lines.
-
-        Returns the columns, and the number and fault of what is no row; no numbers with threads.
-        """
+        """Return columns below ``header`` lines; number (0 with threads) and fault of bad rows."""
         broken: list[tuple[int, str]] = []
 
         def skip_broken(row: Any) -> str:
@@ -293,26 +285,114 @@ class TextReader:
             return "skip"
 
         try:
-            table = arrow.read_csv(
+            table = csv_reader.read_csv(
                 stream,
-                arrow.ReadOptions(
+                csv_reader.ReadOptions(
                     use_threads=threads,
                     block_size=_BLOCK,
                     column_names=self.names,
                     skip_rows=header,
                     encoding=self.encoding,
                 ),
-                arrow.ParseOptions(
+                csv_reader.ParseOptions(
                     delimiter=self.separator,
                     quote_char='"' if self.quotes else False,
                     newlines_in_values=self.quotes,
                     ignore_empty_lines=False,  # every line is a row, so rows give line numbers
                     invalid_row_handler=skip_broken,
                 ),
-                arrow.ConvertOptions(
+                csv_reader.ConvertOptions(
                     column_types=self.types, null_values=[""], strings_can_be_null=True
                 ),
             )
         except (pa.ArrowException, UnicodeError) as error:
             raise self._unreadable(file, error) from error
-        return flatten(table), broken
+        return flatten_records(table), broken
+
+
+def read_json(file: Path) -> Part:
+    """Read a file of json lines in blocks: by Arrow, or by Python if a line is broken."""
+    tables: list[tuple[Columns, int]] = []
+    broken: list[tuple[int, str]] = []
+    texts: dict[str, pa.DataType] = {}
+    rows = 0
+    with _open(file) as lines:
+        while block := lines.read(_BLOCK) + lines.readline():
+            if not tables:
+                block = block.removeprefix(b"\xef\xbb\xbf")
+                if block.lstrip().startswith(b"["):
+                    raise UsageError(
+                        f"{file} holds json lists, expected an object a line; write it again, as "
+                        f"in `jq -c '.[]' {file.name} > {file.stem}-lines.jsonl` for one list"
+                    )
+            table = _read_json_by_arrow(block, texts)
+            if table is None:
+                table, errors = _read_json_by_python(block)
+                broken += [(rows + len(broken) + number, why) for number, why in errors]
+            tables.append((flatten_records(table), table.num_rows))
+            rows += table.num_rows
+    return Part(file, stack_columns(tables), rows, broken)
+
+
+def _read_json_by_arrow(block: bytes, texts: dict[str, pa.DataType]) -> pa.Table | None:
+    """Parse whole lines by Arrow; None if one is not an object that Arrow reads exactly.
+
+    ``texts`` are columns to read as text, since Arrow takes them for times; it is extended.
+    """
+    marks = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(marks == ord("\n"))
+    line = np.searchsorted(ends, np.flatnonzero(np.isin(marks, tuple(b"[{"))))
+    if (line[_NESTED:] == line[:-_NESTED]).any():  # may be deep
+        return None
+    reading = json_reader.ReadOptions(block_size=len(block) + 1)
+    while True:
+        schema = json_reader.ParseOptions(explicit_schema=pa.schema(texts))
+        try:
+            table = json_reader.read_json(io.BytesIO(block), reading, schema)
+        except pa.ArrowException:
+            return None
+        times = {f.name: pa.string() for f in table.schema if pa.types.is_timestamp(f.type)}
+        if not times:
+            break
+        texts |= times
+    floats = [column for column in table.columns if pa.types.is_floating(column.type)]
+    # a whole number of more than 64 bits, such as an id, is a float
+    is_exact = all((pc.max(pc.abs(column)).as_py() or 0) < 2**53 for column in floats)
+    lines = len(ends) + (not block.endswith(b"\n"))
+    return table if is_exact and table.num_rows == lines else None
+
+
+def _read_json_by_python(block: bytes) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """Parse whole lines in Python; also return number from 0 and fault of those not an object."""
+    rows: list[dict[str, Any]] = []
+    broken: list[tuple[int, str]] = []
+    for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+        try:
+            rows.append(_parse_object(line))
+        except ValueError as error:
+            broken.append((number, f"no json: {error}" if line.strip() else "empty line"))
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _make_array([row.get(name) for row in rows]) for name in names}), broken
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    """Return the object of a line; ValueError if it is none, or no parser may be given it."""
+    if line.count(b"[") + line.count(b"{") > _NESTED:
+        marks = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+        steps = np.isin(marks, tuple(b"[{")).astype(np.int32) - np.isin(marks, tuple(b"]}"))
+        if steps.cumsum().max(initial=0) > _NESTED:
+            raise ValueError(f"more than {_NESTED} brackets within each other")
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    if b"\\u" in line:  # raises for a lone surrogate, which is no character
+        json.dumps(row, ensure_ascii=False).encode()
+    return row
+
+
+def _make_array(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):  # numbers and text under one name
+        texts = (v if v is None or isinstance(v, str) else json.dumps(v) for v in values)
+        return pa.array(texts, pa.string())

@@ -21,7 +21,7 @@ from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import TARGET_EVENT, masks_history, past_items
+from recbole_pos.data.windows import TARGET_EVENT, find_past_items, masks_history
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import PART, Choice, products, score_parts, select_best
@@ -97,7 +97,7 @@ class EvaluatingTrainer(Trainer):
         if not masks_history(self.config):
             history = None
         elif history is None:
-            history = past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
+            history = find_past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
         if self.part and TARGET_EVENT in interaction:
             barred = None if history is None else tuple(part.to(self.device) for part in history)
             states = self.model.compute_states(interaction.to(self.device))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig, limit_workers, to_plain_options
-from recbole_pos.data.identity import Known, changed_fields
+from recbole_pos.data.identity import Known, find_changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
@@ -196,7 +196,7 @@ def load_best(
         same = {**identity, "fields": {}} if changeable else identity
         checkpoint.require_same_data(state, same, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
-    return [] if identity is None else changed_fields(state, identity)
+    return [] if identity is None else find_changed_fields(state, identity)
 
 
 def require_known(state: dict[str, Any], known: Known | None, file: str | Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_from_runs
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
-from recbole_pos.data.attributes import item_attribute
+from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
@@ -193,7 +193,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
                 "new_items: with item_vectors_use: replace, items have no vectors of their own; "
                 "leave it out"
             )
-        tokens = item_attribute(dataset, config["new_items"])
+        tokens = read_item_attribute(dataset, config["new_items"])
         with torch.no_grad():
             fill_new(model.item_embedding.weight, known, tokens)
 
