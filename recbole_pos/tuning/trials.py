@@ -18,7 +18,7 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher as RaySearcher
 
-from recbole_pos.experiment.result import parameters
+from recbole_pos.experiment.result import count_parameters
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.worker import DONE, FAILED, MOST_LOSSES, train_run
 from recbole_pos.study.dispatcher import ActiveRuns
@@ -50,7 +50,7 @@ def run_trial(
             "best_epoch": progress.best_epoch,
             "epochs": progress.next_epoch,
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
-            "parameters": parameters(experiment.model),
+            "parameters": count_parameters(experiment.model),
         }
         line = next(line for line in reversed(progress.history) if line["valid"])
         numbers = {"epoch": line["epoch"] + 1, "loss": line["loss"]}
@@ -112,7 +112,8 @@ class Trials(RaySearcher):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Keep the last report of a trial; called by Ray."""
-        self.facts[trial_id] = result.get(FACTS, self.facts.get(trial_id))
+        if FACTS in result:
+            self.facts[trial_id] = result[FACTS]
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -122,7 +123,7 @@ class Trials(RaySearcher):
         if trial_id not in self.runs.running:
             return
         self.on_trial_result(trial_id, result or {})
-        if error or self.facts.get(trial_id) is None:
+        if error or trial_id not in self.facts:
             why = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
             self.runs.end(trial_id, {"status": FAILED, "lost": True, "reason": why})
         else:
