@@ -99,7 +99,7 @@ class Trials(RaySearcher):
     def suggest(self, trial_id: str) -> Any:
         """Return the configuration of the next trial; None while there is none, ``FINISHED`` if no
         other comes; called by Ray."""
-        while job := self.waiting or self.runs.scheduler.ready():
+        while job := self.waiting or self.runs.scheduler.next_job():
             if job.fit.trial is None:  # the test of the best, once all trials have ended
                 self.waiting = job
                 return self.FINISHED
