@@ -131,7 +131,7 @@ def by_time(s: Head, learned: Any, planes: int, t: float) -> list[float]:
 def to_rope_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
     """TO-RoPE, equation 4 with the special cases of 4.1.2; each source has a whole bank."""
     scheme, options, fusion = s.scheme, s.options, s.options["fusion"]
-    if fusion == "split_head" and s.head >= s.heads // 2:
+    if fusion == "split_head" and s.head >= s.heads - int(s.heads * options["time_ratio"]):
         return by_time(s, scheme.clock, planes, t)
     if fusion == "split_head":
         return by_order(s, scheme.order, planes, n)
