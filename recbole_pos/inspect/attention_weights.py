@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.hooks import AttentionPosition, replaces_attention, weighs_pairs
+from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.position.positional_attention import PositionalAttention
@@ -60,8 +60,7 @@ def find_replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
 
 def weighs_content(layer: MultiHeadAttention) -> bool:
     """Return whether the attention weights of a layer depend on content (``layer.weights``)."""
-    scheme = find_replacement(layer)
-    return scheme is None or weighs_pairs(type(scheme))
+    return find_replacement(layer) is None
 
 
 def has_weights(layer: MultiHeadAttention) -> bool:

@@ -16,7 +16,6 @@ from recbole_pos.inspect.attention_weights import (
     find_replacement,
     has_weights,
     layer_inputs,
-    weighs_content,
     weight_batches,
 )
 from recbole_pos.layers.attention import MultiHeadAttention
@@ -118,7 +117,7 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
         inputs, ctx = layer_inputs(model, layers, rows)
         for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = attention_weights(layer, x, ctx)
-            scheme = None if weighs_content(layer) else find_replacement(layer)
+            scheme = find_replacement(layer)
             if isinstance(scheme, PositionalAttention):
                 rescaled |= not scheme.normalised
             else:
