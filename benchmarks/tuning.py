@@ -17,9 +17,9 @@ from page import RESULTS, replace_section, table
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.run import prepare
+from recbole_pos.runs.progress import show_options
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.tuning import search
-from recbole_pos.tuning.trials import show_options
 
 WHAT = ("FPARec", "ml-100k", None, None)
 BUDGET = {"epochs": 30, "stopping_step": 5, "MAX_ITEM_LIST_LENGTH": 50}

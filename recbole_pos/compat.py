@@ -20,9 +20,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 Patch = TypeVar("Patch", bound=Callable[..., None])
-PATCHES: dict[str, list[Callable[..., None]]] = defaultdict(
-    list
-)  # by name of the module they change
+# by name of the module that they change
+PATCHES: dict[str, list[Callable[..., None]]] = defaultdict(list)
 
 # Names that numpy 1.24 or 2.0 lacks and RecBole 1.2 uses, and what they stand for.
 _NUMPY_ALIASES = {
@@ -210,18 +209,15 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     execute(module)
     if name == _SINE:
         sys.modules["torch"].autograd.set_detect_anomaly(was_on)
-    _patch(module)
-
-
-def _patch(module: ModuleType) -> None:
-    for patch in PATCHES.get(module.__name__, ()):
+    for patch in PATCHES[name]:
         patch(module)
 
 
 def install() -> None:
     """Patch what is imported of RecBole, and whatever will be. Called once, by the package."""
     for name in PATCHES.keys() & sys.modules.keys():
-        _patch(sys.modules[name])
+        for patch in PATCHES[name]:
+            patch(sys.modules[name])
     if _SINE in sys.modules:
         sys.modules["torch"].autograd.set_detect_anomaly(False)
     sys.meta_path.insert(0, _Hook())

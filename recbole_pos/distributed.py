@@ -36,12 +36,7 @@ class Shard:
         return self.size == 1
 
     def of(self, rows: Any, counts: Any = None) -> Any:
-        """Return this process's rows of a batch, and count its targets.
-
-        Args:
-            rows: all rows.
-            counts: number of targets of each row; 1 each if None.
-        """
+        """Return this process's rows of a batch, and count its targets, one a row by default."""
         if self.alone:
             return rows
         own = rows[self.rank :: self.size]

@@ -49,18 +49,8 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
     """Open a file to write that takes its place once all of it is on the disk.
 
     Until then, and if anything fails, what was there stays. A link is followed. What is no regular
-    file (a pipe, ``/dev/stdout``) is written as it is.
-
-    Args:
-        path: the file.
-        text: whether text is written, and not bytes.
-
-    Yields:
-        The open file.
-
-    Raises:
-        UsageError, StorageError: if it cannot be written, see :func:`writing`; what else is raised
-            in the block goes on.
+    file (a pipe, ``/dev/stdout``) is written as it is. What cannot be written is an error of
+    :func:`writing`.
     """
     given = Path(path)
     special = os.path.exists(given) and not given.is_file()  # a name may be too long: no OSError
@@ -146,16 +136,9 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path, doing: str) -> Iterator[None]:
-    """Lock a folder for this process in a ``with`` block.
+    """Lock a folder for this process in a ``with`` block; the system unlocks it in any case.
 
-    The system unlocks it however the process ends.
-
-    Args:
-        folder: the folder, which must be there.
-        doing: what is done to it, for the message: ``searched``.
-
-    Raises:
-        UsageError: if another process holds the lock.
+    If another process holds the lock, a UsageError says who it is and what is done (``searched``).
     """
     if fcntl is None:
         yield
@@ -189,12 +172,6 @@ def replacing(folder: str | Path, keep: Callable[[Path], bool] = lambda _: True)
     Args:
         folder: the folder to replace, which need not be there; of a link, what it leads to.
         keep: whether something in the former folder is in the new one, too; all of it by default.
-
-    Yields:
-        The folder to fill.
-
-    Raises:
-        UsageError, StorageError: if it cannot be written, or another process writes it.
     """
     folder = Path(folder)
     target = folder.resolve()

@@ -15,12 +15,6 @@ from typing import Any
 from recbole_pos.compat import patches, wrap
 
 
-def _is_ours(name: str) -> bool:
-    from recbole_pos.model.models import served
-
-    return served(name)
-
-
 @patches("recbole.utils.utils")
 def _add_models(utils: ModuleType) -> None:
     def get_model(original: Callable[[str], type], model_name: str) -> type:
@@ -41,7 +35,9 @@ def _add_class(module: ModuleType) -> None:
     }[module.__name__]
 
     def attribute(name: str) -> Any:
-        if name.endswith(suffix) and _is_ours(name.removesuffix(suffix)):
+        from recbole_pos.model.models import served
+
+        if name.endswith(suffix) and served(name.removesuffix(suffix)):
             return getattr(import_module(f"recbole_pos.{place}"), own)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
@@ -53,10 +49,11 @@ def _add_defaults(configurator: ModuleType) -> None:
     def around(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
         from recbole_pos.config import checks, defaults
         from recbole_pos.config.presets import list_positions
+        from recbole_pos.model.models import served
 
         load(self, model, model_class, dataset)
         own = self.internal_config_dict
-        if not _is_ours(model):  # of RecBole's: nothing; in RecBole's form: its own
+        if not served(model):  # of RecBole's: nothing; in RecBole's form: its own
             own.update(defaults.own_defaults(model))
             return
         given = self.external_config_dict
@@ -85,7 +82,7 @@ def _read(file: Any) -> dict[str, Any]:
     return read(file)
 
 
-def _put(model: Any, state: dict[str, Any]) -> None:
+def _load_weights(model: Any, state: dict[str, Any]) -> None:
     model.load_state_dict(state["state_dict"])
     model.load_other_parameter(state.get("other_parameter"))
 
@@ -101,14 +98,14 @@ def _read_safely_in_trainer(trainer: ModuleType) -> None:
         show_progress: bool = False,
     ) -> Any:
         if eval_data and load_best_model:
-            _put(self.model, _read(model_file or self.saved_model_file))
+            _load_weights(self.model, _read(model_file or self.saved_model_file))
         return original(self, eval_data, False, None, show_progress)
 
     def resume_checkpoint(original: Callable[..., Any], self: Any, resume_file: Any) -> None:
         state = _read(resume_file)
         self.saved_model_file, self.start_epoch = str(resume_file), state["epoch"] + 1
         self.cur_step, self.best_valid_score = state["cur_step"], state["best_valid_score"]
-        _put(self.model, state)
+        _load_weights(self.model, state)
         self.optimizer.load_state_dict(state["optimizer"])
         self.logger.info(f"Checkpoint loaded. Resume training from epoch {self.start_epoch}")
 
@@ -133,7 +130,7 @@ def _read_safely_in_quick_start(quick_start: ModuleType) -> None:
         quick_start.init_seed(config["seed"], config["reproducibility"])
         build = quick_start.get_model(config["model"])
         model = build(config, loaders[0]._dataset).to(config["device"])
-        _put(model, state)
+        _load_weights(model, state)
         return config, model, dataset, *loaders
 
     wrap(quick_start, "load_data_and_model", load_data_and_model)

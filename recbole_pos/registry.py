@@ -81,11 +81,7 @@ class Registry(Mapping[str, type]):
         return len(self.places) + len(self.added)
 
     def add(self, name: str, added: Registration) -> None:
-        """Give a name to a class; to one of the same place again, to replace it.
-
-        Raises:
-            UsageError: if another class has the name, or the name is no identifier.
-        """
+        """Give a name, which no other class has, to a class; to one of the same place again."""
         place = import_path(added.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
@@ -211,11 +207,7 @@ def gather_defaults(
 
 
 def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
-    """Read defaults as given: a dict, or a yaml file, beside the class or where the user is.
-
-    Raises:
-        UsageError: if it is neither.
-    """
+    """Read defaults as given: a dict, or a yaml file, beside the class or where the user is."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):

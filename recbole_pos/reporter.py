@@ -36,20 +36,12 @@ WIDE = 200  # columns where there is no terminal whose width a table must fit
 
 @dataclass
 class Task:
-    """Something long, and how much of it is done.
-
-    Attributes:
-        title: what it is.
-        total: number of its steps; None if it is not known.
-        done: number of steps that are done.
-        targets: training targets so far, for a speed; 0 where there are none.
-        began: when it began, on the monotonic clock.
-    """
+    """Something long, and how much of it is done."""
 
     title: str
-    total: int | None = None
+    total: int | None = None  # steps, if known
     done: int = 0
-    targets: int = 0
+    targets: int = 0  # training targets so far, for a speed; 0 where there are none
     began: float = field(default_factory=time.monotonic)
 
     def advance(self, targets: int = 0) -> None:
@@ -84,10 +76,6 @@ class Reporter:
         as_json: print one json object a line instead, for programs: ``start``, ``epoch`` and
             ``result``, each under ``event``.
         log: a file to which the lines are added too, printed or not.
-
-    Raises:
-        UsageError: if the log cannot be opened; StorageError, later, if it or standard output
-            cannot be written.
     """
 
     every = 60.0  # seconds between two lines about the same task
@@ -157,13 +145,7 @@ class Reporter:
 
     @contextmanager
     def task(self, title: str, total: int | None = None, shown: bool = True) -> Iterator[Task]:
-        """Show the progress of something long in a ``with`` block, in which it is advanced.
-
-        Args:
-            title: what runs.
-            total: number of its steps; None if it is not known.
-            shown: whether to show it.
-        """
+        """Show the progress of something of ``total`` steps, if known, in a ``with`` block."""
         task = Task(title, total)
         with ExitStack() as shows:
             if shown:
@@ -207,13 +189,7 @@ class Reporter:
             self._output.update(content, raw=True)
 
     def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
-        """Print a line about a finished epoch.
-
-        Args:
-            line: the epoch's line of metrics.jsonl.
-            metric: name of the validation metric to show.
-            best: whether the epoch is the best so far.
-        """
+        """Print an epoch's line of metrics.jsonl with a validation metric, marked if it is best."""
         score = (line.get("valid") or {}).get(metric)
         scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if best else '  '}"
         text = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,13 @@ from recbole_pos.values import short, shown
 
 _PACKAGE = Path(__file__).resolve().parent
 # Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.
-ROOT = next(
-    (p for p in (_PACKAGE / "_properties", _PACKAGE.parent / "properties") if p.is_dir()),
-    _PACKAGE / "_properties",
+ROOT, DATASETS = (
+    _PACKAGE / f"_{name}" if (_PACKAGE / f"_{name}").is_dir() else _PACKAGE.parent / name
+    for name in ("properties", "dataset")
 )
-# The same of the descriptions of datasets.
-DATASETS = next(
-    (p for p in (_PACKAGE / "_dataset", _PACKAGE.parent / "dataset") if p.is_dir()),
-    _PACKAGE / "_dataset",
-)
-
 
 # Bounds of a file, so that reading it and quoting it is bounded, too.
-_DEEPEST, _MOST_VALUES, _LONGEST = 100, 100_000, 10_000_000
+_MOST_VALUES, _LONGEST = 100_000, 10_000_000
 _PER_VALUE = 100  # characters of a text that count as one value
 _LONGEST_NUMBER = 1000  # characters; Python reads longer ones in quadratic time, or not at all
 
@@ -49,27 +44,14 @@ class YamlLoader(_Rules, yaml.SafeLoader):
     An alias counts as all that it stands for: a few lines of aliases within aliases are gigabytes.
     """
 
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._depth = 0
-        self._sizes: dict[yaml.Node, int] = {}  # values in each node that is complete
-
-    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
-        """Compose a node, unless it is deeper or holds more values than a file may."""
-        event = self.peek_event()
-        where = event.start_mark
-        if self._depth == _DEEPEST:
-            problem = f"values are nested more than {_DEEPEST} deep"
-            raise yaml.composer.ComposerError(None, None, problem, where)
-        self._depth += 1
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if not isinstance(event, yaml.AliasEvent):
-            self._sizes[node] = self._size(node, where)
-        elif node not in self._sizes:
-            problem = "an alias stands within its own anchor"
-            raise yaml.composer.ComposerError(None, None, problem, where)
-        return node
+    def get_single_node(self) -> yaml.Node | None:
+        """Compose the text, unless it has more values than a file may."""
+        try:
+            if (node := super().get_single_node()) is not None:
+                _count_values(node, {})
+            return node
+        except RecursionError:
+            raise yaml.YAMLError("values are nested too deeply") from None
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return a value; one that is not what its tag says, as in ``!!bool x``, is not yaml."""
@@ -79,24 +61,37 @@ class YamlLoader(_Rules, yaml.SafeLoader):
             problem = f"it is not what its tag {shown(node.tag)} says"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
-    def _size(self, node: yaml.Node, where: yaml.Mark) -> int:
-        """Return how many values a node has, those of aliases counted each time."""
-        if isinstance(node, yaml.ScalarNode):
-            if len(node.value) > _LONGEST_NUMBER and node.tag in _NUMBERS:
-                problem = f"a number has {len(node.value):,} characters"
-                raise yaml.composer.ComposerError(None, None, problem, where)
-            return 1 + len(node.value) // _PER_VALUE
-        parts = node.value
-        if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in node.value for part in pair]
-        size = 1 + sum(self._sizes[part] for part in parts)
-        if size > _MOST_VALUES:
-            problem = f"there are more than {_MOST_VALUES:,} values, those of aliases counted"
-            raise yaml.composer.ComposerError(None, None, problem, where)
-        return size
+
+def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None]) -> int:
+    """Return how many values a node has, those of aliases each time; refuse more than a file may.
+
+    Nodes that were counted have their number in ``counts``, and None if they are around this one.
+    """
+    if node in counts:
+        if (count := counts[node]) is None:
+            raise _refusal("an alias stands within its own anchor", node)
+        return count
+    counts[node] = None
+    if isinstance(node, yaml.ScalarNode):
+        if len(node.value) > _LONGEST_NUMBER and node.tag.endswith((":int", ":float")):
+            raise _refusal(f"a number has {len(node.value):,} characters", node)
+        count = 1 + len(node.value) // _PER_VALUE
+    else:
+        is_mapping = isinstance(node, yaml.MappingNode)
+        parts = [part for pair in node.value for part in pair] if is_mapping else node.value
+        count = 1 + sum(_count_values(part, counts) for part in parts)
+    if count > _MOST_VALUES:
+        raise _refusal(
+            f"there are more than {_MOST_VALUES:,} values, those of aliases counted", node
+        )
+    counts[node] = count
+    return count
 
 
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+def _refusal(problem: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
 _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
 
 
@@ -125,12 +120,7 @@ _BEGUN = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text
 def parse_scalar(text: str, where: str) -> Any:
     """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
 
-    Args:
-        text: the value as written.
-        where: what has the value, for messages: ``--key``, or a line of a file.
-
-    Raises:
-        UsageError: where a list, mapping or quotation is begun that is not yaml.
+    A list, mapping or quotation that is begun and not yaml is a UsageError about ``where``.
     """
     bare = text.strip()
     if bare in ("|", ">"):  # separators, and no block of lines
@@ -149,11 +139,7 @@ def parse_scalar(text: str, where: str) -> Any:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a yaml file.
-
-    Raises:
-        OSError, ValueError: if it cannot be read, is not UTF-8 or too long.
-    """
+    """Return the text of a yaml file; a ValueError if it is not UTF-8, or too long."""
     with open(path, encoding="utf-8") as file:
         text = file.read(_LONGEST + 1)
     if len(text) > _LONGEST:
@@ -161,9 +147,50 @@ def read_text(path: str | Path) -> str:
     return text
 
 
+def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
+    """Return the mapping in a yaml file, and where its parts stand.
+
+    Args:
+        path: path of the file.
+        what: what the file is, for messages: study, space file.
+
+    Returns:
+        The mapping; and path of keys and places in lists -> file and line.
+
+    Raises:
+        UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
+    """
+    name = short(str(path))
+    try:
+        loader = YamlLoader(read_text(path))
+        try:
+            root = loader.get_single_node()
+            content = None if root is None else loader.construct_document(root)
+        finally:
+            loader.dispose()
+    except OSError as error:
+        raise UsageError(f"cannot read {what} {name}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{name}, {yaml_problem(error)} (not valid yaml)") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{what} {name} must hold `key: value` lines")
+    return content, {part: f"{path}, line {line}" for part, line in _find_lines(root)}
+
+
+def _find_lines(node: yaml.Node, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
+    """Yield the path and the line of every key and every value of a list in a node."""
+    parts: list[tuple[Any, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = [(place, value, value) for place, value in enumerate(node.value)]
+    for name, key, value in parts:
+        yield (*path, name), key.start_mark.line + 1
+        yield from _find_lines(value, (*path, name))
+
+
 def yaml_problem(error: Exception) -> str:
-    """Return what an error of reading yaml says, on one line: ``line 3: key 'a' is given
-    twice``."""
+    """Return what an error of reading yaml says, on one line: ``line 3: key is given twice``."""
     mark = getattr(error, "problem_mark", None)
     line = f"line {mark.line + 1}: " if mark else ""
     problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -171,11 +198,7 @@ def yaml_problem(error: Exception) -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a yaml file; ``{}`` for an empty one.
-
-    Raises:
-        UsageError: if the file is missing, not yaml, or not a mapping.
-    """
+    """Return the mapping in a yaml file; ``{}`` for an empty one."""
     name = short(str(path))
     loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
     try:

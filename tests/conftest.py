@@ -25,6 +25,7 @@ sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest'
 
 from own_models import MODULE, REGISTER  # noqa: E402
 
+import recbole_pos  # noqa: E402
 from recbole_pos.config import plugins  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.errors import UnknownKey  # noqa: E402
@@ -58,6 +59,14 @@ def small(model: str, dataset: str = "tiny", **options: Any) -> PosConfig:
             del sizes[error.key]
 
 
+def train(data: Path, run_dir: Path, model: str = "FPARec", **options: Any) -> Path:
+    """The folder of a run with small sizes, of one epoch."""
+    given = {"data_path": str(data), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **options}
+    given = small(model, **given).external_config_dict
+    recbole_pos.run(model, "tiny", None, given, run_dir=run_dir, verbose=False)
+    return run_dir
+
+
 PATIENCE = 300  # seconds, on a machine that has other things to do
 
 
@@ -77,28 +86,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Files whose tests start processes, Ray or environments, or train and draw a great deal: most of
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
-SLOW = (
-    *("test_readme", "test_tune.py", "test_study_driver", "test_tune_faults", "test_device.py"),
-    *("test_pages", "test_export.py"),
-    *("test_fuzz_checkpoints", "test_stops", "test_pictures"),
-    *("test_fuzz_options", "test_broken_weights", "test_serve_http", "test_wheel"),
-    *("test_recommend.py", "test_compat", "test_successive"),
-    *("test_tune_space", "test_study_cluster", "test_inspect", "test_grown", "test_trainer"),
-    *("test_ray_token", "test_update", "test_recbole_", "test_compile", "test_studies.py"),
-    *("test_warm_start", "test_distributed"),
-    *("test_convert", "test_atomic", "test_launch"),
-    *("test_cache", "test_ranks", "test_tune", "test_checkpoint_files"),
-    *("test_session_models", "test_options", "test_old_runs", "test_ties"),
-    *("test_study_statistics", "test_study_report", "test_serve_"),
-    "test_fuzz",
-    *("test_filtering", "test_identity"),
-    *("test_bench", "test_shapes"),
-)
+SLOW = """
+    readme tune.py study_driver tune_faults device.py pages export.py stops pictures fuzz_options
+    broken_weights serve_http wheel recommend.py recbole_doors successive tune_space study_cluster
+    inspect grown trainer ray_token update recbole_ compile studies.py warm_start distributed
+    convert tables launch cache evaluate tune checkpoint_files session_models options moved_runs
+    splits study_statistics study_report fuzz loading identity bench paths_of_runs run_device
+""".split()
 
 
 def place(path: Path) -> int:
     """Which of the slow files it is; their number for none of them."""
-    return next((n for n, s in enumerate(SLOW) if path.name.startswith(s)), len(SLOW))
+    starts = (path.name.startswith(f"test_{name}") for name in SLOW)
+    return next((number for number, found in enumerate(starts) if found), len(SLOW))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -149,13 +149,13 @@ def write_atomic(frame: pd.DataFrame, folder: Path, name: str = "tiny") -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory) -> Path:
     """data_path of the dataset ``tiny``."""
     return write_atomic(make_log(), tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
-def notes_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def notes_of_workers(tmp_path_factory) -> Iterator[Path]:
     """What the processes of the Ray below note, see spy.py; ends it with the session."""
     file = tmp_path_factory.mktemp("spy") / "notes"
     file.touch()
@@ -165,7 +165,7 @@ def notes_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 
 
 @pytest.fixture(scope="module")
-def cluster(notes_of_workers: Path) -> Path:
+def cluster(notes_of_workers) -> Path:
     """One Ray for the searches and studies of a session, with warm processes; what they note."""
     import ray
     from spy import install_spy
@@ -193,7 +193,7 @@ def no_ray() -> Iterator[None]:
 
 
 @pytest.fixture
-def two_machines(no_ray: None) -> Iterator[Any]:
+def two_machines(no_ray) -> Iterator[Any]:
     """Two raylets on loopback, one CPU each; see machines.py."""
     import ray
     from ray.cluster_utils import Cluster
@@ -206,7 +206,7 @@ def two_machines(no_ray: None) -> Iterator[Any]:
 
 
 @pytest.fixture
-def experiment(tiny: Path) -> Callable[..., Experiment]:
+def experiment(tiny) -> Callable[..., Experiment]:
     """``experiment(model, **options)`` on the tiny dataset, with small sizes."""
 
     def build(model: str, dataset: str = "tiny", **options: Any) -> Experiment:
@@ -243,7 +243,7 @@ def mine() -> SimpleNamespace:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch) -> Path:
     """A working directory with my_models.py in it."""
     (tmp_path / "my_models.py").write_text(MODULE + REGISTER)
     monkeypatch.chdir(tmp_path)

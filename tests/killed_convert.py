@@ -1,8 +1,7 @@
-"""Converts again and again, killed at every step that touches the folder of the data.
+"""Convert again and again, killed at every step that touches the folder of the data.
 
-Arguments: the file, the folder of the data, how many steps lie between kills, further ones of
-``recbole-pos convert``. A line for each step tells what is there after the kill, and after the
-same command has run again.
+Arguments: the file, the folder of the data, steps between kills. It prints a line a step: what is
+there after the kill, and after the same command has run again.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ _STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "
 
 
 def convert(arguments: list[str], folder: Path, steps: int | None = None) -> bool:
-    """In a process of its own; whether it was killed."""
+    """Convert in a process of its own, killed after so many steps; return whether it was."""
     if not (process := os.fork()):
         left = steps
 
-        def step(event: str, details: tuple) -> None:
+        def count(event: str, details: tuple) -> None:
             nonlocal left
             if left is not None and event in _STEPS and str(folder) in str(details[0]):
                 left -= 1
                 if left < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(step)
+        sys.addaudithook(count)
         os._exit(main(arguments))
     _, status = os.waitpid(process, 0)
-    assert os.WIFSIGNALED(status) or not os.WEXITSTATUS(status) or steps is None, status
+    assert os.WIFSIGNALED(status) or not os.WEXITSTATUS(status), status
     return os.WIFSIGNALED(status)
 
 
@@ -45,23 +44,21 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
-def worker(file: str, folder: Path, stride: int, *options: str) -> None:
+def worker(file: str, folder: Path, stride: int) -> None:
     """Kill it at every ``stride``-th step until it ends."""
-    arguments = ["convert", file, "--name", "shop", f"--data_path={folder}", "--quiet", *options]
+    command = ["convert", file, "--name=shop", f"--data_path={folder}", "--quiet", "--overwrite"]
     before = folder.with_name("before")
-    if folder.exists():
-        shutil.copytree(folder, before)
+    shutil.copytree(folder, before)
     steps, killed = 0, True
     while killed:
-        shutil.rmtree(folder, ignore_errors=True)
-        if before.exists():
-            shutil.copytree(before, folder)
-        killed = convert(arguments, folder, steps)
+        shutil.rmtree(folder)
+        shutil.copytree(before, folder)
+        killed = convert(command, folder, steps)
         after = contents(folder)
-        convert(arguments, folder)
+        convert(command, folder)
         print(json.dumps({"killed": killed, "after": after, "again": contents(folder)}))
         steps += stride
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    worker(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

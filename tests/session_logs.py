@@ -11,8 +11,7 @@ CUT = {"eval_args": {"split": {"ST": [80, 100]}}}
 def session_log(own_items: bool = False) -> pd.DataFrame:
     """120 sessions of 1 to 9 events that overlap in time and in the file, with ties everywhere.
 
-    Args:
-        own_items: name items by their session.
+    With ``own_items`` items are named by their session.
     """
     rng = np.random.default_rng(4)
     rows = []

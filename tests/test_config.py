@@ -11,7 +11,7 @@ import recbole
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.config.presets import FOR, parts_for, preset_or_file
+from recbole_pos.config.presets import FOR, find_config_file, select_parts
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.loggers import make_loggers
@@ -185,7 +185,7 @@ def test_a_preset_is_what_its_model_runs_with(preset: str) -> None:
     """That of the rows it is compared with says test_studies."""
     content = read_yaml(ROOT / "presets" / preset)
     config = PosConfig(None, "ml-100k", [preset])
-    _, *parts = parts_for(content, {content["model"]}, preset)
+    _, *parts = select_parts(content, {content["model"]}, preset)
     own = {key: value for _, options in parts for key, value in options.items()}
     wanted = {k: v for k, v in {**content, **own}.items() if k not in (FOR, "eval_args")}
     assert {key: config.plain[key] for key in wanted} == wanted
@@ -195,7 +195,7 @@ def test_presets_are_found_by_name() -> None:
     config = PosConfig(None, "ml-100k", ["fparec/ml-1m.yaml"])
     assert config["model"] == "FPARec" and config["MAX_ITEM_LIST_LENGTH"] == 500
     assert PosConfig("PARec", "ml-100k", ["fparec/ml-1m.yaml"])["MAX_ITEM_LIST_LENGTH"] == 200
-    assert preset_or_file("nothing.yaml") == Path("nothing.yaml")
+    assert find_config_file("nothing.yaml") == Path("nothing.yaml")
 
 
 def test_options_are_for_the_model_that_runs(opened) -> None:

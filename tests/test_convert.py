@@ -1,29 +1,38 @@
-"""recbole-pos convert: every format gives the same files."""
+"""recbole-pos convert: every format gives the same files, every row is kept or counted."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
 
 import recbole_pos
+from recbole_pos.cli.main import main
 from recbole_pos.data.tables import TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
 CONFIG = {"field_separator": "\t", "seq_separator": " ", "encoding": "utf-8"}
 USERS = ["ann lee", "Zoë", "李雷", 'o"neil', "a\tb", "'q'", "x,y", "007"]
+NOW = 1_700_000_000
 
 
-def shop(events: int = 600, seed: int = 0) -> pd.DataFrame:
+def make_orders(events: int = 600, seed: int = 0) -> pd.DataFrame:
     """Orders with names of all kinds, missing cells, and a few contradictions."""
     rng = np.random.default_rng(seed)
     item, user = rng.integers(0, 30, events), rng.integers(0, len(USERS), events)
@@ -31,30 +40,30 @@ def shop(events: int = 600, seed: int = 0) -> pd.DataFrame:
         {
             "customer": np.array(USERS, object)[user],
             "Produkt Größe": np.array([f"item {i}" for i in range(30)], object)[item],
-            "bought at": 1.7e9 + np.sort(rng.integers(0, 10**6, events)),
+            "bought at": NOW + np.sort(rng.integers(0, 10**6, events)),
             "stars": rng.integers(1, 6, events).astype(float),
             "brand": np.array([f"Brand {i % 7}" for i in range(30)], object)[item],
             "tags": np.array([f"t{i % 3}|t{i % 4 + 3}" for i in range(30)], object)[item],
             "country": np.array(["NO", "IS", "日本"], object)[user % 3],
         }
     )
-    frame["bought at"] = frame["bought at"].astype("int64")
     frame.loc[rng.random(events) < 0.2, "stars"] = np.nan
     frame.loc[rng.random(events) < 0.2, "brand"] = None
     frame.loc[[100, 200], "brand"] = "Other"
     return frame
 
 
-GIVEN: dict[str, Any] = {
-    "name": "shop",
-    "user": "customer",
-    "item": "Produkt Größe",
-    "time": "bought at",
-    "verbose": False,
-}
+ROLES = {"user": "customer", "item": "Produkt Größe", "time": "bought at"}
 
 
-def written(folder: Path) -> dict[str, bytes]:
+def convert(file: Path, folder: Path, **given: Any) -> Any:
+    """The report of converting a file to ``folder/shop``."""
+    return recbole_pos.convert(
+        file, **{"name": "shop", "verbose": False, **given}, data_path=folder
+    )
+
+
+def read_tables(folder: Path) -> dict[str, bytes]:
     return {file.suffix[1:]: file.read_bytes() for file in (folder / "shop").glob("shop.*")}
 
 
@@ -87,24 +96,24 @@ FORMATS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("expected")
-    shop().to_csv(folder / "orders.csv", index=False)
-    recbole_pos.convert(folder / "orders.csv", data_path=folder, **GIVEN)
-    return written(folder)
+    make_orders().to_csv(folder / "orders.csv", index=False)
+    convert(folder / "orders.csv", folder, **ROLES)
+    return read_tables(folder)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_files(
     tmp_path: Path, name: str, expected: dict[str, bytes]
 ) -> None:
-    FORMATS[name](shop(), tmp_path / name)
-    given = {**GIVEN, "encoding": "utf-16" if "utf-16" in name else "utf-8"}
-    recbole_pos.convert(tmp_path / name, data_path=tmp_path, **given)
-    assert written(tmp_path) == expected
+    FORMATS[name](make_orders(), tmp_path / name)
+    encoding = "utf-16" if "utf-16" in name else "utf-8"
+    convert(tmp_path / name, tmp_path, encoding=encoding, **ROLES)
+    assert read_tables(tmp_path) == expected
 
 
 def test_columns_go_where_they_belong(tmp_path: Path) -> None:
-    shop().to_csv(tmp_path / "orders.csv", index=False)
-    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path, **GIVEN)
+    make_orders().to_csv(tmp_path / "orders.csv", index=False)
+    report = convert(tmp_path / "orders.csv", tmp_path, **ROLES)
     tables = {s: TextTable(tmp_path / "shop" / f"shop.{s}", CONFIG) for s in ("item", "user")}
     assert tables["item"].columns == {"item_id": "token", "brand": "token", "tags": "token_seq"}
     assert tables["user"].columns == {"user_id": "token", "country": "token"}
@@ -125,23 +134,18 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
 
 def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "events.csv").write_text(
-        "user,item,time,price\n1,a,1700000000,3\n1,b,1700000001,4\n2,a,1700000002,2\n"
+        f"user,item,time,price\n1,a,{NOW},3\n1,b,{NOW + 1},4\n2,a,{NOW + 2},2\n"
     )
     (tmp_path / "items.csv").write_text(
         'item,name,genres,price\na,"Ow\nl","[""x y"", ""z""]",9\nz,No,[],1\na,Kite,,\n,Lost,,\n'
     )
     (tmp_path / "users.tsv").write_text("id\tage\n1\t33\n2\t\n")
-    report = recbole_pos.convert(
-        tmp_path / "events.csv",
-        items=tmp_path / "items.csv",
-        users=tmp_path / "users.tsv",
-        name="shop",
-        data_path=tmp_path,
-        tables={"price": "inter"},
-        rename={"name": "title"},
-        verbose=False,
+    others = {"items": tmp_path / "items.csv", "users": tmp_path / "users.tsv"}
+    report = convert(
+        *(tmp_path / "events.csv", tmp_path),
+        **{**others, "tables": {"price": "inter"}, "rename": {"name": "title"}},
     )
-    files = written(tmp_path)
+    files = read_tables(tmp_path)
     assert files["item"].decode().splitlines() == [
         "item_id:token\ttitle:token\tgenres:token_seq\tprice:float",
         "a\tOw l\tx y|z\t9",
@@ -158,35 +162,119 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
 
 def test_core_repeats_until_nothing_changes(tmp_path: Path) -> None:
     pairs = [("u", "a"), ("u", "b"), ("v", "a"), ("v", "b"), ("w", "a"), ("w", "c")]
-    lines = [f"{u},{i},{1700000000 + n}" for n, (u, i) in enumerate(pairs)]
+    lines = [f"{user},{item},{NOW + n}" for n, (user, item) in enumerate(pairs)]
     (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
-    report = recbole_pos.convert(tmp_path / "log.csv", data_path=tmp_path, core=2, verbose=False)
+    report = convert(tmp_path / "log.csv", tmp_path, core=2)
     assert report.counts["events"] == 4
     assert report.lines["events"].dropped == {
         "item with under 2 events": {"lines": 1, "first": ["log.csv:7"]},
         "user with under 2 events": {"lines": 1, "first": ["log.csv:6"]},
     }
     with pytest.raises(UsageError, match="lower min_user, min_item or core"):
-        recbole_pos.convert(tmp_path / "log.csv", name="x", data_path=tmp_path, core=9)
+        convert(tmp_path / "log.csv", tmp_path, name="x", core=9)
 
 
-GOOD = "user,item,time,stars\n1,a,1700000000,3\n"
+WITH_FAULTS = """customer,product,time
+ann,owl,2024-03-02 10:00:00
+ann,owl
+,owl,2024-03-02 10:00:00
+
+ann,NA,2024-03-02 10:00:00
+ann,owl,
+ann,owl,soon
+"two
+lines",owl,2024-03-02 10:00:00
+ann,"the ""owl"",
+1",2024-03-02 10:00:00,x
+[PAD],owl,2024-03-02 10:00:00
+ann,kite,2024-03-02T11:00:00+01:00
+"""
+
+
+def test_every_row_is_counted_under_its_number(tmp_path: Path, capsys) -> None:
+    (tmp_path / "orders.csv").write_text(WITH_FAULTS)
+    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path)
+    lines = report.lines["events"]
+    broken, wide = lines.dropped.pop("broken line")["first"]
+    assert broken == "orders.csv:3 (2 cells, the first line has 3)"
+    assert wide.startswith("orders.csv:10 (4 cells") and "--no_quotes" in wide
+    assert {reason: d["first"] for reason, d in lines.dropped.items()} == {
+        "empty line": ["orders.csv:5"],
+        "no user (customer)": ["orders.csv:4"],
+        "no item (product)": ["orders.csv:6"],
+        "no time (time)": ["orders.csv:7"],
+        "time cannot be read (time)": ["orders.csv:8"],
+        "user with a line break, or called [PAD]": ["orders.csv:9", "orders.csv:11"],
+    }
+    assert (lines.read, lines.kept) == (11, 2)
+    shown = capsys.readouterr().out
+    assert "dropped: no user" in shown and "guessed: --user customer, --item product" in shown
+    assert shown.splitlines()[-1] == report.command
+    assert report.command == f"recbole-pos run -m PosSASRec -d orders --data_path={tmp_path}"
+
+
+NAME = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+TIME = st.sampled_from(["1700000000", "1700000001.5", "", "?"])
+
+
+@settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.lists(st.tuples(NAME, NAME, TIME, NAME), min_size=1, max_size=8))
+def test_what_is_kept_comes_back(tmp_path: Path, rows: list[tuple[str, ...]]) -> None:
+    frame = pd.DataFrame([("u", "i", "1700000000", "x"), *rows], columns=["u", "i", "t", "x"])
+    lines = frame.to_json(orient="records", lines=True, force_ascii=False)
+    (tmp_path / "log.jsonl").write_text(lines, encoding="utf-8")
+    given = {"user": "u", "item": "i", "time": "t", "tables": {"x": "inter"}, "types": ["x=token"]}
+    found = convert(tmp_path / "log.jsonl", tmp_path, overwrite=True, **given).lines["events"]
+    assert found.read == len(frame)
+    assert found.kept + sum(d["lines"] for d in found.dropped.values()) == found.read
+    lost = {int(place.split(":")[1]) - 1 for d in found.dropped.values() for place in d["first"]}
+    kept = frame.drop(index=list(lost))
+    file = TextTable(tmp_path / "shop" / "shop.inter", CONFIG)
+    table = file.read(file.columns)
+    assert table["user_id"].tolist() == kept["u"].tolist()
+    assert table["item_id"].tolist() == kept["i"].tolist()
+    assert table["timestamp"].tolist() == kept["t"].astype(float).tolist()
+
+
+LARGE = [9007199254740993 + n for n in range(3)]  # which floats do not tell apart
+
+
+@pytest.mark.parametrize("names", [[12345678901234567890, 12345678901234567891], [*LARGE, 1.5]])
+def test_ids_of_json_that_no_float_holds(tmp_path: Path, names: list[Any]) -> None:
+    rows = [{"user": "u", "item": name, "time": NOW + n} for n, name in enumerate(names)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    convert(tmp_path / "log.jsonl", tmp_path)
+    table = pd.read_csv(tmp_path / "shop" / "shop.inter", sep="\t", dtype=str)
+    assert table["item_id:token"].tolist() == list(map(str, names))
+
+
+def test_types_of_parquet(tmp_path: Path) -> None:
+    """Decimals as databases write ids; a type that is no field is left out, with a note."""
+    ids = pa.array([Decimal(one) for one in LARGE], pa.decimal128(38, 0))
+    maps = pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64()))
+    table = pa.table({"user": ids, "item": ids, "time": [NOW, NOW + 1, NOW + 2], "m": maps})
+    parquet.write_table(table, tmp_path / "log.parquet")
+    report = convert(tmp_path / "log.parquet", tmp_path)
+    found = pd.read_csv(tmp_path / "shop" / "shop.inter", sep="\t", dtype=str)
+    assert found["user_id:token"].tolist() == list(map(str, LARGE)) and found.shape == (3, 3)
+    assert any("holds map<string, int64" in str(column.notes) for column in report.columns)
+
+
+GOOD = f"user,item,time,stars\n1,a,{NOW},3\n"
 WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (GOOD, {"user": "usr"}, "user"),
     (GOOD.replace("item", "thing"), {}, "--item"),
-    (GOOD.replace("stars", "product"), {}, "--item"),
     (GOOD, {"types": {"starz": "float"}}, "type: .*starz"),
     (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
     (GOOD, {"name": "a/b"}, "name: "),
     (GOOD, {"item": "user", "user": "user"}, "user"),
-    (GOOD, {"time": "stars"}, "stars"),
-    ("user,item,time\n", {}, "log.csv"),
-    ("user,item\n1,a,1700000000\n", {}, "log.csv:2"),
+    (f"user,item\n1,a,{NOW}\n", {}, "log.csv:2"),
     (GOOD.replace("a,", "é,").encode("cp1252"), {}, "--encoding"),
-    ("[\n{}]", {"file": "x.jsonl"}, "jq -c '.\\[\\]' x.jsonl > x-lines.jsonl"),
+    ("[\n{}]", {"file": "x.jsonl"}, "jq -c"),
     (GOOD, {"file": "x.xlsx"}, "tsv"),
-    (GOOD, {"file": "x.parquet"}, "parquet"),
-    (GOOD.replace("1700000000", "02/03/2024"), {}, "--date_format"),
+    (GOOD.replace(str(NOW), "02/03/2024"), {}, "--date_format"),
 ]
 
 
@@ -194,46 +282,101 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
 def test_what_cannot_be_converted(
     tmp_path: Path, text: str | bytes, options: dict[str, Any], named: str
 ) -> None:
-    options = dict(options)
-    file = tmp_path / options.pop("file", "log.csv")
+    options = {"file": "log.csv", **options}
+    file = tmp_path / options.pop("file")
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError, match=named):
-        recbole_pos.convert(file, data_path=tmp_path / "out", verbose=False, **options)
+        convert(file, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dataset_that_is_there_stays(tmp_path: Path) -> None:
-    shop().to_csv(tmp_path / "orders.csv", index=False)
-    recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path, **GIVEN)
-    before = written(tmp_path)
-    fewer = shop()[["customer", "Produkt Größe", "bought at"]]
+def test_an_existing_dataset_stays(tmp_path: Path) -> None:
+    """Also one in parquet; --overwrite replaces it."""
+    make_orders().to_csv(tmp_path / "orders.csv", index=False)
+    convert(tmp_path / "orders.csv", tmp_path, **ROLES)
+    before = read_tables(tmp_path)
+    fewer = make_orders()[list(ROLES.values())]
     fewer.to_csv(tmp_path / "fewer.csv", index=False)
     with pytest.raises(UsageError, match="--overwrite"):
-        recbole_pos.convert(tmp_path / "fewer.csv", data_path=tmp_path, **GIVEN)
-    recbole_pos.convert(tmp_path / "fewer.csv", data_path=tmp_path, dry_run=True, **GIVEN)
-    assert written(tmp_path) == before
-    recbole_pos.convert(tmp_path / "fewer.csv", data_path=tmp_path, overwrite=True, **GIVEN)
-    assert set(written(tmp_path)) == {"inter", "yaml"}
+        convert(tmp_path / "fewer.csv", tmp_path, **ROLES)
+    convert(tmp_path / "fewer.csv", tmp_path, dry_run=True, **ROLES)
+    assert read_tables(tmp_path) == before
+    convert(tmp_path / "fewer.csv", tmp_path, overwrite=True, **ROLES)
+    assert set(read_tables(tmp_path)) == {"inter", "yaml"}
+    (tmp_path / "shop" / "shop.inter").rename(tmp_path / "shop" / "shop.inter.parquet")
+    with pytest.raises(UsageError, match="--overwrite"):
+        convert(tmp_path / "fewer.csv", tmp_path, **ROLES)
+    convert(tmp_path / "fewer.csv", tmp_path, overwrite=True, **ROLES)
+    assert set(read_tables(tmp_path)) == {"inter", "yaml"}
 
 
 @pytest.mark.slow
 def test_from_the_command_line_to_an_epoch(tmp_path: Path) -> None:
-    shop(3000).to_csv(tmp_path / "orders.csv", index=False)
-    command = [sys.executable, "-m", "recbole_pos.cli.main", "convert", "orders.csv"]
-    given = ["--user", "customer", "--item", "Produkt Größe", "--time", "bought at"]
-    done = subprocess.run(
-        [*command, "--name", "shop", *given], cwd=tmp_path, capture_output=True, text=True
+    make_orders(2000).to_csv(tmp_path / "orders.csv", index=False)
+    roles = [f"--{role}={column}" for role, column in ROLES.items()]
+    code = (
+        "import sys\n"
+        "from recbole_pos.cli.main import main\n"
+        f"assert main(['convert', 'orders.csv', '--name=shop', *{roles}]) == 0\n"
+        "assert not {'torch', 'recbole'} & {*sys.modules}, 'slow to import'"
     )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "recbole-pos run -m PosSASRec -d shop", done.stderr
-    code = "import sys, recbole_pos as r; r.convert; print({'torch', 'recbole'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "set()\n"
-    for model in ("TORoPE", "AttrFormer"):
-        result = recbole_pos.run(
-            model,
-            str(tmp_path / "dataset" / "shop") + "/",
-            config_dict={"epochs": 1, "hidden_size": 16},
-            run_dir=tmp_path / model,
-            verbose=False,
-        )
-        assert (result.dataset, result.epochs) == ("shop", 1)
+    where = {"run_dir": tmp_path / "run", "verbose": False}
+    given = {"epochs": 1, "hidden_size": 16}
+    result = recbole_pos.run("AttrFormer", str(tmp_path / "dataset" / "shop"), None, given, **where)
+    assert (result.dataset, result.epochs) == ("shop", 1)
+
+
+TABLES = {"shop/shop.inter", "shop/shop.item", "shop/shop.yaml", "shop/convert.json"}
+
+
+def write_orders(path: Path, brand: str) -> Path:
+    rows = [f"u{n % 3},i{n % 4},{NOW + n},{brand}{n % 4}" for n in range(24)]
+    path.write_text("\n".join(["user,item,time,brand", *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_while_it_replaces_a_dataset(tmp_path: Path, stride: int) -> None:
+    """The old one or the new one is there; another run then replaces it whole."""
+    folder = tmp_path / "data"
+    convert(write_orders(tmp_path / "a.csv", "old"), folder)
+    (folder / "shop" / "notes.txt").write_text("mine")
+    (folder / "shop" / ".recbole_pos").mkdir()
+    (folder / "shop" / ".recbole_pos" / "cached").write_text("made of the old one")
+    old = {name: (folder / name).read_text() for name in TABLES}
+    worker = Path(__file__).with_name("killed_convert.py")
+    file = write_orders(tmp_path / "b.csv", "new")
+    command = [sys.executable, str(worker), str(file), str(folder), str(stride)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(steps) > 15 / stride and not steps[-1]["killed"]
+    new = {name: steps[-1]["again"][name] for name in TABLES}
+    assert new["shop/shop.item"] != old["shop/shop.item"]
+    for step in steps:
+        found = {name: text for name, text in step["after"].items() if name in TABLES}
+        assert found in (old, new) or not found and ".shop.old/notes.txt" in step["after"]
+        assert step["again"] == {**new, "shop/notes.txt": "mine"}
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    convert(write_orders(tmp_path / "a.csv", "old"), folder)
+    before = {file.name: file.read_bytes() for file in (folder / "shop").iterdir()}
+    file = write_orders(tmp_path / "a.csv", "new" * 1000)
+    command = ["convert", str(file), "--name=shop", f"--data_path={folder}", "--overwrite"]
+    done = subprocess.run(
+        [sys.executable, "-m", "recbole_pos.cli.main", *command],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000)),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1
+    assert [file.name for file in folder.iterdir()] == ["shop"]
+    assert {file.name: file.read_bytes() for file in (folder / "shop").iterdir()} == before
+    assert main(command) == 0

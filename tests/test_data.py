@@ -1,9 +1,10 @@
-"""Event log, splits, windows and loaders against brute force on random logs."""
+"""Datasets and what is read of them, against brute force on random logs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,56 +12,15 @@ import pytest
 import shop
 import torch
 from conftest import make_log, write_atomic
-from hypothesis import given
-from hypothesis import strategies as st
+from recbole.evaluator import Collector
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.events import EventLog
 from recbole_pos.data.loaders import BatchRequirements, make_training_loader
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-
-ML100K = {"show_progress": False, "MAX_ITEM_LIST_LENGTH": 20}
-
-
-def log_of(user: list[int], time: list[float]) -> EventLog:
-    fields = {
-        "u": torch.tensor(user),
-        "i": torch.arange(len(user)),
-        "t": torch.tensor(time, dtype=torch.float64),
-    }
-    return EventLog.build(fields, max(user, default=0) + 1, "u", "i", "t")
-
-
-events = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=40)
-
-
-@given(events)
-def test_log_sorts_by_user_time_and_file_order(pairs: list[tuple[int, int]]) -> None:
-    log = log_of([u for u, _ in pairs], [t for _, t in pairs])
-    want = sorted(range(len(pairs)), key=lambda row: (pairs[row], row))
-    assert log.items.tolist() == want
-    for user in range(1, len(log.offsets) - 1):
-        mine = [i for i in want if pairs[i][0] == user]
-        assert log.items[log.offsets[user] : log.offsets[user + 1]].tolist() == mine
-
-
-def test_exact_times_change_ml_100k() -> None:
-    """RecBole's float32 times give some users another last item; ours agree with pandas."""
-    config = PosConfig("SASRec", "ml-100k", None, ML100K)
-    dataset = PosSequentialDataset(config)
-    frame = pd.read_csv(Path(config["data_path"]) / "ml-100k.inter", sep="\t")
-    frame.columns = [c.split(":")[0] for c in frame]
-    frame = frame.sort_values("timestamp", kind="stable")
-    last = frame.groupby("user_id").item_id.last()
-    test = dataset.build()[2][np.arange(943)]
-    # RecBole's yaml for ml-100k normalises every float field; times are left alone
-    assert dataset.log.times.min() == frame.timestamp.min() > 8e8
-    users = dataset.field2id_token["user_id"][test["user_id"].numpy()]
-    items = dataset.field2id_token["item_id"][test["item_id"].numpy()]
-    assert {int(u): int(i) for u, i in zip(users, items, strict=True)} == last.to_dict()
+from recbole_pos.experiment.evaluation import TOPK, TargetCollector
 
 
 def brute_force_rows(frame: pd.DataFrame, longest: int) -> dict[str, list[tuple]]:
@@ -96,15 +56,15 @@ def test_prefix_rows_against_brute_force(tiny: Path) -> None:
         assert lazy_rows(dataset, part) == want[phase]
 
 
-@pytest.mark.parametrize("negatives", [None, {"distribution": "uniform", "sample_num": 1}])
-def test_pop_counts_training_events(experiment, negatives: dict | None) -> None:
-    """All of a batch, where RecBole's own counts an item once; and no sampled negative."""
-    made = experiment("Pop", train_neg_sample_args=negatives, epochs=1)
+def test_pop_counts_training_events(experiment) -> None:
+    """All of a batch, where RecBole's own counts an item once."""
+    made = experiment("Pop", epochs=1)
     made.trainer.fit(made.loaders["train"], made.loaders["valid"])
     log, part = made.dataset.log, made.dataset.part
     counts = np.bincount(log.items.numpy()[part == TRAIN], minlength=made.dataset.item_num)
     assert counts.max() > 5
     np.testing.assert_array_equal(made.model.item_cnt[:, 0].numpy(), counts)
+    assert made.loaders["train"]._dataset.inter_matrix("csr").sum() == counts.sum()
 
 
 @pytest.mark.parametrize("model", ["FPMC", "BPR"])
@@ -127,23 +87,17 @@ def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) 
     assert set(tokens) <= {"a", "b", "c", "d"}
 
 
-def test_interaction_matrix_holds_the_training_events(experiment) -> None:
-    made = experiment("SASRec")
-    train = made.loaders["train"]._dataset
-    matrix = train.inter_matrix("csr")
-    assert matrix.sum() == (made.dataset.part == TRAIN).sum()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"train_windows": "all"}, "train_windows"),
-        ({"train_windows": "sliding", "window_stride": 0}, "window_stride"),
         ({"TIME_FIELD": "when"}, "when"),
         ({"window_stride": 3}, "only read under train_windows: sliding"),
+        ({"train_windows": "sliding", "window_stride": 0}, "window_stride"),
         ({"ITEM_LIST_LENGTH_FIELD": "item_id"}, "exist already: item_id"),
-        ({"LIST_SUFFIX": ""}, "LIST_SUFFIX: expected text"),
+        ({"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
         ({"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
+        ({"item_inter_num_interval": "[24,inf)"}, "topk: 20 is more than the . items"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -160,27 +114,23 @@ def test_numbers_and_vectors_are_normalized_and_times_are_exact(
     """Also of the missing: the mean of the others, and a vector of zeros."""
     made = shop.tables(users=20)
     numbers = np.random.default_rng(0).normal(size=(len(made["item"]), 3)).round(3)
-    numbers[0] = np.nan
     made["item"]["v:float_seq"] = [" ".join(map(str, row)) for row in numbers]
     made["item"].loc[0, "v:float_seq"] = ""
+    low, high = numbers[1:].min(), numbers[1:].max()
     load = {**shop.LOAD, "item": ["item_id", "price", "v"]}
-    options = {"data_path": str(shop.write(tmp_path, made)), "load_col": load, **chosen}
+    given = {"data_path": str(shop.write(tmp_path, made)), "load_col": load}
     plain, other = (
-        read_dataset(PosConfig("PosSASRec", "shop", None, given, strict=False))
-        for given in ({"data_path": str(tmp_path), "load_col": load}, options)
+        read_dataset(PosConfig("PosSASRec", "shop", None, {**given, **more}, strict=False))
+        for more in ({}, chosen)
     )
     for dataset in (plain, other):
         dataset.build()
     assert torch.equal(plain.log.times, other.log.times)
-    price, vectors = plain.item_feat["price"].double(), plain.item_feat["v"].double()
-    low, high = np.nanmin(numbers), np.nanmax(numbers)
-    names = list(made["item"]["item_id:token"])
-    empty = plain.field2token_id["item_id"][names[0]]
-    vectors = (vectors - low) / (high - low)
-    vectors[[0, empty]] = 0
-    torch.testing.assert_close(other.item_feat["v"].double(), vectors, rtol=0, atol=1e-6)
+    price, vectors = plain.item_feat["price"], (plain.item_feat["v"].double() - low) / (high - low)
+    vectors[[0, plain.field2token_id["item_id"][made["item"]["item_id:token"][0]]]] = 0
+    torch.testing.assert_close(other.item_feat["v"], vectors.float(), rtol=0, atol=1e-6)
     scaled = (price - price.min()) / (price.max() - price.min())
-    torch.testing.assert_close(other.item_feat["price"].double(), scaled, rtol=0, atol=1e-6)
+    torch.testing.assert_close(other.item_feat["price"], scaled, rtol=0, atol=1e-6)
 
 
 def test_missing_times_are_an_error(tmp_path: Path) -> None:
@@ -191,7 +141,36 @@ def test_missing_times_are_an_error(tmp_path: Path) -> None:
         PosSequentialDataset(PosConfig("FPARec", "tiny", None, options))
 
 
-def test_more_cutoffs_than_items_is_an_error(tmp_path: Path, experiment) -> None:
-    path = str(write_atomic(make_log(users=10, items=8), tmp_path))
-    with pytest.raises(UsageError, match="topk: 20 is more than the 8 items"):
-        experiment("FPARec", data_path=path)
+@pytest.mark.parametrize("metrics", [["Recall", "MRR", "ItemCoverage"], ["GAUC"]])
+def test_the_evaluator_is_given_what_recbole_gives_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, metrics: list[str]
+) -> None:
+    """With ties, and rows in any order; of several targets, which alone need RecBole's matrix."""
+    ranked = metrics[0] if metrics == ["GAUC"] else f"{metrics[0]}@3"
+    given = {"data_path": str(tiny), "metrics": metrics, "topk": [3], "valid_metric": ranked}
+    config = PosConfig("PosSASRec", "tiny", None, given)
+    needs_matrix, collect = [], Collector.eval_batch_collect
+
+    def eval_batch_collect(self: Any, *batch: Any) -> None:
+        needs_matrix.append(self.register.need(TOPK))
+        collect(self, *batch)
+
+    monkeypatch.setattr(Collector, "eval_batch_collect", eval_batch_collect)
+    found = []
+    for kind in (TargetCollector, Collector):
+        torch.manual_seed(0)
+        collector = kind(config)
+        for rows, items in ((4, 9), (1, 9), (6, 9)):
+            scores = torch.randint(0, 4, (rows, items)).float()
+            scores[:, 0] = -torch.inf
+            targets = torch.randperm(rows), torch.randint(1, items, (rows,))
+            collector.eval_batch_collect(scores, None, *targets)
+        several = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 8])
+        collector.eval_batch_collect(torch.randn(2, 9), None, *several)
+        found.append(collector.get_data_struct()._data_dict)
+    ours, other = found
+    assert set(ours) == set(other) and ours
+    for key, value in ours.items():
+        assert value.dtype == other[key].dtype and torch.equal(value, other[key])
+    if metrics != ["GAUC"]:
+        assert needs_matrix == [False] * 3 + [True] * 5

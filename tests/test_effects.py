@@ -193,6 +193,7 @@ def test_what_is_read_under_one_of_several_conditions_is_allowed() -> None:
     for model, options in (
         ("KernelAttention", {"kernel_l": "full", "kernel_band": 5}),
         ("SASRec", {"log_wandb": False, "logger": ["mlflow", "wandb"], "wandb_project": "mine"}),
+        ("SASRec", {"inner_size": 128}),  # which has no block
         ("TORoPE", {"time_min_period": 3.0}),
     ):
         PosConfig(model, "ml-100k", None, options)

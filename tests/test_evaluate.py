@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
-from conftest import SMALL
+import torch
+from conftest import train
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.evaluation import rank_targets
 
 
 @pytest.fixture(scope="module")
-def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    given = {**SMALL, "data_path": str(tiny), "epochs": 3, "stopping_step": 1}
-    recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=folder, verbose=False)
-    return folder
+def trained(tiny, tmp_path_factory) -> Path:
+    options = {"epochs": 3, "stopping_step": 1}
+    return train(tiny, tmp_path_factory.mktemp("trained") / "run", "PosSASRec", **options)
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
+def run(trained, tmp_path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 @pytest.fixture
-def away(run: Path) -> Path:
+def away(run) -> Path:
     """The same without data: only ranks are left to answer from."""
     config = (run / "config.yaml").read_text()
-    lines = [x if not x.startswith("data_path") else "data_path: away" for x in config.split("\n")]
-    (run / "config.yaml").write_text("\n".join(lines))
+    (run / "config.yaml").write_text(re.sub("data_path: .*", "data_path: away", config))
     return run
 
 
@@ -42,21 +43,21 @@ def result(run: Path) -> dict[str, Any]:
     return json.loads((run / "result.json").read_text())
 
 
-def test_its_own_metrics_come_out_the_same(run: Path) -> None:
-    assert recbole_pos.evaluate(run) == result(run)["test"]
+def test_its_own_metrics_come_out_the_same(run) -> None:
+    """And others, from ranks or by the weights."""
     assert recbole_pos.evaluate(run, part="valid") == result(run)["best_valid"]
+    wanted: list[Any] = ["MRR", ["MAP", "Precision", "Recall", "NDCG"]]
+    by_ranks = [recbole_pos.evaluate(run, metrics, [1, 3, 7]) for metrics in wanted]
+    assert recbole_pos.evaluate(run) == result(run)["test"]
     (run / "test_ranks.parquet").unlink()
     assert recbole_pos.evaluate(run) == result(run)["test"]
+    assert [recbole_pos.evaluate(run, metrics, [1, 3, 7]) for metrics in wanted] == by_ranks
+    made = recbole_pos.load(run)
+    torch.nn.init.zeros_(made.model.item_embedding.weight)  # its best weights count
+    assert made.trainer.evaluate(made.loaders["test"]) == result(run)["test"]
 
 
-@pytest.mark.parametrize("metrics", ["MRR", ["MAP", "Precision", "Recall", "NDCG"]])
-def test_ranks_and_weights_give_the_same(run: Path, metrics: Any) -> None:
-    by_ranks = recbole_pos.evaluate(run, metrics, [1, 3, 7])
-    (run / "test_ranks.parquet").unlink()
-    assert recbole_pos.evaluate(run, metrics, [1, 3, 7]) == by_ranks
-
-
-def test_ranks_suffice_or_not(away: Path, capsys: pytest.CaptureFixture) -> None:
+def test_ranks_suffice_or_not(away, capsys) -> None:
     """What needs more than they have needs the data, and says so."""
     assert main(["evaluate", str(away), "--metrics", "Hit,MRR", "--topk", "1", "5", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)) == ["hit@1", "hit@5", "mrr@1", "mrr@5"]
@@ -65,7 +66,7 @@ def test_ranks_suffice_or_not(away: Path, capsys: pytest.CaptureFixture) -> None
 
 
 @pytest.mark.parametrize("damage", ["zero", "fewer", "result"])
-def test_ranks_that_do_not_fit_the_result_are_not_believed(away: Path, damage: str) -> None:
+def test_ranks_that_do_not_fit_the_result_are_not_believed(away, damage) -> None:
     table = pd.read_parquet(away / "test_ranks.parquet")
     if damage == "zero":
         table["rank"] = 0
@@ -80,7 +81,7 @@ def test_ranks_that_do_not_fit_the_result_are_not_believed(away: Path, damage: s
         recbole_pos.evaluate(away)
 
 
-def test_items_of_the_past_are_left_out_where_that_is_asked(run: Path) -> None:
+def test_items_of_the_past_are_left_out_where_that_is_asked(run) -> None:
     masked = recbole_pos.evaluate(run, ["Hit"], [5], mask_history=True)
     plain = recbole_pos.evaluate(run, ["Hit"], [5])
     assert masked != plain and masked["hit@5"] > plain["hit@5"]
@@ -88,15 +89,63 @@ def test_items_of_the_past_are_left_out_where_that_is_asked(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--metrics=Nonsense"], ["--metrics=AUC"], ["--topk=0"], ["--topk=x"], ["--topk=400"],
-     ["--part=train"], ["--mask_history=maybe"], ["--metrics="]],
-)  # fmt: skip
-def test_wrong_questions(run: Path, capsys: pytest.CaptureFixture, words: list[str]) -> None:
-    assert main(["evaluate", str(run), *words]) == 2
+    ["--metrics=Nonsense", "--metrics=", "--topk=0", "--topk=x", "--topk=400", "--part=train"],
+)
+def test_wrong_questions(run, capsys, words) -> None:
+    assert main(["evaluate", str(run), words]) == 2
     message = capsys.readouterr().err.strip()
-    assert words[0].partition("=")[0].lstrip("-") in message and "\n" not in message
+    assert words.partition("=")[0].lstrip("-") in message and "\n" not in message
 
 
-def test_a_loaded_trainer_evaluates(run: Path) -> None:
-    made = recbole_pos.load(run)
-    assert made.trainer.evaluate(made.loaders["test"]) == result(run)["test"]
+# --- ranks of test targets ---
+
+OPTIONS = {"epochs": 1, "show_progress": False, "topk": [1, 3, 7], "valid_metric": "NDCG@3"}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("FPARec", {}),
+    ("Pop", {}),  # many equal scores
+    ("BPR", {"mask_history": False}),
+    ("PosSASRec", {"mask_history": True}),
+    ("GRU4Rec", {"metrics": ["AveragePopularity", "NDCG"]}),
+    ("PosSASRec", {"eval_args": {"split": {"GT": [0.6, 0.8]}}}),
+]
+
+
+@pytest.mark.parametrize(("model", "options"), CASES, ids=str)
+def test_ranks_equal_a_loop(tiny, tmp_path, model, options) -> None:
+    given = {**OPTIONS, "data_path": str(tiny), **options}
+    recbole_pos.run(model, "tiny", None, given, run_dir=tmp_path / "run", verbose=False)
+    table = pd.read_parquet(tmp_path / "run" / "test_ranks.parquet")
+    made = recbole_pos.load(tmp_path / "run")
+    log, tokens = made.dataset.log, made.dataset.field2id_token
+    sold = np.bincount(log.items.numpy()[made.dataset.part == 0], minlength=made.dataset.item_num)
+    place = 0
+    for rows, _, _, target in made.loaders["test"]:
+        with torch.no_grad():
+            scores = made.model.full_sort_predict(rows).view(len(rows), -1)
+        for line, item, event in zip(scores, target, rows["target_event"], strict=True):
+            found = table.iloc[place]
+            place += 1
+            line[0] = -torch.inf
+            history = log.items[int(log.starts[event]) : event]
+            if made.config["mask_history"] or (model == "Pop" and not options.get("mask_history")):
+                line[[h for h in history.tolist() if h != item]] = -torch.inf
+            least, most = int((line > line[item]).sum()), int((line >= line[item]).sum()) - 1
+            assert least <= found["rank"] <= max(most, 7)
+            assert found["user"] == tokens["user_id"][log.users[event]]
+            assert found["item"] == tokens["item_id"][item]
+            assert found["history"] == len(history)
+            assert found["age"] == log.times[event] - log.times[event - 1]
+            assert found["popularity"] == sold[item]
+    assert place == len(table)
+    test = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
+    for k in OPTIONS["topk"]:
+        ndcg = np.where(table["rank"] < k, 1 / np.log2(table["rank"] + 2), 0.0).mean()
+        assert test[f"ndcg@{k}"] == pytest.approx(ndcg, abs=1e-6)
+
+
+def test_equal_scores_stand_as_the_metrics_have_them() -> None:
+    scores = torch.tensor([[9.0, 5.0, 5.0, 5.0, 1.0]] * 4)
+    target = torch.tensor([0, 2, 3, 4])
+    best = torch.tensor([[0, 2, 1]] * 4)
+    assert rank_targets(scores, target, best).tolist() == [0, 1, 3, 4]
+    assert rank_targets(scores, target).tolist() == [0, 1, 1, 4]

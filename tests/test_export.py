@@ -112,37 +112,29 @@ def test_rows_with_padding_are_what_packed_events_are(
     check(make_encoder(shaken(made)), "eager", tmp_path)
 
 
-PROGRAMS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
-    *(("PosSASRec", options_of(names), tuple(FORMATS)) for names in EXPORTED),
-    *((name, {}, tuple(FORMATS)) for name in ("FGNN", *MODELS) if name != "AttrFormer"),
-    *(
-        (model, options, ("onnx",))
-        for model, options in (
-            ("PosSASRec", options_of(["learned", "hstu"], block="hstu")),
-            ("PosSASRec", {"position": ["linear_attention"], "MAX_ITEM_LIST_LENGTH": 150}),
-            ("KernelAttention", {"kernel_u": "full", "MAX_ITEM_LIST_LENGTH": 150}),
-            ("KernelAttention", {"kernel_band": 3}),
-            ("PosSASRec", {"position": ["cape"], "cape_positions": 4}),
-            ("PARec", {"positional_mask": "after_softmax", "n_heads": 2}),
-            ("TORoPE", {"fusion": "split_head", "timestamp_unit": "milliseconds", "n_heads": 2}),
-            ("PosRec", {"anchor_self_weight": 0.5, "messages": "mean", "anchor_overlap": "sum"}),
-            ("PosRec", {"anchors": False, "graph_layers": 2, "n_layers": 2}),
-            ("PosSASRec", {"MAX_ITEM_LIST_LENGTH": 2}),
-            ("PosSASRec", {"position": ["hstu"], "request_time": "target", "n_layers": 1}),
-        )
-    ),
+PROGRAMS: list[tuple[str, dict[str, Any]]] = [
+    *(("PosSASRec", options_of(names)) for names in EXPORTED),
+    *((name, {}) for name in ("FGNN", *MODELS) if name != "AttrFormer"),
+    ("PosSASRec", {"position": ["linear_attention"], "MAX_ITEM_LIST_LENGTH": 150}),
+    ("KernelAttention", {"kernel_u": "full", "MAX_ITEM_LIST_LENGTH": 150}),
+    ("PosSASRec", {"position": ["cape"], "cape_positions": 4}),
+    ("PARec", {"positional_mask": "after_softmax", "n_heads": 2}),
+    ("TORoPE", {"fusion": "split_head", "n_heads": 2, "timestamp_unit": "milliseconds"}),
+    ("PosRec", {"anchor_self_weight": 0.5, "messages": "mean", "anchor_overlap": "sum"}),
+    ("PosRec", {"anchors": False, "graph_layers": 2, "n_layers": 2}),
+    ("PosSASRec", {"MAX_ITEM_LIST_LENGTH": 2}),
+    ("PosSASRec", options_of(["hstu"], block="hstu", request_time="target")),
 ]
-QUICK = [("PosSASRec", EXPORTED[0]), ("PosRec", None)]  # as torch programs
+QUICK = [("PosSASRec", options_of(EXPORTED[0])), ("PosRec", {})]  # as torch programs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "form"),
     [
-        pytest.param(model, options, form, marks=() if is_quick else long)
-        for model, options, forms in PROGRAMS
-        for form in forms
-        for is_quick in [form != "onnx" and (model, options.get("position")) in QUICK]
+        pytest.param(*case, form, marks=() if case in QUICK and form != "onnx" else long)
+        for case in PROGRAMS
+        for form in FORMATS
     ],
     ids=str,
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.files import LOCK, only_writer, remove_unfinished, replacing, whole, write_text
 
 
@@ -24,7 +25,7 @@ def small_disk():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
     file = tmp_path / "a.txt"
     write_text(file, "old")
     for error in (ZeroDivisionError, KeyboardInterrupt):
@@ -36,59 +37,45 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None
     assert file.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_two_writers_have_files_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    with whole(file) as one:
+def test_two_writers_have_files_of_their_own(tmp_path) -> None:
+    with whole(tmp_path / "a.txt") as one, whole(tmp_path / "a.txt") as two:
         one.write("one")
-        with whole(file) as two:
-            two.write("two")
-        assert file.read_text() == "two"
-    assert file.read_text() == "one"
+        two.write("two")
+    assert (tmp_path / "a.txt").read_text() == "one"
 
 
 @pytest.mark.parametrize("size", [10_000, 3_000_000])  # refused while writing, or while closing
-def test_no_room(tmp_path: Path, small_disk, size: int) -> None:
+def test_no_room(tmp_path, small_disk, size) -> None:
     file = tmp_path / "a.txt"
     write_text(file, "old")
     with pytest.raises(StorageError, match=r"cannot write .*a\.txt: File too large"):
         write_text(file, "x" * size)
+    with pytest.raises(StorageError, match=r"a\.txt: File too large"):  # torch hides why
+        checkpoint.save(file, {"x": torch.zeros(size // 4)})
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_library_that_hides_why_it_cannot_write(tmp_path: Path, small_disk) -> None:
-    import torch
-
-    from recbole_pos.experiment import checkpoint
-
-    checkpoint.save(tmp_path / "c.pt", {"x": 1})
-    with pytest.raises(StorageError, match=r"c\.pt: File too large"):
-        checkpoint.save(tmp_path / "c.pt", {"x": torch.zeros(100_000)})
-    assert checkpoint.load(tmp_path / "c.pt")["x"] == 1
+def test_a_file_that_cannot_be(tmp_path) -> None:
+    for file in (tmp_path / "none" / "a.txt", tmp_path, tmp_path / ("x" * 300)):
+        with pytest.raises(UsageError, match="cannot write"):
+            write_text(file, "")
+        assert not list(tmp_path.iterdir())
 
 
-def test_no_folder_a_folder_and_no_permission(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"folder {tmp_path}/none does not exist"):
-        write_text(tmp_path / "none" / "a.txt", "")
-    with pytest.raises(UsageError, match="it is a folder"):
-        write_text(tmp_path, "")
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_a_link_stays_a_link(tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     for text in ("one", "two"):
         write_text(tmp_path / "link", text)
         assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == text
 
 
-def test_what_is_no_file_is_written_as_it_is(tmp_path: Path) -> None:
+def test_what_is_no_file_is_written_as_it_is(tmp_path) -> None:
     with pytest.raises(StorageError, match="cannot write /dev/full: No space left on device"):
         write_text(Path("/dev/full"), "x")
-    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
     os.mkfifo(tmp_path / "pipe")
     reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
     write_text(tmp_path / "pipe", "through")
-    assert reader.communicate()[0] == b"through"
-    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+    assert reader.communicate()[0] == b"through" and (tmp_path / "pipe").is_fifo()
 
 
 def hold(lock: str, folder: Path) -> subprocess.Popen:
@@ -101,7 +88,7 @@ with {lock}: print('held', flush=True); input()"""
     return other
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
+def test_one_writer_at_a_time(tmp_path) -> None:
     other = hold("only_writer(Path(sys.argv[1]), 'trained')", tmp_path)
     with (
         pytest.raises(UsageError, match=f"^{tmp_path} is being trained by process {other.pid} on"),
@@ -112,18 +99,16 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     other.wait()
     with only_writer(tmp_path, "trained"):  # the system let go of it
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
-    with pytest.raises(FileNotFoundError, match="of the body"), only_writer(tmp_path, "trained"):
-        raise FileNotFoundError("of the body")
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed(tmp_path) -> None:
     for name in (".c.pt.tmp", ".c.pt.0a1b2c3d.tmp", ".other.tmp", "c.pt"):
         (tmp_path / name).touch()
     remove_unfinished([tmp_path / "c.pt"])
     assert sorted(p.name for p in tmp_path.iterdir()) == [".other.tmp", "c.pt"]
 
 
-def test_a_folder_is_whole_or_leaves_nothing(tmp_path: Path) -> None:
+def test_a_folder_is_whole_or_leaves_nothing(tmp_path) -> None:
     to = tmp_path / "above" / "new"
     for error in (ZeroDivisionError, KeyboardInterrupt):
         with pytest.raises(error), replacing(to) as place:
@@ -133,23 +118,15 @@ def test_a_folder_is_whole_or_leaves_nothing(tmp_path: Path) -> None:
     with replacing(to) as place:
         (place / "part").touch()
     assert [p.name for p in to.iterdir()] == ["part"] and len(list(to.parent.iterdir())) == 1
-    with pytest.raises(UsageError), replacing(tmp_path / ("x" * 300)):
-        pytest.fail("no such name")
 
 
-def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed(tmp_path) -> None:
     """And that of one that still writes is not."""
     other = hold("replacing(Path(sys.argv[1]))", tmp_path / "new")
     with pytest.raises(UsageError), replacing(tmp_path / "new"):
         pytest.fail("another writes it")
-    assert len(list(tmp_path.iterdir())) == 1
     other.kill()
     other.wait()
     with replacing(tmp_path / "new"):
         assert len(list(tmp_path.iterdir())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
-
-
-def test_names_that_are_too_long(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot write"), whole(tmp_path / ("x" * 300)):
-        pytest.fail("no such name")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -62,19 +60,11 @@ def items_of(frame: pd.DataFrame) -> pd.DataFrame:
     return one.assign(product=one["product"].astype(str), tags=tags)
 
 
-def of_polars(frame: pd.DataFrame) -> Any:
-    return pytest.importorskip("polars").from_pandas(frame)
-
-
-def of_duckdb(frame: pd.DataFrame) -> Any:
-    return pytest.importorskip("duckdb").from_arrow(pa.Table.from_pandas(frame))
-
-
 KINDS = {
     "pandas": lambda frame: frame,
     "pyarrow": pa.Table.from_pandas,
-    "polars": of_polars,
-    "duckdb": of_duckdb,
+    "polars": lambda frame: pytest.importorskip("polars").from_pandas(frame),
+    "duckdb": lambda frame: pytest.importorskip("duckdb").from_arrow(pa.Table.from_pandas(frame)),
 }
 
 
@@ -88,53 +78,36 @@ def test_a_frame_is_what_its_file_is(kind: str, tmp_path: Path) -> None:
     frame = orders()
     parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "orders.parquet")
     parquet.write_table(pa.Table.from_pandas(items_of(frame)), tmp_path / "items.parquet")
-    report = rp.convert(
-        tmp_path / "orders.parquet",
-        items=tmp_path / "items.parquet",
-        name="shop",
-        data_path=tmp_path / "file",
-        verbose=False,
-    )
-    make = KINDS[kind]
-    given, items = make(frame), make(items_of(frame))
-    data = rp.Dataset.from_frame(given, items=items, path=tmp_path / "made" / "shop")
+    others = {"items": tmp_path / "items.parquet", "data_path": tmp_path / "file"}
+    report = rp.convert(tmp_path / "orders.parquet", name="shop", verbose=False, **others)
+    frame, items = KINDS[kind](frame), KINDS[kind](items_of(frame))
+    data = rp.Dataset.from_frame(frame, items=items, path=tmp_path / "made" / "shop")
     assert files(data.path) == files(tmp_path / "file" / "shop")
     assert set(files(data.path)) == {"shop.inter", "shop.item", "shop.yaml"}
-    fields = [(c.field, c.kind, c.table, c.different, c.missing) for c in data.report.columns]
-    assert fields == [(c.field, c.kind, c.table, c.different, c.missing) for c in report.columns]
+    for one, other in zip(data.report.columns, report.columns, strict=True):
+        same = {"file": "", "notes": [], "examples": []}
+        assert replace(one, **same) == replace(other, **same)
     assert data.counts == report.counts and data.counts["events"] == 299
-    assert data.report.lines["events"].dropped == {
-        "no user (customer)": {"lines": 1, "first": ["interactions:5"]}
-    }
+    dropped = data.report.lines["events"].dropped
+    assert dropped == {"no user (customer)": {"lines": 1, "first": ["interactions:5"]}}
 
 
 def test_given_parts(tmp_path: Path) -> None:
     frame = make_log()
-    data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts")
-    split = data.with_parts(valid=frame.iloc[-90:-40], test=frame.iloc[-40:])
-    lines = {name: text.count(b"\n") - 1 for name, text in files(split.path).items()}
-    given = {"train": len(frame) - 90, "valid": 50, "test": 40}
-    assert {f"parts.{part}.inter": rows for part, rows in given.items()}.items() <= lines.items()
-    dataset = read_dataset(PosConfig("Pop", str(split.path), None, MEASURED))
+    parts = {"valid": frame.iloc[-90:-40], "test": frame.iloc[-40:]}
+    data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts", **parts)
+    dataset = read_dataset(PosConfig("Pop", str(data.path), None, MEASURED))
     dataset.build()
+    given = {"train": len(frame) - 90, "valid": 50, "test": 40}
     assert dataset.split.summary["events"] == given
     with pytest.raises(UsageError, match="^valid: "):
-        data.with_parts(valid=frame.iloc[:3])
-    with pytest.raises(UsageError, match="^test: "):
-        rp.Dataset(data.path).with_parts(test=frame.iloc[:3])
+        rp.Dataset.from_frame(frame, valid=frame.iloc[:3])
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_what_is_no_frame_of_interactions() -> None:
     frame = make_log()
     twice = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["user_id", "user_id"])
-    mixed = frame.astype({"item_id": object})
-    mixed.loc[0, "item_id"] = 3
-    for given, word in (
-        (frame.to_dict(), "dict"),
-        (frame.iloc[:0], "no row"),
-        (twice, "'user_id'"),
-        (mixed, "item_id"),
-    ):
+    for given, word in ((frame.to_dict(), "dict"), (frame.iloc[:0], "no row"), (twice, "user_id")):
         with pytest.raises(UsageError, match=word):
             rp.Dataset.from_frame(given)
     with pytest.raises(UsageError, match="from_frame"):
@@ -163,21 +136,19 @@ def test_fit_is_run(fitted: rp.Recommender, tmp_path: Path) -> None:
     assert len(every) == 3 * 60
 
 
-def test_evaluate(fitted: rp.Recommender) -> None:
+def test_own_metrics(fitted: rp.Recommender) -> None:
     def reciprocal(ranks: np.ndarray) -> float:
         return np.where(ranks <= 5, 1 / ranks, 0).mean()
 
     found = fitted.evaluate([reciprocal, "MRR"], topk=5)
     assert found["test"]["reciprocal"] == pytest.approx(found["test"]["mrr@5"], abs=1e-4)
     assert found.attrs["part"] == "test" and found.attrs["test_targets"] == 49
-    assert found.attrs["candidates"] == fitted.result.candidates
-    assert fitted.evaluate(part="valid")["valid"].to_dict() == fitted.result.best_valid
     with pytest.raises(UsageError, match="^metrics: "):
         fitted.evaluate(reciprocal, part="valid")
 
 
-def test_it_stands_alone(fitted: rp.Recommender, tmp_path: Path) -> None:
-    """Saved, or pickled, it needs nothing of where it was trained."""
+def test_it_needs_nothing_of_where_it_was_trained(fitted: rp.Recommender, tmp_path: Path) -> None:
+    """Saved, or pickled."""
     expected = fitted.recommend(["u5", "u7"], k=4)
     fitted.save(tmp_path / "live")
     with pytest.raises(UsageError, match="live holds a run"):
@@ -190,21 +161,14 @@ def test_it_stands_alone(fitted: rp.Recommender, tmp_path: Path) -> None:
         "saved, pickled = rp.load(sys.argv[1]), pickle.load(sys.stdin.buffer)\n"
         "one, two = (m.recommend(['u5', 'u7'], k=4) for m in (saved, pickled))\n"
         "assert one.equals(two) and pickled.evaluate('MRR', topk=2, part='valid').size == 1\n"
-        "print(one.to_json())"
+        "print(*one['item'])"
     )
+    folder = Path(fitted.config["data_path"])
+    hidden = folder.rename(folder.with_name("away"))
     process = [sys.executable, "-c", code, str(tmp_path / "moved")]
-    with away(Path(fitted.config["data_path"])):
-        out = subprocess.run(process, input=content, stdout=subprocess.PIPE, check=True).stdout
-    found = pd.read_json(io.StringIO(out.decode()))
-    assert found["item"].tolist() == expected["item"].tolist()
-
-
-@contextmanager
-def away(folder: Path) -> Iterator[None]:
-    """The folder is not there meanwhile."""
-    there = folder.rename(folder.with_name("away"))
-    yield
-    there.rename(folder)
+    out = subprocess.run(process, input=content, stdout=subprocess.PIPE, check=True).stdout
+    hidden.rename(folder)
+    assert out.decode().split() == expected["item"].tolist()
 
 
 def test_temporary_folders_go_with_their_objects() -> None:
@@ -218,14 +182,12 @@ def test_temporary_folders_go_with_their_objects() -> None:
     assert not any(folder.exists() for folder in folders)
 
 
-def test_what_they_say_of_themselves(fitted: rp.Recommender) -> None:
+def test_reprs(fitted: rp.Recommender) -> None:
     frame = make_log().rename(columns={"item_id": "<b>item"})
     data = rp.Dataset.from_frame(frame, item="<b>item")
     assert repr(data).startswith("Dataset data: 60 users, 40 items, ")
     assert "&lt;b&gt;item" in data._repr_html_() and "<b>item" not in data._repr_html_()
-    text = repr(fitted)
-    assert "\x1b" not in text and "PosSASRec on data: 60 users, 40 items" in text
-    assert "ndcg@5" in text and "valid_and_test" in text and len(text) < 1000
+    assert "PosSASRec on data: 60 users, 40 items" in repr(fitted)
     assert f"{fitted.result.test['ndcg@5']:.4f}" in fitted._repr_html_()
 
 
@@ -240,38 +202,36 @@ def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> No
 
 
 class Notes(rp.Callback):
-    """Writes down what it is called with."""
+    """Writes down what it is called with, and ends training after the first epoch."""
 
-    def __init__(self, last: int) -> None:
+    def __init__(self) -> None:
         self.seen: list[Any] = []
-        self.last = last
 
     def on_start(self, experiment: Any) -> None:
         self.seen.append(("start", experiment.config["model"]))
 
     def on_step(self, step: int, loss: torch.Tensor) -> None:
-        self.seen.append(("step", step))
         assert torch.as_tensor(loss).isfinite()
+        self.seen.append(("step", step))
 
     def on_validation(self, epoch: int, metrics: dict[str, float]) -> None:
         self.seen.append(("validation", epoch, sorted(metrics)[0]))
 
     def on_epoch(self, epoch: dict[str, Any]) -> bool:
         self.seen.append(("epoch", epoch["epoch"]))
-        return epoch["epoch"] == self.last
+        return True
 
     def on_end(self, experiment: Any, result: Any) -> None:
         self.seen.append(("end", result.epochs))
 
 
 def test_callbacks(fitted: rp.Recommender, tmp_path: Path) -> None:
-    notes, options = Notes(last=0), {**SHORT, "epochs": 9}
+    notes, options = Notes(), {**SHORT, "epochs": 9}
     data = fitted.source[0]
     model = rp.fit("PosSASRec", data, callbacks=[notes], run_dir=tmp_path, **options)
-    steps = [one[1] for one in notes.seen if one[0] == "step"]
-    assert steps == list(range(1, len(model.loaders["train"]) + 1))
-    others = [one for one in notes.seen if one[0] != "step"]
-    assert others == [("start", "PosSASRec"), ("validation", 0, "hit@5"), ("epoch", 0), ("end", 1)]
+    steps = [("step", n + 1) for n in range(len(model.loaders["train"]))]
+    after = [("validation", 0, "hit@5"), ("epoch", 0), ("end", 1)]
+    assert notes.seen == [("start", "PosSASRec"), *steps, *after]
     assert rp.run(resume=tmp_path, verbose=False).epochs == 1  # it was ended, not interrupted
 
 
@@ -282,34 +242,28 @@ def test_loggers(fitted: rp.Recommender, tmp_path: Path, monkeypatch: Any) -> No
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    data, names = fitted.source[0], ["tensorboard", "mlflow"]
-    options = {**SHORT, "logger": names}
+    data = fitted.source[0]
+    options = {**SHORT, "logger": ["tensorboard", "mlflow"]}
     model = rp.fit("PosSASRec", data, run_dir=tmp_path / "run", **options)
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     scalars = [one.value for one in board.Scalars("valid/ndcg@5")]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert scalars == pytest.approx([json.loads(line)["valid"]["ndcg@5"] for line in lines])
     (tested,) = board.Scalars("test/ndcg@5")
-    assert (tested.step, tested.value) == (
-        model.result.best_epoch,
-        pytest.approx(model.result.test["ndcg@5"]),
-    )
+    assert tested.step == model.result.best_epoch
+    assert tested.value == pytest.approx(model.result.test["ndcg@5"])
     with pytest.raises(ZeroDivisionError):
         rp.fit("PosSASRec", data, callbacks=[Fails()], **options)
     client = mlflow.MlflowClient()
     runs = client.search_runs([client.get_experiment_by_name("data").experiment_id])
-    assert sorted(run.info.status for run in runs) == ["FAILED", "FINISHED"]
-    for run in runs:
-        assert run.data.tags["dataset_checksum"] == data_checksum(fitted)
-        assert len(run.data.tags["options_digest"]) == 16 and run.data.params["epochs"] == "2"
-    (whole,) = (run for run in runs if run.info.status == "FINISHED")
-    assert whole.data.metrics["test/ndcg_at_5"] == model.result.test["ndcg@5"]
+    runs = {run.info.status: run.data for run in runs}
+    assert set(runs) == {"FAILED", "FINISHED"}
+    for run in runs.values():
+        assert run.tags["dataset_checksum"] == fitted.dataset.identity["data"][:16]
+        assert len(run.tags["options_digest"]) == 16 and run.params["epochs"] == "2"
+    assert runs["FINISHED"].metrics["test/ndcg_at_5"] == model.result.test["ndcg@5"]
     with pytest.raises(UsageError, match="^configuration: logger"):
         rp.fit("Pop", data, logger="paper", **UNTRAINED)
-
-
-def data_checksum(model: rp.Recommender) -> str:
-    return model.dataset.identity["data"][:16]
 
 
 class Fails(rp.Callback):

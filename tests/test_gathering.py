@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_pos.data.batch import BatchRequirements, WindowGatherer, lies_on, prefetch
+from recbole_pos.data.batch import BatchRequirements, WindowGatherer, fits_on_device, prefetch
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
@@ -75,16 +75,16 @@ def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> Non
     ],
     ids=str,
 )
-def test_a_log_lies_on_a_gpu_that_has_room(monkeypatch, device, wanted, free, there) -> None:
+def test_a_log_fits_on_device_a_gpu_that_has_room(monkeypatch, device, wanted, free, there) -> None:
     log, windows = example([6], 5, 9)
     size = 6 * 16 + 3 * 8 * len(windows.start)
     assert 100 < size < 200 < 2 * size
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10**9))
     if there is None:
         with pytest.raises(UsageError, match="data_on_device: always: items and times take"):
-            lies_on(device, wanted, log, windows, Features())
+            fits_on_device(device, wanted, log, windows, Features())
     else:
-        assert lies_on(device, wanted, log, windows, Features()) == there
+        assert fits_on_device(device, wanted, log, windows, Features()) == there
 
 
 def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:

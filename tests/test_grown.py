@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CROSS_ENTROPY, make_log, small, write_atomic
+from conftest import make_log, train, write_atomic
 
 import recbole_pos
-from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.model.models import MODELS
+from recbole_pos.errors import CheckpointError
 
 LATER = 2e9  # seconds, after all of the log
 
@@ -34,26 +32,17 @@ def grow(log: pd.DataFrame, shuffle: bool) -> pd.DataFrame:
     return table.sort_values("item_id", kind="stable", ignore_index=True)
 
 
-def train(folder: Path, model: str, **more: Any) -> Path:
-    more = {"data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
-    given = small(model, **more).external_config_dict
-    recbole_pos.run(model, "tiny", None, given, run_dir=folder / "run", verbose=False)
-    return folder / "run"
-
-
 def by_user(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {user: table.reset_index(drop=True) for user, table in found.groupby("user_id")}
 
 
-SEQUENTIAL = [*MODELS, "SASRec", "GRU4Rec"]
-
-
-@pytest.mark.parametrize("model", ["FPARec", "PosRec", "SASRec", "ItemKNN", "Pop"])
-def test_users_without_new_events_get_what_they_got(tmp_path: Path, model: str) -> None:
-    log = make_log()
-    run_dir = train(write_atomic(log, tmp_path), model)
+@pytest.mark.parametrize("model", ["FPARec", "SASRec", "Pop"])
+def test_users_without_new_events_get_what_they_got(tmp_path, model) -> None:
+    """Also if lines are in another order; of a tie that alone says which event was the later."""
+    log = make_log().drop_duplicates(["user_id", "timestamp"])
+    run_dir = train(write_atomic(log, tmp_path), tmp_path / "run", model)
     before = by_user(recbole_pos.recommend(run_dir, k=5))
-    write_atomic(grow(log, shuffle=False), tmp_path)
+    write_atomic(grow(log, shuffle=True), tmp_path)
     trained = recbole_pos.Recommender.load(run_dir)
     assert vars(trained.growth) == {"users": 2, "events": 4, "items": 1, "skipped": 2}
     after = by_user(recbole_pos.recommend(run_dir, k=5))
@@ -61,9 +50,8 @@ def test_users_without_new_events_get_what_they_got(tmp_path: Path, model: str) 
     assert set(after["no one"]["by"]) == {"popularity"}, "whose events the model does not know"
     for user in set(before) - {"u5", "u6"}:
         pd.testing.assert_frame_equal(before[user], after[user], rtol=1e-5)
-    if model not in SEQUENTIAL:
-        by = "model" if model == "Pop" else "popularity"
-        assert set(after["someone"]["by"]) == {by}
+    if model == "Pop":
+        assert set(after["someone"]["by"]) == {"model"}
         return
     histories = [{"id": "someone", "items": ["i7", "i3"], "times": [LATER, LATER + 2]}]
     for user, item in (("u5", "i3"), ("u6", "i4")):
@@ -76,13 +64,13 @@ def test_users_without_new_events_get_what_they_got(tmp_path: Path, model: str) 
         np.testing.assert_allclose(after[user]["score"], asked[user]["score"], rtol=1e-4)
 
 
-def test_filters_count_what_was_known(tmp_path: Path) -> None:
+def test_filters_count_what_was_known(tmp_path) -> None:
     """i0 had too few events for the filter then; that it has enough now changes nothing."""
     log = make_log()
     rare = log["item_id"].value_counts().index[-1]
     least = int(log["item_id"].value_counts().iloc[-1]) + 1
     filters = {"item_inter_num_interval": f"[{least},inf)"}
-    run_dir = train(write_atomic(log, tmp_path), "FPARec", **filters)
+    run_dir = train(write_atomic(log, tmp_path), tmp_path / "run", "FPARec", **filters)
     before = by_user(recbole_pos.recommend(run_dir, k=5))
     more = pd.DataFrame({"user_id": "u5", "item_id": [rare] * 5, "timestamp": LATER})
     write_atomic(pd.concat((log, more)), tmp_path)
@@ -92,71 +80,41 @@ def test_filters_count_what_was_known(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(before[user], after[user], rtol=1e-5)
 
 
-@pytest.mark.parametrize("damage", ["gone", "earlier", "other item"])
-def test_what_was_known_must_be_there(tmp_path: Path, damage: str) -> None:
+DAMAGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "gone": lambda log: log.drop(index=3),
+    "earlier": lambda log: pd.concat((log, pd.DataFrame([("u9", "i1", 1.0)], columns=list(log)))),
+    "other item": lambda log: log.assign(item_id=log["item_id"].where(log.index != 3, "i_other")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_was_known_must_be_there(tmp_path, damage) -> None:
     log = make_log()
-    run_dir = train(write_atomic(log, tmp_path), "FPARec")
-    other = grow(log, shuffle=False)
-    if damage == "gone":
-        other = other.drop(index=3)
-    elif damage == "earlier":
-        other.loc[len(other)] = ("u9", "i1", 1.0)
-    else:
-        other.loc[3, "item_id"] = "i1" if other.loc[3, "item_id"] != "i1" else "i2"
-    write_atomic(other, tmp_path)
+    run_dir = train(write_atomic(log, tmp_path), tmp_path / "run", "FPARec")
+    write_atomic(DAMAGES[damage](grow(log, shuffle=False)), tmp_path)
     with pytest.raises(CheckpointError, match="have changed since"):
         recbole_pos.recommend(run_dir, k=5)
 
 
-def test_a_damaged_list_of_what_was_known(tmp_path: Path) -> None:
-    run_dir = train(write_atomic(make_log(), tmp_path), "FPARec")
-    (run_dir / "known.parquet").write_bytes(b"PAR1")
-    with pytest.raises(CheckpointError, match=r"known.parquet is damaged"):
-        recbole_pos.recommend(run_dir)
-    with pytest.raises(UsageError, match="not a run folder"):
-        recbole_pos.recommend(tmp_path)
-
-
-def with_items(folder: Path, kinds: dict[str, str]) -> None:
-    lines = [f"{item}\t{kind}" for item, kind in kinds.items()]
-    text = "\n".join(["item_id:token\tkind:token", *lines]) + "\n"
-    (folder / "tiny" / "tiny.item").write_text(text)
-
-
-COLUMNS = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "kind"]}
-
-
-@pytest.mark.parametrize("model", ["FPARec", "AttrFormer"])
-def test_attributes_may_change(tmp_path: Path, model: str, capsys) -> None:
+def test_attributes_may_change(tmp_path, capsys) -> None:
     """Another order of lines changes nothing; nor does a new kind; what has changed is reported."""
-    log = make_log()
+    log, file = make_log(), tmp_path / "tiny" / "tiny.item"
     kinds = {item: f"k{number % 3}" for number, item in enumerate(log["item_id"].unique())}
+
+    def write_items(kinds: dict[str, str]) -> None:
+        lines = [f"{item}\t{kind}" for item, kind in kinds.items()]
+        file.write_text("\n".join(["item_id:token\tkind:token", *lines]) + "\n")
+
     write_atomic(log, tmp_path)
-    with_items(tmp_path, kinds)
-    relations = {"relations": ["kind"]} if model == "AttrFormer" else {}
-    run_dir = train(tmp_path, model, load_col=COLUMNS, **relations)
-    before = recbole_pos.recommend(run_dir, k=5)
+    write_items(kinds)
+    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "kind"]}
+    run_dir = train(tmp_path, tmp_path / "run", "AttrFormer", load_col=columns, relations=["kind"])
+    one = by_user(recbole_pos.recommend(run_dir, k=5))
     write_atomic(grow(log, shuffle=False), tmp_path)
-    with_items(tmp_path, {"a new item": "k9", **dict(sorted(kinds.items(), reverse=True))})
-    one, two = by_user(before), by_user(recbole_pos.recommend(run_dir, k=5))
+    write_items({"a new item": "k9", **dict(sorted(kinds.items(), reverse=True))})
+    two = by_user(recbole_pos.recommend(run_dir, k=5))
     for user in set(one) - {"u5", "u6"}:
         pd.testing.assert_frame_equal(one[user], two[user], rtol=1e-5)
-    first = next(iter(kinds))
-    with_items(tmp_path, {**kinds, first: "k9"})
+    write_items({**kinds, next(iter(kinds)): "k9"})
     recbole_pos.serve.recommend.write_recommendations(run_dir, users=["u5"])
     assert "values of kind have changed" in capsys.readouterr().out
-
-
-def test_another_order_of_lines_is_the_same_data(tmp_path: Path) -> None:
-    log = make_log().drop_duplicates(
-        ["user_id", "timestamp"]
-    )  # a tie is reported by its line alone
-    run_dir = train(write_atomic(log, tmp_path), "FPARec")
-    write_atomic(grow(log, shuffle=False), tmp_path)
-    before = recbole_pos.recommend(run_dir, k=5)
-    write_atomic(grow(log, shuffle=True), tmp_path)
-    after = recbole_pos.recommend(run_dir, k=5)
-    one, two = by_user(before), by_user(after)
-    assert set(one) == set(two)
-    for user in one:
-        pd.testing.assert_frame_equal(one[user], two[user], rtol=1e-5)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import recbole_pos
 
@@ -17,8 +16,12 @@ PACKAGE = ROOT / "recbole_pos"
 FLOORS = [
     *("layers", "position", "data", "relations", "model", "config", "conversion"),
     "experiment",
-    *("runs", "inspect", "tuning", "serve", "public", "study", "cli"),
+    *("runs", "inspect", "serve", "public", "study", "tuning", "cli"),
 ]
+# Names that occur twice still; none may join them.
+TWICE = set(
+    "attention build catalogue events history plot reading relations report source tables".split()
+)
 
 
 def _name(file: Path) -> str:
@@ -52,111 +55,66 @@ GRAPH = {
     name: {_module(found) for found in _imports(file.read_text())} - {name}
     for name, file in FILES.items()
 }
+# Each import within the package; the package itself imports what users ask for, when they ask.
+INSIDE = {name: GRAPH[name] & FILES.keys() for name in FILES if name != "recbole_pos"}
+ARROWS = {(name, other) for name, others in INSIDE.items() for other in others}
 
 
 def _room(name: str) -> str:
+    """The folder of a module; empty of one that stands beside the rooms."""
     parts = name.split(".")
-    inside = len(parts) > 2 or (PACKAGE / parts[-1]).is_dir()
-    return parts[1] if inside and len(parts) > 1 else ""
+    return parts[1] if len(parts) > 2 or (PACKAGE / parts[-1]).is_dir() else ""
 
 
-def _reached(name: str) -> set[str]:
-    """Everything that is imported by what a module imports, itself not."""
+def _reached(room: str) -> set[str]:
+    """Everything that is imported by a room, or by what it imports."""
     found: set[str] = set()
-    waiting = [name]
+    waiting = [name for name in FILES if _room(name) == room]
     while waiting:
-        new = GRAPH.get(waiting.pop(), set()) - found - {"recbole_pos"}
+        new = GRAPH.get(waiting.pop(), set()) - found
         found |= new
         waiting += new
+    assert found
     return found
 
 
 def test_no_circle() -> None:
-    inside = {name: GRAPH[name] & set(FILES) - {"recbole_pos"} for name in FILES}
-    del inside["recbole_pos"]  # which imports what users ask for, when they ask
-    try:
-        TopologicalSorter(inside).prepare()
-    except CycleError as error:
-        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+    TopologicalSorter(INSIDE).prepare()
 
 
-@pytest.mark.parametrize("room", ["layers", "position"])
-def test_what_models_are_made_of_knows_nothing_of_recbole(room: str) -> None:
-    found = {name: _reached(name) for name in FILES if _room(name) == room}
-    assert found and not {name for name, all_ in found.items() if "recbole" in all_}
-
-
-def test_data_know_no_model() -> None:
-    found = {name: _reached(name) for name in FILES if _room(name) == "data"}
-    assert not {(n, m) for n, all_ in found.items() for m in all_ if _room(m) == "model"}
-
-
-def test_ray_stays_in_its_rooms() -> None:
-    found = {name for name, all_ in GRAPH.items() if "ray" in all_}
-    assert {_room(name) for name in found} <= {"runs", "tuning", "study"}
+def test_what_lower_rooms_do_not_know() -> None:
+    """Layers and positions RecBole, data a model; Ray is known to few."""
+    assert "recbole" not in _reached("layers") | _reached("position")
+    assert "model" not in {_room(name) for name in _reached("data")}
+    with_ray = {_room(name) for name, others in GRAPH.items() if "ray" in others}
+    assert with_ray <= {"runs", "tuning", "study"}
 
 
 def test_no_arrow_runs_upwards() -> None:
-    upward = {
-        (name, other)
-        for name, all_ in GRAPH.items()
-        for other in all_ & set(FILES)
-        if _room(name) in FLOORS and _room(other) in FLOORS
-        if FLOORS.index(_room(other)) > FLOORS.index(_room(name))
-    }
-    assert not upward
-    assert {_room(name) for name in FILES} <= {"", *FLOORS}
-
-
-def test_the_ground_floor_imports_no_room() -> None:
-    """What stands beside the rooms is for all of them; ``plug`` alone, which is RecBole's door,
-    and the package itself hand out what is in them."""
-    doors = ("recbole_pos", "recbole_pos.plug")
-    found = {
-        (name, other)
-        for name, all_ in GRAPH.items()
-        for other in all_ & set(FILES)
-        if _room(name) == "" and name not in doors and _room(other)
-    }
-    assert not found
+    """Nor from what stands beside the rooms into one, but from RecBole's door."""
+    assert {_room(name) for name in INSIDE} <= {"", *FLOORS}
+    floors = {"": -1, **{room: number for number, room in enumerate(FLOORS)}}
+    upward = {(a, b) for a, b in ARROWS if floors[_room(b)] > floors[_room(a)]}
+    assert not {(a, b) for a, b in upward if a != "recbole_pos.plug"}
 
 
 def test_nobody_imports_the_package_itself() -> None:
     """Which imports everything: what others want of it stands below, such as its version."""
-    assert not {name for name, all_ in GRAPH.items() if "recbole_pos" in all_}
+    assert not {name for name, others in GRAPH.items() if "recbole_pos" in others}
+    assert f"\nversion: {recbole_pos.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_one_version() -> None:
-    text = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {recbole_pos.__version__}\n" in text
-
-
-def test_few_modules_in_the_hallway() -> None:
+def test_few_small_modules_with_names_of_their_own() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 12
-
-
-# Names that occur twice still; none may join them.
-TWICE = set(
-    "attention build catalogue events history plot reading relations report source tables".split()
-)
-
-
-def test_a_file_name_occurs_once() -> None:
-    names = [file.stem for file in FILES.values() if file.stem != "__init__"]
-    assert {name for name in names if names.count(name) > 1} <= TWICE
-
-
-def test_small_files() -> None:
-    long = {
-        name: n for name, file in FILES.items() if (n := len(file.read_text().splitlines())) > 600
-    }
-    assert not long
+    names = Counter(file.stem for file in FILES.values() if file.stem != "__init__")
+    assert {name for name, number in names.items() if number > 1} <= TWICE
+    lengths = {name: len(file.read_text().splitlines()) for name, file in FILES.items()}
+    assert not {name: length for name, length in lengths.items() if length > 600}
 
 
 def test_what_breaks_a_rule_is_seen() -> None:
     """The reader of imports finds those within functions, and tells modules from names."""
     text = "def f():\n    from recbole_pos.data.events import EventLog\n    import ray.tune\n"
     assert [_module(name) for name in _imports(text)] == ["recbole_pos.data.events", "ray"]
-    assert _module("recbole_pos.data") == "recbole_pos.data"
     assert _room("recbole_pos.data.events") == _room("recbole_pos.data") == "data"
     assert _room("recbole_pos.files") == ""

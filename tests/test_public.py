@@ -8,6 +8,7 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -47,94 +48,77 @@ def ml_dat(folder: Path) -> list[Path]:
 
 
 def ml_csv(folder: Path) -> list[Path]:
-    ratings = "userId,movieId,rating,timestamp\n"
-    ratings += "".join(f"{u},{i},3.5,{t}\n" for u, i, t in pairs())
-    films = "movieId,title,genres\n"
-    films += "".join(f'{i},"One, {i} (199{i})",Comedy|Drama\n' for i in range(ITEMS - 1))
+    ratings = "".join(f"{u},{i},3.5,{t}\n" for u, i, t in pairs())
+    films = "".join(f'{i},"One, {i} (199{i})",Comedy|Drama\n' for i in range(ITEMS - 1))
     films += f"{ITEMS - 1},Untitled,(no genres listed)\n"
-    members = {"ratings.csv": ratings, "movies.csv": films}
+    members = {"ratings.csv": f"userId,movieId,rating,timestamp\n{ratings}"}
+    members["movies.csv"] = f"movieId,title,genres\n{films}"
     return [zipped(folder / "ml-25m.zip", members, "utf-8")]
 
 
 def amazon(folder: Path) -> list[Path]:
-    reviews = folder / "reviews_Beauty_5.json.gz"
-    with gzip.open(reviews, "wt") as file:
-        for u, i, t in pairs()[:-1]:
-            printed = {
-                "reviewerID": f"A{u}",
-                "asin": f"B00{i}",
-                "overall": 5.0,
-                "unixReviewTime": t,
-            }
-            file.write(json.dumps(printed) + "\n")
-    meta = folder / "meta_Beauty.json.gz"
-    with gzip.open(meta, "wt") as file:
-        for i in range(ITEMS + 3):
-            printed = {
-                "asin": f"B00{i}",
-                "title": 'It\'s "it"',
-                "price": 9.5,
-                "brand": "Fj\xf6rd & Co",
-                "categories": [["Beauty", "Hair Care"], ["Beauty", "Tools"]],
-                "related": {"also_bought": ["B000", "B999"], "also_viewed": ["B001"]},
-            }
-            file.write(f"{printed}\n")  # as Python writes a dict
-    return [reviews, meta]
+    reviews = "".join(
+        json.dumps({"reviewerID": f"A{u}", "asin": f"B00{i}", "unixReviewTime": t}) + "\n"
+        for u, i, t in pairs()[:-1]
+    )
+    product: dict[str, Any] = {"title": 'It\'s "it"', "price": 9.5, "brand": "Fj\xf6rd & Co"}
+    product["categories"] = [["Beauty", "Hair Care"], ["Beauty", "Tools"]]
+    product["related"] = {"also_bought": ["B000", "B999"], "also_viewed": ["B001"]}
+    # the source writes dicts as Python does
+    meta = "".join(f"{ {'asin': f'B00{i}', **product} }\n" for i in range(ITEMS + 3))
+    files = [folder / "reviews_Beauty_5.json.gz", folder / "meta_Beauty.json.gz"]
+    for file, text in zip(files, (reviews, meta), strict=True):
+        file.write_bytes(gzip.compress(text.encode()))
+    return files
 
 
 def yelp(folder: Path) -> list[Path]:
-    file = folder / "yelp_academic_dataset_review.json"
-    lines = [
-        {"user_id": f"u{u}", "business_id": f"b{i}", "date": f"20{y}-03-0{1 + i} 10:0{u}:00"}
-        for y in (18, 19)
+    reviews = [
+        json.dumps({"user_id": f"u{u}", "business_id": f"b{i}", "date": f"{y}-03-02 10:0{u}:0{i}"})
+        for y in (2018, 2019)
         for u, i, _ in pairs()[:-1]
     ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return [file]
+    (folder / "reviews.json").write_text("\n".join(reviews))
+    return [folder / "reviews.json"]
 
 
 def diginetica(folder: Path) -> list[Path]:
-    file = folder / "train-item-views.csv"
-    lines = [f"{u};NA;{i};{1000 * i};2016-05-0{1 + u % 9}\n" for u, i, _ in pairs()]
-    file.write_text("sessionId;userId;itemId;timeframe;eventdate\n" + "".join(lines))
-    return [file]
+    lines = [f"{u};NA;{i};{1000 * i};2016-05-0{1 + u % 9}" for u, i, _ in pairs()]
+    names = "sessionId;userId;itemId;timeframe;eventdate"
+    (folder / "views.csv").write_text("\n".join([names, *lines]))
+    return [folder / "views.csv"]
 
 
 def yoochoose(folder: Path) -> list[Path]:
-    file = folder / "yoochoose-clicks.dat"
-    lines = [f"{u},2014-04-0{1 + u % 9}T10:51:0{i}.277Z,{i},0\n" for u, i, _ in pairs()]
-    file.write_text("".join(lines))
-    return [file]
+    lines = [f"{u},2014-04-0{1 + u % 9}T10:51:0{i}.277Z,{i},0" for u, i, _ in pairs()]
+    (folder / "clicks.dat").write_text("\n".join(lines))
+    return [folder / "clicks.dat"]
 
 
 def gowalla(folder: Path) -> list[Path]:
-    file = folder / "loc-gowalla_totalCheckins.txt.gz"
+    """The newest first."""
     lines = [
-        f"{u}\t2010-10-1{1 + u % 9}T23:55:{i:02}Z\t30.2359091167\t-97.{i}\t{i}\n"
-        for u, i, _ in pairs()
+        f"{u}\t2010-10-1{1 + u % 9}T23:55:{i:02}Z\t30.2359091167\t-97.{i}\t{i}"
+        for u, i, _ in reversed(pairs())
     ]
-    with gzip.open(file, "wt") as opened:
-        opened.write("".join(reversed(lines)))  # the newest first
-    return [file]
+    (folder / "checkins.txt").write_text("\n".join(lines))
+    return [folder / "checkins.txt"]
 
 
 def yambda(folder: Path) -> list[Path]:
-    file = folder / "likes.parquet"
-    times = [(u, 5 * t % 2**24, i, 1) for u, i, t in pairs()]
-    names = {"uid": "uint32", "timestamp": "uint32", "item_id": "uint32", "is_organic": "uint8"}
-    pd.DataFrame(times, columns=[*names]).astype(names).to_parquet(file)
-    return [file]
+    events = [(u, 5 * t % 2**24, i) for u, i, t in pairs()]
+    table = pd.DataFrame(events, columns=["uid", "timestamp", "item_id"], dtype="uint32")
+    table.to_parquet(folder / "likes.parquet")
+    return [folder / "likes.parquet"]
 
 
 def zvuk(folder: Path) -> list[Path]:
     """Two users too many: one with a single play, one with as many as those of smaller ids."""
-    file = folder / "zvuk-interactions.parquet"
-    plays = [(u, 1, pd.Timestamp(t, unit="s"), i, 30) for u, i, t in pairs()]
-    plays += [(USERS + 1, 2, pd.Timestamp(978300000 + i, unit="s"), i, 30) for i in range(ITEMS)]
-    names = ["user_id", "session_id", "datetime", "track_id", "play_duration"]
-    table = pd.DataFrame(plays, columns=names)
-    table.assign(datetime=table["datetime"].astype("datetime64[ms]")).to_parquet(file)
-    return [file]
+    plays = [*((USERS + 1, i, 978300000 + i) for i in range(ITEMS)), *pairs()]
+    table = pd.DataFrame(plays, columns=["user_id", "track_id", "datetime"])
+    table["datetime"] = pd.to_datetime(table["datetime"], unit="s").astype("datetime64[ms]")
+    table.to_parquet(folder / "plays.parquet")
+    return [folder / "plays.parquet"]
 
 
 RAW = {
@@ -200,20 +184,20 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, built: Path, small: 
         building.build("amazon-beauty", raw, tmp_path / "again", verbose=False)
 
 
-def test_other_checksums_are_reported(
-    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = ml_dat(tmp_path)[0]
-    found = hashlib.md5(file.read_bytes()).hexdigest()
+def test_other_files_than_the_published(tmp_path: Path, small: Path, capsys) -> None:
+    """Another checksum is reported; other counts are an error."""
+    file, described = ml_dat(tmp_path)[0], small / "ml-1m" / "ml-1m.yaml"
+    found, text = hashlib.md5(file.read_bytes()).hexdigest(), described.read_text()
     building.build("ml-1m", [file], tmp_path / "other")
-    printed = capsys.readouterr().out
-    assert f"is not the ml-1m.zip of https://grouplens.org/datasets/movielens/1m/: md5 {found}" in (
-        " ".join(printed.split())
-    )
-    described = small / "ml-1m" / "ml-1m.yaml"
-    described.write_text(described.read_text().replace(public_log("ml-1m").md5["ml-1m.zip"], found))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"is not the ml-1m.zip of {public_log('ml-1m').source}: md5 {found}" in printed
+    described.write_text(text.replace(public_log("ml-1m").md5["ml-1m.zip"], found))
     building.build("ml-1m", [file], tmp_path / "same")
     assert "is not the" not in capsys.readouterr().out
+    described.write_text(text.replace(f"events: {USERS * ITEMS}", "events: 1"))
+    with pytest.raises(UsageError, match="ml-1m: 42 events"):
+        building.build("ml-1m", [file], tmp_path / "few")
+    described.write_text(text)
 
 
 def loaded(folder: Path, name: str, **options):
@@ -253,16 +237,15 @@ def test_counts_are_checked_where_the_filters_are_those_of_the_log(
     folder = Path(shutil.copytree(built, tmp_path / "d"))
     options = {"data_path": str(folder), "epochs": 1, "topk": [2], "valid_metric": "NDCG@2"}
 
-    def run(**more) -> None:
-        given = {**options, **more}
-        recbole_pos.run("Pop", "ml-1m", None, given, run_dir=tmp_path / "run", verbose=False)
+    def run(**more: Any) -> None:
+        given, folder = {**options, **more}, tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        recbole_pos.run("Pop", "ml-1m", None, given, run_dir=folder, verbose=False)
 
     run()
     inter = folder / "ml-1m" / "ml-1m.inter"
     inter.write_text("\n".join(inter.read_text().splitlines()[:-4]) + "\n")
     with pytest.raises(UsageError, match=r"dataset ml-1m: 6 users.*of this name has 7 users"):
         run()
-    shutil.rmtree(tmp_path / "run")
     run(item_inter_num_interval="[1,inf)")
 
 
@@ -270,7 +253,6 @@ def test_counts_are_checked_where_the_filters_are_those_of_the_log(
     ("words", "message"),
     [
         ("ml-2m", "ml-25m"),
-        ("build ml-1m", "ml-1m.zip"),
         ("build ml-1m none.zip", "none.zip"),
         ("build ml-1m a b", "found 2 files"),
         ("ml-1m ml-20m", "build NAME FILE"),
@@ -281,7 +263,7 @@ def test_wrong_commands(words: str, message: str, capsys) -> None:
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["ml-1m", "amazon-beauty", "yelp", "gowalla", "zvuk"])
+@pytest.mark.parametrize("name", ["ml-1m", "amazon-beauty", "zvuk"])
 def test_damaged_files_are_refused(name: str, tmp_path: Path, small: Path) -> None:
     for file in (raw := RAW[name](tmp_path)):
         content = file.read_bytes()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, small
+from conftest import CROSS_ENTROPY, SMALL, small
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -78,6 +78,22 @@ def test_users_are_asked_with_their_whole_history(
         pd.testing.assert_frame_equal(mine, same, rtol=1e-4)
 
 
+def test_fit_returns_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
+    """Also where no test has loaded it."""
+    given = {
+        **SMALL,
+        "epochs": 3,
+        "learning_rate": 0.5,
+        "eval_args": {"split": {"LS": "valid_only"}},
+    }
+    trained = recbole_pos.fit(
+        "PosSASRec", tiny / "tiny", run_dir=tmp_path / "run", verbose=False, **given
+    )
+    assert trained.result is not None and trained.result.best_epoch < 2
+    again = recbole_pos.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(trained.recommend(["u7"]), again.recommend(["u7"]))
+
+
 QUICK = ("PosSASRec", "TORoPE", "KernelAttention", "PosRec", "SessionKNN", "NARM", "BPR", "Pop")
 OTHERS = [name for name in (*MODELS, *BASELINES) if name not in (*QUICK, "AttrFormer")]
 
@@ -112,7 +128,7 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
         names = dataset.field2id_token["user_id"][rows["user_id"]]
         with torch.inference_mode():
             scores = known.model.full_sort_predict(rows).view(len(rows), -1)
-            found = asked.scorer.scores(asked.of_users(names))(every)
+            found = asked.scorer.make_scores(asked.read_users(names))(every)
         torch.testing.assert_close(found, scores)
 
 

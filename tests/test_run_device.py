@@ -1,24 +1,28 @@
-"""Where a run computes: what was asked for, or an error; and that it says so."""
+"""On what a run computes: the device, its precision, its memory; or an error."""
 
 from __future__ import annotations
 
-import json
+import platform
+import resource
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import SMALL
 
 import recbole_pos
-from recbole_pos.cli.main import main
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.device import Precision, check_device, describe_device, device_line
+from recbole_pos.experiment import build, evaluation, memory
+from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.device import Precision, check_device, describe_device
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which RecBole's Config writes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
@@ -27,17 +31,15 @@ def config(tiny: Path, **options) -> PosConfig:
     return PosConfig("FPARec", "tiny", None, {**SMALL, "data_path": str(tiny), **options})
 
 
-@pytest.mark.parametrize("wanted", [7, "0, 1"])
-def test_a_gpu_that_is_not_there(tiny: Path, tmp_path: Path, no_gpu, wanted) -> None:
-    options = {**SMALL, "data_path": str(tiny), "gpu_id": wanted}
+def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
+    options = {**SMALL, "data_path": str(tiny), "gpu_id": "0, 1"}
     with pytest.raises(UsageError, match=r"gpu_id: .* is not there.*--use_gpu=False"):
         recbole_pos.run("FPARec", "tiny", None, options, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for fine in ({"use_gpu": False, "gpu_id": wanted}, {"gpu_id": ""}, {"gpu_id": "0"}, {}):
+    for fine in ({"use_gpu": False, "gpu_id": 7}, {"gpu_id": ""}, {"gpu_id": "0"}, {}):
         check_device(config(tiny, **fine))
-
-
-def test_use_gpu_false_is_the_cpu_where_there_is_a_gpu(tiny: Path, no_gpu, monkeypatch) -> None:
+    with pytest.raises(UsageError, match="^gpu_id: "):
+        check_device(config(tiny, gpu_id="cuda:0"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert config(tiny, use_gpu=False)["device"].type == "cpu"
     there = config(tiny, gpu_id="7")
@@ -45,13 +47,7 @@ def test_use_gpu_false_is_the_cpu_where_there_is_a_gpu(tiny: Path, no_gpu, monke
     assert there["device"].type == "cuda"
 
 
-@pytest.mark.parametrize("wanted", ["cuda:0", "-1"])
-def test_what_is_no_number_of_a_gpu(tiny: Path, no_gpu, wanted: str) -> None:
-    with pytest.raises(UsageError, match="^gpu_id: "):
-        check_device(config(tiny, gpu_id=wanted))
-
-
-def test_a_run_of_another_machine_can_be_used_here(tiny: Path, tmp_path: Path, no_gpu) -> None:
+def test_a_run_of_another_machine_can_be_used_here(tiny, tmp_path, no_gpu) -> None:
     run = tmp_path / "run"
     recbole_pos.run("FPARec", "tiny", None, {**SMALL, "data_path": str(tiny)}, run_dir=run)
     text = (run / "config.yaml").read_text()
@@ -63,16 +59,21 @@ def test_a_run_of_another_machine_can_be_used_here(tiny: Path, tmp_path: Path, n
     recbole_pos.run(resume=run, verbose=False)
 
 
-def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys, no_gpu) -> None:
-    options = [f"--{key}={value}" for key, value in SMALL.items()]
-    run = ["run", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", *options]
-    assert main([*run, f"--run_dir={tmp_path / 'run'}"]) == 0
-    threads = torch.get_num_threads()
-    printed = json.loads((tmp_path / "run" / "result.json").read_text())["device"]
-    processor = printed.pop("processor")
-    assert processor.endswith(torch.backends.cpu.get_cpu_capability())
-    assert printed == {"name": "cpu", "threads": threads, "precision": "float32"}
-    assert device_line(printed) in capsys.readouterr().out.splitlines()[1]
+def test_precision_of_a_cpu(tiny, no_gpu) -> None:
+    for options in ({}, {"precision": "tf32"}):
+        found = describe_device(config(tiny, **options))
+        assert found.pop("processor").endswith(torch.backends.cpu.get_cpu_capability())
+        threads = torch.get_num_threads()
+        assert found == {"name": "cpu", "threads": threads, "precision": "float32"}
+    half = describe_device(config(tiny, enable_amp=True))
+    assert half["precision"] == "float32 with bfloat16 products"
+    for options, option in (
+        ({"precision": "fp16"}, "precision"),
+        ({"enable_amp": True, "precision": "fp32"}, "enable_amp"),
+        ({"enable_amp": True, "enable_scaler": True}, "enable_scaler"),
+    ):
+        with pytest.raises(UsageError, match=f"^{option}: "):
+            check_device(config(tiny, **options))
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,11 @@ def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys,
     [
         ({}, "tf32"),
         ({"enable_amp": True}, "bf16"),
-        *(({"precision": name}, name) for name in ("fp32", "tf32", "bf16", "fp16")),
+        *(({"precision": name}, name) for name in ("fp32", "fp16")),
     ],
     ids=str,
 )
-def test_precision_of_a_gpu(tiny: Path, no_gpu, monkeypatch, options, found) -> None:
+def test_precision_of_a_gpu(tiny, no_gpu, monkeypatch, options, found) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made = Precision.from_config(config(tiny, **options))
     assert (made.name, made.device) == (found, "cuda")
@@ -97,29 +98,12 @@ def test_precision_of_a_gpu(tiny: Path, no_gpu, monkeypatch, options, found) -> 
 
 def test_half_precision_leaves_cudnn_attention_out() -> None:
     """It plans for milliseconds for every new shape, and batches have new shapes."""
-    allowed = torch.backends.cuda.cudnn_sdp_enabled
-    assert allowed()
-    with Precision("bf16", "cpu").forward():
-        assert not allowed()
-    with Precision("fp32", "cpu").forward():
-        assert allowed()
+    for name in ("bf16", "fp32"):
+        with Precision(name, "cpu").forward():
+            assert torch.backends.cuda.cudnn_sdp_enabled() == (name == "fp32")
 
 
-def test_precision_of_a_cpu(tiny: Path, no_gpu) -> None:
-    for options, found in (({}, "fp32"), ({"precision": "tf32"}, "fp32")):
-        assert Precision.from_config(config(tiny, **options)).name == found
-    half = config(tiny, enable_amp=True)
-    assert describe_device(half)["precision"] == "float32 with bfloat16 products"
-    for options, option in (
-        ({"precision": "fp16"}, "precision"),
-        ({"enable_amp": True, "precision": "fp32"}, "enable_amp"),
-        ({"enable_amp": True, "enable_scaler": True}, "enable_scaler"),
-    ):
-        with pytest.raises(UsageError, match=f"^{option}: "):
-            check_device(config(tiny, **options))
-
-
-def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny: Path, tmp_path: Path, no_gpu) -> None:
+def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny, tmp_path, no_gpu) -> None:
     """It is another run there; what it has learned can be used."""
     options = {**SMALL, "data_path": str(tiny), "epochs": 1}
     recbole_pos.run("PosSASRec", "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
@@ -142,3 +126,52 @@ def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
         assert {x.dtype for x in (*tensors, *states)} == {torch.float32}
     near, far = losses["fp32"]["loss"], losses["bf16"]["loss"]
     assert near != far == pytest.approx(near, rel=0.01)
+
+
+# --- what does not fit into memory is refused; what is freed goes back to the system ---
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse by themselves")
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("SASRec", {"inner_size": 65_536, "n_layers": 1000}),
+        ("FPARec", {"MAX_ITEM_LIST_LENGTH": 16_384, "positional_rank": 65_536}),
+    ],
+)
+def test_weights_that_cannot_fit(tiny, monkeypatch, model, options) -> None:
+    """Refused before the memory is used, as they are made or with their gradients."""
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**28)
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match=f"{model}: .* memory, for 41 items"):
+        prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny), **options}))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+    monkeypatch.setattr(build, "memory", lambda: 2**10)
+    with pytest.raises(UsageError, match=f"{model}: .* memory"):
+        prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny)}))
+
+
+@pytest.mark.parametrize(("model", "part"), [("Pop", None), ("FPARec", 10)])
+def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> None:
+    """Of all items; of a part of them where a model is evaluated part by part."""
+    monkeypatch.setattr(evaluation, "PART", 10)
+    assert experiment(model, eval_batch_size=50).trainer.part == part
+    monkeypatch.setattr(memory, "memory", lambda: 1000)
+    with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):
+        experiment(model, eval_batch_size=50)
+
+
+def test_memory_is_limited_by_the_shell(monkeypatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (12_345, resource.RLIM_INFINITY))
+    assert memory.memory() == 12_345
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
+def test_gaps_of_the_heap_are_given_back() -> None:
+    blocks = [bytearray(100_000) for _ in range(1000)]
+    del blocks[::2]
+    before = psutil.Process().memory_info().rss
+    memory.give_back()
+    assert psutil.Process().memory_info().rss < before - 20e6 and len(blocks) == 500

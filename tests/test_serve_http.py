@@ -45,20 +45,18 @@ class Server:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
 
     def ask(
-        self, method: str, path: str, body: Any = None, headers: Any = JSON, client: Any = None
+        self, path: str, body: Any = None, headers: Any = JSON, client: Any = None
     ) -> tuple[int, Any]:
-        """Status and content: json read, unless it is something else. Bytes go as they are."""
+        """Status and content of POST, or of GET without a body: json is read; bytes go as they
+        are."""
         client = client or self.client()
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        client.request(method, path, body, headers)
+        client.request("GET" if body is None else "POST", path, body, headers)
         answer = client.getresponse()
         content = answer.read().decode()
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, json.loads(content) if is_json else content
-
-    def post(self, path: str, body: Any = None, **more: Any) -> tuple[int, Any]:
-        return self.ask("POST", path, body, **more)
 
 
 @contextmanager
@@ -72,7 +70,7 @@ def serving(*words: str | Path) -> Iterator[Server]:
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:"), line
         server = Server(process, int(line.split(":")[2].split()[0]))
-        wait(lambda: server.ask("GET", "/health")[0] == 200)
+        wait(lambda: server.ask("/health")[0] == 200)
         yield server
         process.terminate()
         message, _ = process.communicate(timeout=PATIENCE)
@@ -117,25 +115,25 @@ def direct(runs: list[Path]) -> Recommender:
 def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
     history = [{"id": "a", "items": ["i1", "i2", "new"]}, {"id": 7, "items": []}]
     asked = {"histories": history, "k": 5, "exclude_seen": True, "boosts": {"i9": 2}}
-    status, found = server.post("/recommend", asked)
+    status, found = server.ask("/recommend", asked)
     assert status == 200 and found["run_dir"] == str(runs[0])
     answers = [(x["id"], x["by"], x["unknown"]) for x in found["recommendations"]]
     assert answers == [("a", "model", 1), (7, "popularity", 0)]
     assert_same(found["recommendations"], direct, asked)
     asked = {"users": ["u7", "u3", "u7"], "allowed": ["i1", "i2", "i3", 4], "excluded": ["i2"]}
-    status, found = server.post("/recommend", asked)
+    status, found = server.ask("/recommend", asked)
     assert [x["id"] for x in found["recommendations"]] == ["u7", "u3"]
     assert_same(found["recommendations"], direct, asked)
     times = [["2020-01-02T00:00:00Z", "2020-01-01"], [1577923200, 1577836800]]
     dated = [{"items": ["i1", "i2"], "times": some} for some in times]
-    one, two = server.post("/recommend", {"histories": dated})[1]["recommendations"]
+    one, two = server.ask("/recommend", {"histories": dated})[1]["recommendations"]
     assert {**one, "id": 1} == two
     asked = {"items": ["i3", "i1"], "k": 4, "allowed": ["i1", "i2", "i4"], "excluded": ["i4"]}
-    status, found = server.post("/similar", asked)
+    status, found = server.ask("/similar", asked)
     assert status == 200 and [x["id"] for x in found["similar"]] == ["i3", "i1"]
     table = direct.similar(**asked)
     assert [name for x in found["similar"] for name in x["items"]] == table["similar"].tolist()
-    status, found = server.ask("GET", "/health")
+    status, found = server.ask("/health")
     kept = {"status": "ready", "model": "PosSASRec", "run_dir": str(runs[0]), "items": 40}
     assert status == 200 and kept.items() <= found.items() and found["trained"] <= found["loaded"]
 
@@ -159,7 +157,7 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
     ],
 )
 def test_refusals(server: Server, status: int, field: str, path: str, body: Any) -> None:
-    found, output = server.ask("POST" if body else "GET", path, body)
+    found, output = server.ask(path, body)
     assert found == status and list(output) == ["error"], output
     assert output["error"].startswith(field) and len(output["error"]) < 1000
 
@@ -167,9 +165,9 @@ def test_refusals(server: Server, status: int, field: str, path: str, body: Any)
 def test_headers(server: Server) -> None:
     for kind, wanted in ((None, 415), ("Application/JSON; charset=utf-8", 200)):
         headers = {} if kind is None else {"Content-Type": kind}
-        assert server.post("/recommend", {"users": ["u1"]}, headers=headers)[0] == wanted
+        assert server.ask("/recommend", {"users": ["u1"]}, headers=headers)[0] == wanted
     for name in ("X-Forwarded-For", "Origin"):  # a proxy's, a browser's: not from this machine
-        status, output = server.post("/reload", {}, headers={**JSON, name: "127.0.0.1"})
+        status, output = server.ask("/reload", {}, headers={**JSON, name: "127.0.0.1"})
         assert status == 403 and "--allow_reload" in output["error"]
 
 
@@ -181,7 +179,7 @@ def test_two_models_share_the_ids(
     models = {"A": direct, "B": Recommender.load(runs[1])}
     with serving(f"A={runs[0]}", f"B={runs[1]}") as server:
         histories = [{"id": f"u{n}", "items": ["i1", "i2"]} for n in range(200)]
-        status, found = server.post("/recommend", {"histories": [*histories, ["i3"]], "k": 3})
+        status, found = server.ask("/recommend", {"histories": [*histories, ["i3"]], "k": 3})
         *answers, last = found["recommendations"]
         assert status == 200 and found["models"] == {"A": str(runs[0]), "B": str(runs[1])}
         assert [x["id"] for x in answers] == [history["id"] for history in histories]
@@ -190,23 +188,23 @@ def test_two_models_share_the_ids(
         for n in range(20):
             name, asked = answers[n]["model"], {"histories": [histories[n]], "k": 3}
             assert_same([answers[n]], models[name], asked)
-            assert server.post("/recommend", asked)[1]["recommendations"][0]["model"] == name
+            assert server.ask("/recommend", asked)[1]["recommendations"][0]["model"] == name
         asked = {"users": ["u7", "u3"]}
-        found = server.post("/recommend", {**asked, "model": "B"})[1]["recommendations"]
+        found = server.ask("/recommend", {**asked, "model": "B"})[1]["recommendations"]
         assert {one["model"] for one in found} == {"B"}
         assert_same(found, models["B"], asked)
         for path, body in (
             ("/recommend", {"users": ["u1"], "model": "C"}),
             ("/reload", {"run_dir": str(runs[2])}),
         ):
-            status, found = server.post(path, body)
+            status, found = server.ask(path, body)
             assert status == 422 and found["error"].startswith("model: "), found
-        status, found = server.post("/reload", {"run_dir": str(runs[2]), "model": "B"})
+        status, found = server.ask("/reload", {"run_dir": str(runs[2]), "model": "B"})
         assert status == 200 and found["models"]["B"]["model"] == "TORoPE"
-        metrics = server.ask("GET", "/metrics")[1]
+        metrics = server.ask("/metrics")[1]
         assert 'recbole_pos_scoring_seconds_count{model="B"}' in metrics
         assert 'recbole_pos_reloads_total{model="B",outcome="done"} 1.0' in metrics
-        assert server.post("/similar", {"items": ["i3"], "model": "A"})[0] == 200
+        assert server.ask("/similar", {"items": ["i3"], "model": "A"})[0] == 200
 
 
 def test_reloads_lose_no_request(server: Server, runs: list[Path]) -> None:
@@ -220,7 +218,7 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path]) -> None:
         connection = server.client()
         while not over.is_set():
             try:
-                answers.append(server.post("/recommend", asked, client=connection))
+                answers.append(server.ask("/recommend", asked, client=connection))
             except Exception as error:
                 answers.append((0, error))
 
@@ -229,13 +227,13 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path]) -> None:
         one.start()
     try:
         for run in (runs[1], runs[2], runs[0]):
-            status, found = server.post("/reload", {"run_dir": str(run)})
+            status, found = server.ask("/reload", {"run_dir": str(run)})
             assert status == 200 and found["run_dir"] == str(run)
-        status, output = server.post("/reload", {"run_dir": str(runs[0].parent)})
+        status, output = server.ask("/reload", {"run_dir": str(runs[0].parent)})
         assert status == 422 and "not reloaded, nothing has changed" in output["error"]
         server.process.send_signal(signal.SIGHUP)
         done = 'recbole_pos_reloads_total{model="default",outcome="done"} 4.0'
-        wait(lambda: done in server.ask("GET", "/metrics")[1])
+        wait(lambda: done in server.ask("/metrics")[1])
     finally:
         over.set()
         for one in clients:
@@ -246,7 +244,7 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path]) -> None:
     assert len(by_run) == len(models)  # one answer a model, always the same
     for run, found in by_run:
         assert_same(json.loads(found), models[run], asked)
-    metrics = server.ask("GET", "/metrics")[1]
+    metrics = server.ask("/metrics")[1]
     assert 'recbole_pos_requests_total{path="/recommend",status="200"}' in metrics
     assert "recbole_pos_histories_total" in metrics and "request_seconds_bucket" in metrics
 
@@ -332,7 +330,7 @@ def test_nothing_that_is_sent_breaks_it(server: Server, direct: Recommender) -> 
     bodies += [{"users": [odd]} for odd in ODD] + [{"users": ["u1"], "boosts": {"i1": 1e30}}]
     counts, client = dict.fromkeys((200, 400, 413, 422), 0), server.client()
     for body in bodies:
-        status, found = server.post("/recommend", body, client=client)
+        status, found = server.ask("/recommend", body, client=client)
         counts[status] += 1
         if status == 200:
             assert_same(found["recommendations"], direct, body)
@@ -347,7 +345,7 @@ def test_sigterm_ends_it_when_requests_are_answered(server: Server) -> None:
     head = "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as under_way:
         under_way.sendall(head + body[:3])
-        server.ask("GET", "/health")  # by now, it is read
+        server.ask("/health")  # by now, it is read
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             server.process.wait(0.5)

@@ -1,4 +1,4 @@
-"""Splits, their targets and cold items, against lists and loops: by user, time and session."""
+"""Splits, their targets, cold items and ties, against lists and loops."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import math
 from collections import Counter, defaultdict
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from conftest import make_log, write_atomic
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config.options import find_option
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.splits import (
     PHASES,
@@ -29,7 +33,7 @@ from recbole_pos.data.splits import (
     split_by_time,
     split_sessions,
 )
-from recbole_pos.data.targets import Split, make_split
+from recbole_pos.data.targets import Split, make_split, read_ties
 from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError
 
@@ -44,7 +48,7 @@ class Event(NamedTuple):
 
 
 def eval_args(split: Any, target: str = "all", cold_items: str = "keep") -> dict[str, Any]:
-    fixed = {"order": "TO", "group_by": "user", "split": split}
+    fixed = {"order": "TO", "group_by": "user", "split": split, "ties": "file"}
     return {**fixed, "target": target, "cold_items": cold_items}
 
 
@@ -82,16 +86,6 @@ def by_user(events: list[Event]) -> dict[int, list[int]]:
     return rows
 
 
-def quantile(times: list[float], q: float) -> float:
-    """numpy's linear quantile, in its own order of operations."""
-    times = sorted(times)
-    place = (len(times) - 1) * q
-    low = math.floor(place)
-    a, b = times[low], times[min(low + 1, len(times) - 1)]
-    share = place - low
-    return b - (b - a) * (1 - share) if share >= 0.5 else a + (b - a) * share
-
-
 def leave_one_out(events: list[Event], mode: str) -> list[str]:
     phases = ["train"] * len(events)
     for rows in by_user(events).values():
@@ -104,7 +98,7 @@ def leave_one_out(events: list[Event], mode: str) -> list[str]:
 
 def global_split(events: list[Event], numbers: list[float]) -> list[str] | None:
     """None where a part is empty."""
-    edges = [quantile([e.time for e in events], q) for q in numbers]
+    edges = np.quantile([e.time for e in events], numbers)
     later = [sum(event.time > edge for edge in edges) for event in events]
     names = ["train", *["valid"] * (len(edges) - 1), "test"]
     phases = [names[n] for n in later]
@@ -133,20 +127,19 @@ def session_split(events: list[Event], value: Any, fraction: Any) -> list[str] |
     return [phases[event.user] for event in events]
 
 
-def brute_force(events: list[Event], phases: list[str], target: str, cold_items: str):
+def brute_force(events: list[Event], phases: list[str], options: dict[str, Any]):
     """{phase: rows}, and counts of everything."""
     trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
     counts: dict[str, Counter] = defaultdict(Counter)
-    counts["cold"]["train"] = len(set(range(1, ITEMS)) - trained)
     rows: dict[str, list] = {phase: [] for phase in PHASES}
     for mine in by_user(events).values():
         left: list[int] = []
-        possible = defaultdict(list)
+        possible, at_once = defaultdict(list), defaultdict(set)
         for row in mine:
             if not (phase := phases[row]):
                 continue
             counts["events"][phase] += 1
-            if cold_items == "drop" and events[row].item not in trained:
+            if options["cold_items"] == "drop" and events[row].item not in trained:
                 counts["dropped"][phase] += 1
                 continue
             if left:
@@ -154,9 +147,14 @@ def brute_force(events: list[Event], phases: list[str], target: str, cold_items:
             else:
                 counts["without_history"][phase] += 1
             left.append(row)
+            at_once[events[row].time].add(events[row].item)
         for phase, found in possible.items():
             if phase != "train":
-                found = {"all": found, "first": found[:1], "last": found[-1:]}[target]
+                found = {"all": found, "first": found[:1], "last": found[-1:]}[options["target"]]
+                if options["ties"] == "drop":
+                    tied = [row for _, row in found if len(at_once[events[row].time]) > 1]
+                    counts["tied"][phase] += len(tied)
+                    found = [one for one in found if one[1] not in tied]
             rows[phase] += found
             counts["targets"][phase] += len(found)
             counts["cold_targets"][phase] += sum(events[r].item not in trained for _, r in found)
@@ -181,6 +179,7 @@ splits = st.one_of(
 targets = st.sampled_from(
     [mode for mode in find_option("eval_args.target").choices if mode != "random"]
 )
+ties = st.sampled_from(["file", "drop"])
 colds = st.sampled_from(find_option("eval_args.cold_items").choices)
 fractions = st.sampled_from([None, None, "1/2", "1/3", "2/3", "1"])
 
@@ -193,45 +192,49 @@ def phases_of(events: list[Event], split: dict[str, Any], fraction: Any) -> list
 
 
 @settings(max_examples=400, deadline=None)
-@given(events=logs, split=splits, fraction=fractions, target=targets, cold=colds)
-def test_splits_against_brute_force(events, split, fraction, target, cold) -> None:
+@given(events=logs, split=splits, fraction=fractions, target=targets, cold=colds, ties=ties)
+def test_splits_against_brute_force(events, split, fraction, target, cold, ties) -> None:
     fraction = fraction if "ST" in split else None
     phases, options = phases_of(events, split, fraction), eval_args(split, target, cold)
+    options["ties"] = ties
     if phases is None:
         with pytest.raises(UsageError, match=r"split\.(GT|ST)|train_fraction"):
             split_of(events, options, fraction)
         return
     made = split_of(events, options, fraction)
-    rows, counts = brute_force(events, phases, target, cold)
+    rows, counts = brute_force(events, phases, options)
     summary = made.summary
     assert rows_of(made) == rows
-    assert summary["items_without_training"] == counts["cold"]["train"]
-    for key in ("events", "dropped", "without_history", "targets", "cold_targets"):
+    trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
+    assert summary["items_without_training"] == len(set(range(1, ITEMS)) - trained)
+    parts = ["dropped", "without_history", "targets", *["tied"] * (ties == "drop")]
+    for key in ("events", "cold_targets", *parts):
         assert summary[key] == {phase: counts[key][phase] for phase in PHASES}, key
-    parts = ("dropped", "without_history", "not_chosen", "targets")
     for phase in PHASES:
-        assert summary["events"][phase] == sum(summary[key][phase] for key in parts)
+        counted = sum(summary[key][phase] for key in (*parts, "not_chosen"))
+        assert summary["events"][phase] == counted
     if "GT" in split:
-        times = [e.time for e in events]
-        assert summary["boundaries"] == [quantile(times, q) for q in split["GT"]]
+        edges = np.quantile([e.time for e in events], split["GT"])
+        assert summary["boundaries"] == edges.tolist()
     if "ST" in split:
         check_sessions(events, phases, summary)
 
 
 def check_sessions(events: list[Event], phases: list[str], summary: dict[str, Any]) -> None:
+    """No training interaction is later than the end of a held-out session."""
     phase = {event.user: name for event, name in zip(events, phases, strict=True)}
+    times: dict[int, list[float]] = defaultdict(list)
+    for event in events:
+        times[event.user].append(event.time)
+    newest = max(max(times[user]) for user, name in phase.items() if name == "train")
+    held_out = [times[user] for user, name in phase.items() if name in PHASES[1:]]
+    assert summary["boundaries"][0] == newest <= min(map(max, held_out))
     found = Counter(phase.values())
-    newest = max(e.time for e, name in zip(events, phases, strict=True) if name == "train")
-    held_out = [user for user, name in phase.items() if name in PHASES[1:]]
-    begins = {u: min(e.time for e in events if e.user == u) for u in held_out}
     assert summary["sessions"] == {
         **{name: found[name] for name in PHASES},
         "left_out": found[""],
-        "overlapping": sum(begins[user] < newest for user in held_out),
+        "overlapping": sum(min(session) < newest for session in held_out),
     }
-    # no event of training is later than the end of a held-out session
-    assert summary["boundaries"][0] == newest
-    assert all(max(e.time for e in events if e.user == user) >= newest for user in held_out)
 
 
 @settings(deadline=None)
@@ -247,42 +250,32 @@ def test_random_targets_are_one_of_all_for_each_user_and_phase(events, split, co
         assert sorted(users) == sorted({events[row].user for _, row in every[phase]})
 
 
-def one_each(users: int, order: list[int] | None = None) -> list[Event]:
-    """Every user has 2 training events, and 4 in validation and in test, at the same times."""
-    return [
-        Event(user, 1 + place % (ITEMS - 1), float(place))
-        for user in order or range(1, users + 1)
-        for place in range(10)
-    ]
+def choose_random(order: list[int]) -> dict[str, dict[int, float]]:
+    """Times of the random targets of each phase by name of the user; users are in this order.
 
-
-def chosen(split: Split, names: list[int]) -> dict[str, dict[int, float]]:
-    """The times of the targets of each phase, by name."""
-    found = {}
+    Every user has 2 training events, and 4 in validation and in test, at the same times.
+    """
+    events = [Event(user, 1 + t % (ITEMS - 1), float(t)) for user in order for t in range(10)]
+    split, found = split_of(events, eval_args({"GT": [0.15, 0.55]}, "random")), {}
     for phase in (VALID, TEST):
         at = np.flatnonzero((split.part == phase) & split.is_target)
         users, times = split.log.users[at].tolist(), split.log.times[at].tolist()
-        found[PHASES[phase]] = {names[u - 1]: t for u, t in zip(users, times, strict=True)}
+        found[PHASES[phase]] = {order[u - 1]: t for u, t in zip(users, times, strict=True)}
     return found
 
 
-def test_random_targets_depend_on_names_alone_and_are_spread_evenly() -> None:
-    options, names = eval_args({"GT": [0.15, 0.55]}, "random"), list(range(1, 1601))
+def test_random_targets_depend_on_names_only_and_are_spread_evenly() -> None:
+    names = list(range(1, 1601))
     np.random.seed(1)
-    first = chosen(split_of(one_each(1600), options), names)
+    first = choose_random(names)
     np.random.seed(2)
-    turned = split_of(one_each(1600, names[::-1]), options)
-    assert chosen(turned, names[::-1]) == first
-    places = Counter((first["valid"][u] - 2, first["test"][u] - 6) for u in first["valid"])
+    assert choose_random(names[::-1]) == first
+    places = Counter((first["valid"][u] - 2, first["test"][u] - 6) for u in names)
     assert len(places) == 16 and all(60 <= n <= 140 for n in places.values())
 
 
-def test_ties_fall_into_one_part_and_close_times_do_not() -> None:
-    """A boundary inside a run of equal times: all of it is training. Float32 steps are 128 s."""
-    times = np.array([1.0, 2, 2, 2, 2, 2, 2, 3, 4, 5])
-    part, boundaries = split_by_time(times, [0.2, 0.8])
-    assert boundaries == [2.0, np.quantile(times, 0.8)]
-    assert part.tolist() == [TRAIN] * 7 + [VALID] + [TEST] * 2
+def test_close_times_are_told_apart() -> None:
+    """Float32 has steps of 128 s there."""
     times = 1.7e9 + np.arange(100) / 4
     part, boundaries = split_by_time(times, [0.5, 0.75])
     want = [TRAIN if t <= boundaries[0] else VALID if t <= boundaries[1] else TEST for t in times]
@@ -314,15 +307,12 @@ FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in ra
 @pytest.mark.parametrize(
     ("split", "names"),
     [
-        *(({"GT": v}, "split.GT") for v in ([], [0.9, 0.8], [0.9, 0.9], [0.0], [1.0], [-0.1, 0.5])),
-        *(({"GT": v}, "split.GT") for v in ([0.1, 0.2, 0.3], [0.9, "0.9"], [True], [math.nan], 1)),
+        *(({"GT": v}, "split.GT") for v in ([], [0.9, 0.8], [0.0], [0.1, 0.2, 0.3], [True], 1)),
         ({"GT": [0.1, 0.11]}, "split.GT.*valid"),
-        *(({"ST": v}, "split.ST") for v in ([], [2, 1], [2, 2], [1, 2, 3], 0, -1, 1.0, 5, [2, 7])),
-        *(({"ST": v}, "split.ST") for v in (True, "2", None, [0.5, 3], {"a": 2}, 0.1, [0.6, 0.7])),
+        *(({"ST": v}, "split.ST") for v in ([], [2, 2], [1, 2, 3], 0, "2", [0.5, 3], 0.1, [2, 7])),
         *(({"RS": v}, "split.RS") for v in ([0, 0, 0], [2, -1, 1], [1, 2], [1, 1, math.nan])),
         *((v, r"eval_args.split") for v in ({}, {"LS": "test_only", "RS": [8, 1, 1]}, "LS")),
         ({"LS": "x"}, "split.LS"),
-        ({"XX": 1}, "split.*XX"),
     ],
     ids=str,
 )
@@ -331,21 +321,47 @@ def test_what_is_no_split(split: Any, names: str) -> None:
         split_of(FIVE, eval_args(split))
 
 
-@pytest.mark.parametrize("value", [0, "x", "1/0", -0.5, "3/2", True, [1], "1/4"], ids=str)
-def test_what_is_no_fraction(value: Any) -> None:
+def test_what_goes_with_no_split() -> None:
+    for value in (0, "x", "1/0", "3/2", True, "1/4"):
+        with pytest.raises(UsageError, match="train_fraction"):
+            split_of(FIVE, eval_args({"ST": 3}), value)
     with pytest.raises(UsageError, match="train_fraction"):
-        split_of(FIVE, eval_args({"ST": 3}), value)
-
-
-def test_one_order_one_grouping_and_fractions_of_sessions_only() -> None:
+        split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
     for key, value in (("order", "RO"), ("group_by", "none")):
         with pytest.raises(UsageError, match=f"eval_args.{key}"):
             read_split({**eval_args({"LS": "test_only"}), key: value})
-    with pytest.raises(UsageError, match="train_fraction"):
-        split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
+    for value in (5, {"items": 5}, {"item": 0}):
+        with pytest.raises(UsageError, match="^session_filter"):
+            read_session_filter(value)
 
 
-@pytest.mark.parametrize("value", [5, [5, 2], {"items": 5}, {"item": 0}, {"item": True}], ids=str)
-def test_what_is_no_session_filter(value: Any) -> None:
-    with pytest.raises(UsageError, match="^session_filter"):
-        read_session_filter(value)
+def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
+    frame = make_log(seed=1, users=80)
+    frame["timestamp"] = frame["timestamp"] // 25 * 25
+    given = {"data_path": str(write_atomic(frame, tmp_path))}
+
+    def read(ties: str) -> PosSequentialDataset:
+        config = PosConfig("FPARec", "tiny", None, {**given, "eval_args": {"ties": ties}})
+        dataset = PosSequentialDataset(config)
+        dataset.build()
+        return dataset
+
+    file, one, again, other = map(read, ("file", "random(1)", "random(1)", "random(2)"))
+    assert torch.equal(one.log.items, again.log.items)
+    assert not torch.equal(one.log.items, other.log.items)
+    for found in (one, other):
+        assert not torch.equal(found.log.items, file.log.items)
+        assert (found.part == file.part).all()
+        both = [
+            (log.users.numpy(), log.times.numpy(), log.items.numpy())
+            for log in (found.log, file.log)
+        ]
+        for column, expected in zip(both[0][:2], both[1][:2], strict=True):
+            assert (column == expected).all()
+        assert sorted(zip(*both[0], strict=True)) == sorted(zip(*both[1], strict=True))
+
+
+@pytest.mark.parametrize("wrong", ["fil", "random", "random(-1)", None])
+def test_what_is_no_order_of_ties(wrong: object) -> None:
+    with pytest.raises(UsageError, match=r"random\(SEED\)"):
+        read_ties(wrong)

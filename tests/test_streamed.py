@@ -16,7 +16,7 @@ from recbole_pos.experiment import evaluation
 from recbole_pos.experiment.evaluation import StreamedScores
 from recbole_pos.layers import catalogue
 from recbole_pos.layers.catalogue import Choice
-from recbole_pos.serve.recommender import top_items
+from recbole_pos.serve.recommender import find_best_items
 
 
 @pytest.mark.parametrize("items", [5, 255, 300, 3000])
@@ -32,7 +32,7 @@ def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
     barred = torch.randint(9, (4 * items,), generator=generator)
     of_item = torch.randint(1, items + 1, (4 * items,), generator=generator)
     choice = Choice(torch.arange(1, items + 1))
-    value, item = top_items(lambda some: scores[:, some], choice, k, (barred, of_item))
+    value, item = find_best_items(lambda some: scores[:, some], choice, k, (barred, of_item))
     scores[:, 0] = -torch.inf
     scores[barred, of_item] = -torch.inf
     want = [x[:, : min(k, items)] for x in scores.sort(dim=1, descending=True, stable=True)]

@@ -11,9 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from recbole_pos.cli.main import main
 from recbole_pos.study.configs import check_plan, row_config
-from recbole_pos.study.plan import list_fits
 from recbole_pos.study.study_file import read_plan
 
 ROOT = Path(__file__).parent.parent
@@ -26,40 +24,20 @@ def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_study_is_planned_without_data(study: str) -> None:
-    plan = read_plan(study)
-    assert {fit.row for fit in list_fits(plan)} == set(plan.rows)
-    assert plan.title and plan.question and plan.protocol
-    shown = {row for table_plan in plan.tables for row in table_plan.rows}
-    assert shown == set(plan.rows), "rows that no table has"
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_every_row_can_be_configured(study: str, tmp_path: Path) -> None:
+def test_every_row_of_a_study_can_be_configured(study: str, tmp_path: Path) -> None:
     """Options, presets and models know each other; data are not read."""
     plan = read_plan(study)
+    assert plan.title and plan.question and plan.protocol
+    assert {row for table in plan.tables for row in table.rows} == set(plan.rows)
     elsewhere = {} if plan.dataset == "ml-100k" else {"data_path": str(tmp_path)}
     found = check_plan(plan, lambda options: row_config(options, elsewhere).plain)
     measured = {f"{m}@{k}".lower() for c in found.values() for m in c["metrics"] for k in c["topk"]}
     assert set(plan.metrics) <= measured
-    protocol = ("eval_args", "metrics", "topk", "valid_metric", "epochs", "stopping_step")
-    learn = {name: one for name, one in found.items() if one["epochs"] > 1}
-    for key in protocol:
-        assert len({str(one[key]) for one in learn.values()}) == 1, f"{key} differs between rows"
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_the_command_of_a_study_is_that_of_its_file(study: str) -> None:
-    head = re.match(r"(#.*\n)+", Path(study).read_text(encoding="utf-8"))
-    assert head, "how to run it stands above"
-    commands = re.findall(r"^#   recbole-pos compare (.*)$", head[0], re.M)
+    learn = [one for one in found.values() if one["epochs"] > 1]
+    for key in ("eval_args", "metrics", "topk", "valid_metric", "epochs", "stopping_step"):
+        assert len({str(one[key]) for one in learn}) == 1, f"{key} differs between rows"
+    commands = re.findall(r"^#   recbole-pos compare (.*)$", Path(study).read_text(), re.M)
     assert commands and all(shlex.split(command)[0] == study for command in commands)
-
-
-def test_a_dry_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "studies/first.yaml", "--dry_run"]) == 0
-    message = capsys.readouterr().out
-    assert "5 configurations, 2 seeds, 10 runs on ml-100k; differences are from GRU4Rec" in message
 
 
 def test_the_sixteenth_has_the_rows_of_the_whole() -> None:

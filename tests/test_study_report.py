@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from html.parser import HTMLParser
+from html import unescape
 
 import numpy as np
 import pandas as pd
@@ -73,9 +73,6 @@ def line_of(table: RenderedTable, row: str) -> dict[str, Cell]:
     return dict(zip(table.columns, line, strict=True))
 
 
-# numbers
-
-
 def test_means_are_those_that_the_runs_report(results, found):
     """Ranks and the evaluator's own figures are two ways to the same number."""
     reported = results.done.groupby("row")[["ndcg@10", "hit@10", "itemcoverage@10"]].mean()
@@ -86,27 +83,17 @@ def test_means_are_those_that_the_runs_report(results, found):
     assert "FPARec" not in set(found.means["row"])
 
 
-def test_a_row_that_shares_models_with_the_reference_is_paired_by_seed(results):
-    pair = table_plan("RoPE", ATTACHED)
-    found = compare(results, pair).differences.iloc[0]
-    assert results.ranks is not None
-    totals, _ = results.ranks.totals("ndcg@10")
-    sides = totals[ATTACHED], totals["RoPE"]
-    assert found["error"] == estimate(*sides, coupled=True).error != estimate(*sides).error
-
-
-def test_what_has_no_ranks_has_means_alone(results):
+def test_differences_need_ranks_and_are_by_seed_where_models_are_shared(results):
     found = compare(dataclasses.replace(results, ranks=None), results.plan.tables[0])
     assert len(found.means) == 21 and found.differences.empty and not found.bins
     assert differences_table(found) is None
-    shown = metrics_table(dataclasses.replace(results, ranks=None), found)
-    assert not any(column.startswith("NDCG@10 -") for column in shown.columns)
     # a metric that is no mean over targets cannot be compared by target
     table = table_plan("NoPE", "RoPE", metric="itemcoverage@10")
     assert compare(results, table).differences.empty
-
-
-# tables
+    shared = compare(results, table_plan("RoPE", ATTACHED)).differences.iloc[0]
+    totals, _ = results.ranks.totals("ndcg@10")
+    sides = totals[ATTACHED], totals["RoPE"]
+    assert shared["error"] == estimate(*sides, coupled=True).error != estimate(*sides).error
 
 
 def test_the_main_table(results, found):
@@ -116,27 +103,36 @@ def test_the_main_table(results, found):
     assert failed["seeds"] == Cell("0 of 3", "3 failed") and failed["NDCG@10"] == Cell()
     assert kernel["NDCG@10"].bold and kernel["NDCG@10"].detail == "paper 0.0394"
     assert re.fullmatch(r"0\.\d{4} ± 0\.\d{4}", kernel["NDCG@10"].text)
-    assert re.fullmatch(r"0\.\d{4}", lonely["NDCG@10"].text)
     assert sum(line_of(table, row)["HR@10"].bold for row in results.plan.rows) == 1
-    assert line_of(table, "NoPE")["NDCG@10 - NoPE"] == Cell()
     assert line_of(table, "Pop")["NDCG@10 - NoPE"].text.endswith("*")
     assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
     assert "600 targets; users are taken as independent." in table.notes
     assert any(note.startswith("† one seed") for note in table.notes)
 
 
-def test_validation_has_a_column_where_the_table_asks_for_it(results, found):
-    asked = results.plan.tables[0].model_copy(update={"validation": True})
-    both = compare(results, asked)
-    table, column = metrics_table(results, both), "NDCG@10, validation"
-    assert column not in metrics_table(results, found).columns
+def test_columns_that_not_every_table_has(results, found):
+    """Validation where it is asked for, cold targets where content is read, numbers of sessions."""
+    content = yaml.safe_load(STUDY)
+    content["rows"]["NoPE"]["item_vectors"] = "v.npy"
+    content |= {"unit": "session", "tables": [{"validation": True}]}
+    plan = make_plan(Source("shop.yaml", content))
+    targets = results.ranks.targets.assign(user=np.arange(600) % 71)
+    ranks = dataclasses.replace(results.ranks, targets=targets)
+    other = dataclasses.replace(results, plan=plan, ranks=ranks)
+    both = compare(other, plan.tables[0])
+    table, column = metrics_table(other, both), "NDCG@10, validation"
+    names = " ".join(metrics_table(results, found).columns)
+    assert "validation" not in names and "cold" not in names
     reported = results.done.groupby("row")["validation"].mean()
     assert line_of(table, "RoPE")[column].text.startswith(number(reported["RoPE"]))
     assert line_of(table, "Pop")[column] == Cell()  # it has none
-    best = [row for row in results.plan.rows if line_of(table, row)[column].bold]
-    assert best == [reported.idxmax()]
-    assert both.differences.equals(found.differences)
-    assert set(tidy([both])["metric"]) - set(asked.metrics) == {"validation"}
+    assert line_of(table, reported.idxmax())[column].bold
+    cold = targets["popularity"].to_numpy() == 0
+    of_row = (ranks.runs["row"] == "RoPE").to_numpy()
+    want = number((ranks.rank[of_row][:, cold] < 10).mean())
+    assert line_of(table, "RoPE")["Recall@10, cold targets"].text.startswith(want)
+    assert any(f"Cold targets: {cold.sum():,}," in note for note in table.notes)
+    assert "600 targets of 71 sessions; sessions are taken as independent." in table.notes
 
 
 def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
@@ -147,21 +143,8 @@ def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
     found = compare(alone, results.plan.tables[0])
     assert found.differences["p_holm"].min() < 0.05 and not found.differences["star"].any()
     table = metrics_table(alone, found)
-    assert "*" not in "".join(cell.text for line in table.lines for cell in line)
     assert any("noise between seeds is unknown" in note for note in table.notes)
     assert any("needs two seeds on both sides" in message for message in findings(alone, found))
-
-
-def test_sessions_of_several_targets_are_counted_once(results):
-    targets = results.ranks.targets.assign(user=np.arange(600) % 71)
-    ranks = dataclasses.replace(results.ranks, targets=targets)
-    plan = results.plan.model_copy(update={"unit": "session"})
-    grouped = dataclasses.replace(results, ranks=ranks, plan=plan)
-    found = compare(grouped, plan.tables[0])
-    notes = metrics_table(grouped, found).notes
-    assert "600 targets of 71 sessions; sessions are taken as independent." in notes
-    by_history = bins_table(found, "history", plan.unit)
-    assert re.search(r"\(\d+ targets of \d+ sessions\)", by_history.columns[1])
 
 
 def test_bins_and_failures_and_searches(results, found):
@@ -181,15 +164,12 @@ def test_tables_as_text(results, found):
     page = markdown(results, [found])
     lines = [line for line in page.splitlines() if line.startswith("| Kernel |")]
     assert re.search(r"\| \*\*0\.\d{4} ± 0\.\d{4}\*\* \(paper 0\.0394\) \|", lines[0])
-    assert "On shop, 200 of 600 test items (33%) depend on the order" in page
     for block in page.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count(" | ") for line in block.splitlines()}) == 1
-
-
-def test_text_of_the_users_is_no_markup():
-    columns, lines = ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),)
-    table = RenderedTable("[red]t", columns, lines, ("[i]note",))
+    # names of the users are no markup, of markdown or of rich
+    lines = ((Cell("[blue]a|b"), Cell("1")),)
+    table = RenderedTable("[red]t", ("row", "[bold]x"), lines, ("[i]note",))
     text = on_terminal(table, 80)
     assert all(part in text for part in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"))
     assert "| [blue]a\\|b | 1 |" in table.markdown()
@@ -201,7 +181,6 @@ def test_a_csv_has_everything_that_is_known(results, found):
     expected = found.differences.set_index("row").loc["Kernel"]
     for name in ("difference", "low", "high", "p_holm", "star", "detectable", "seed_noise"):
         assert line[name] == expected[name]
-    assert line["seeds"] == 3 and line["units"] == 600
     assert set(frame["bin"]) > {"all targets", "history over 15", "cold items"}
     assert not frame.duplicated(["table", "row", "metric", "bin"]).any()
 
@@ -226,9 +205,6 @@ def test_numbers_are_written_for_people():
     assert number(nan) == interval(nan, 1.0) == span(nan) == listed([]) == ""
 
 
-# what is said
-
-
 def test_findings_say_no_more_than_the_intervals(results, found):
     message = " ".join(findings(results, found))
     assert "Highest NDCG@10: Kernel" in message
@@ -239,50 +215,16 @@ def test_findings_say_no_more_than_the_intervals(results, found):
     none = dataclasses.replace(found, differences=found.differences.assign(star=False))
     message = " ".join(findings(results, none))
     assert "None of 6 configurations differs significantly from NoPE (Holm-corrected)." in message
-    assert "smaller ones may exist" in message
-
-
-def test_the_protocol_follows_from_the_plan(results):
     message = " ".join(protocol(results))
     assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
-    assert (
-        "Every configuration had the same tuning budget, 2 trials (Pop: none) with seed 2020"
-        in message
-    )
-    assert "200 of 600 test items" in message
+    assert "the same tuning budget, 2 trials (Pop: none) with seed 2020" in message
+    assert "On shop, 200 of 600 test items (33%) depend on the order" in message
 
 
-# the page
-
-
-class _Page(HTMLParser):
-    """What a page is made of."""
-
-    VOID = {"meta", "path", "use", "rect", "br", "link", "img", "input"}
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] not in ("style", "script"):
-            self.words.append(data)
+def words_of(page: str) -> str:
+    """The text of a page, without tags and styles."""
+    bare = re.sub(r"<style.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)
+    return " ".join(unescape(bare).split())
 
 
 @pytest.fixture(scope="module")
@@ -291,92 +233,52 @@ def text(results, found) -> str:
 
 
 def test_the_report_needs_nothing_else(text):
-    page = _Page(text)
-    assert not page.open
-    for tag, name, value in page.attributes:
-        assert tag not in ("script", "link", "img", "iframe"), tag
-        if name in ("src", "href", "xlink:href"):
-            assert value.startswith("#"), (tag, name, value)
-    assert not re.search(r"@import|url\((?!#)", text)
-    ids = [value for _, name, value in page.attributes if name == "id"]
-    assert len(ids) == len(set(ids))
-    referred = {v[1:] for _, name, v in page.attributes if name == "xlink:href"}
-    referred |= set(re.findall(r"url\(#([^)]*)\)", text))
-    assert referred and referred <= set(ids)
-    assert len(text) < 1_000_000
+    assert not re.search(r"<(script|link|img|iframe)|@import|url\((?!#)", text)
+    referred = re.findall(r'\b(?:src|href)="([^"]*)"', text)
+    assert referred and all(place.startswith("#") for place in referred)
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(ids) == len(set(ids)) and {place[1:] for place in referred} <= set(ids)
 
 
 def test_the_report_says_everything(results, found, text):
     assert re.search(r"0\.\d{4} ±\N{NO-BREAK SPACE}0\.\d{4}<", text)  # figures keep their sign
     assert re.search(r">\d+\N{NO-BREAK SPACE}min \d+\N{NO-BREAK SPACE}s<", text)
-    words = " ".join(_Page(text).words)
-    titles = ("NDCG@10 by history", "NDCG@10 against training time", "Validation ", "parameters")
+    words = words_of(text)
+    charts = all_charts(results, found)
+    assert len(charts) == 4 and all("Kernel" in chart.alternative for chart in charts)
+    assert [chart.svg for chart in all_charts(results, found)] == [chart.svg for chart in charts]
     facts = ("the loss is not a number after 3 epochs", "recbole-pos compare shop.yaml", "2.13.0")
-    facts += ("0a1b2c3", "hidden_dropout_prob: 0.3", "question: ")
+    facts += ("NDCG@10 by history", "NDCG@10 against training time", "Validation ", "question: ")
     sentences = (*findings(results, found), *protocol(results))
-    for part in (results.plan.title, results.plan.question, *sentences, *titles, *facts):
+    for part in (results.plan.title, results.plan.question, *sentences, *facts):
         assert part in words
 
 
-def test_names_of_the_users_begin_no_formula(results, tmp_path):
-    """In the files for spreadsheets; programs read them as they are."""
-    names = {"NoPE": "=1+1", "Kernel": "@x"}
-    rows = {names.get(name, name): row for name, row in results.plan.rows.items()}
-    table = table_plan("=1+1", "@x")
-    plan = results.plan.model_copy(update={"rows": rows, "tables": [table], "paper": {}})
-    ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace(names))
-    runs = results.runs.replace(names)
-    write_results(dataclasses.replace(results, plan=plan, ranks=ranks, runs=runs), tmp_path)
-    for name in ("runs.csv", "table.csv"):
-        lines = (tmp_path / name).read_text().splitlines()
-        cells = [cell for line in lines for cell in line.split(",")]
-        assert "'=1+1" in cells and not any(cell.startswith(("=", "@")) for cell in cells)
-    assert set(names.values()) < set(pd.read_parquet(tmp_path / "runs.parquet")["row"])
-
-
-def test_names_of_the_users_are_no_html(results):
-    evil = '<script>alert("x")</script> $a$ & [b]'
-    content = {"title": evil, "question": evil, "tables": [table_plan(evil, "RoPE")]}
+def test_names_of_the_users_are_no_formula_and_no_html(results, tmp_path):
+    """Programs read them as they are."""
+    evil = "=<script>$a$</script> & [b]"
     rows = {**results.plan.rows, evil: results.plan.rows["NoPE"]}
+    content = {"title": evil, "question": evil, "tables": [table_plan(evil, "RoPE")], "paper": {}}
     plan = results.plan.model_copy(update={**content, "rows": rows})
     named = {name: getattr(results, name).replace("NoPE", evil) for name in ("runs", "curves")}
     ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace("NoPE", evil))
-    odd = dataclasses.replace(results, plan=plan, ranks=ranks, command=evil, **named)
-    page = _Page(html(odd, [compare(odd, plan.tables[0])]))
-    assert not any(tag == "script" for tag, _, _ in page.attributes)
-    assert evil in " ".join(page.words)
+    write_results(dataclasses.replace(results, plan=plan, ranks=ranks, **named), tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page and evil in words_of(page)
+    for name in ("runs.csv", "table.csv"):
+        text = (tmp_path / name).read_text()
+        assert f",'{evil}," in text.replace("\n", ",") and f",{evil}," not in text
+    assert evil in set(pd.read_parquet(tmp_path / "runs.parquet")["row"])
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_a_report_of_nothing_yet(results, found):
     empty = nothing_yet(results)
     none = compare(empty, empty.plan.tables[0])
-    words = " ".join(_Page(html(empty, [none])).words)
+    words = words_of(html(empty, [none]))
     assert "No run has finished yet." in words and "0 of 3" in markdown(empty, [none])
     assert all_charts(empty, none) == [] and len(tidy([none])) == 0
     pd.testing.assert_frame_equal(tidy([found, none]), tidy([found]))
-
-
-def test_pictures_are_the_same_each_time_and_say_what_they_show(results, found):
-    charts, again = all_charts(results, found), all_charts(results, found)
-    assert [chart.svg for chart in charts] == [chart.svg for chart in again]
-    assert len(charts) == 4
-    for chart in charts:
-        assert chart.alternative and "Kernel" in chart.alternative
-        head = chart.svg[: chart.svg.index(">")]
-        assert "viewBox" in head and " width=" not in head and " height=" not in head
-
-
-# on terminals of any width
-
-FIGURE = re.compile(r"[+-]?\d[\d.,]*\d\*?|\d\*?")
-METRICS = RenderedTable(
-    "Two models",
-    ("row", "seeds", "NDCG@10", "HR@10", "NDCG@10 - GRU4Rec", "epochs"),
-    ((Cell("PosSASRec"), Cell("2"), Cell("0.1080 ± 0.0034"), Cell("0.2025 ± 0.0060"),
-      Cell("+0.0501*", "[+0.0357, +0.0646]"), Cell("20")),),
-    spare=(5, 3, 1),
-)  # fmt: skip
 
 
 def on_terminal(table: RenderedTable, width: int) -> str:
@@ -393,41 +295,25 @@ def body(text: str) -> list[str]:
     return [cell.strip() for line in lines for cell in re.split("[│┃]", line)[1:-1]]
 
 
-@pytest.mark.parametrize("width", [120, 80, 60])
+@pytest.mark.parametrize("width", [120, 60])
 def test_no_figure_and_no_word_is_broken(results, found, width: int) -> None:
     for table in all_tables(results, [found]):
         cells = [cell for line in table.lines for cell in line]
-        whole = {part for cell in cells for part in FIGURE.findall(f"{cell.text} {cell.detail}")}
         names = [cell.text for cell in cells] + [cell.detail for cell in cells] + [*table.columns]
         words = {word for name in names for word in re.split(r"[ |]", name)}
         for cell in body(on_terminal(table, width)):
             assert set(cell.split()) <= words, table.title
-            assert set(FIGURE.findall(cell)) <= whole | set(FIGURE.findall(" ".join(table.columns)))
 
 
 def test_a_narrow_terminal_folds_between_figures_and_names_the_columns_it_omits() -> None:
-    for width, cell in ((120, "0.1080 ± 0.0034"), (70, "± 0.0034")):
-        assert cell in body(on_terminal(METRICS, width)), width
-    assert "[+0.0357, +0.0646]" in body(on_terminal(METRICS, 70))  # in a line of its own
-    assert "Left out" not in on_terminal(METRICS, 74)
-    text = " ".join(on_terminal(METRICS, 60).split())
+    columns = ("row", "seeds", "NDCG@10", "HR@10", "NDCG@10 - GRU4Rec", "epochs")
+    texts = ("PosSASRec", "2", "0.1080 ± 0.0034", "0.2025 ± 0.0060")
+    line = (*map(Cell, texts), Cell("+0.0501*", "[+0.0357, +0.0646]"), Cell("20"))
+    table = RenderedTable("Two models", columns, (line,), spare=(5, 3, 1))
+    assert "0.1080 ± 0.0034" in body(on_terminal(table, 120))
+    folded = body(on_terminal(table, 70))  # deviation and interval in lines of their own
+    assert {"± 0.0034", "[+0.0357, +0.0646]"} <= set(folded)
+    text = " ".join(on_terminal(table, 60).split())
     assert "Left out for want of width: HR@10 and epochs; table.md has all columns." in text
-    few = on_terminal(METRICS, 24)  # the name and the main metric are the last to stay
+    few = on_terminal(table, 24)  # the name and the main metric are the last to stay
     assert {"PosSASRec", "0.1080"} <= set(body(few)) and "+0.0501" not in few
-
-
-def test_cold_targets_have_a_column_where_content_is_read(results, found):
-    """Recall of the targets without a training interaction; not where no configuration has more."""
-    assert not any("cold" in column for column in metrics_table(results, found).columns)
-    content = yaml.safe_load(STUDY)
-    content["rows"]["NoPE"]["item_vectors"] = "v.npy"
-    plan = make_plan(Source("shop.yaml", content))
-    knowing = dataclasses.replace(results, plan=plan)
-    table = metrics_table(knowing, compare(knowing, plan.tables[0]))
-    cold = results.ranks.targets["popularity"].to_numpy() == 0
-    of_row = (results.ranks.runs["row"] == "RoPE").to_numpy()
-    want = (results.ranks.rank[of_row][:, cold] < 10).mean()
-    cell = line_of(table, "RoPE")["Recall@10, cold targets"]
-    assert cell.text.startswith(number(want)) and any(
-        f"Cold targets: {cold.sum():,}," in note for note in table.notes
-    )

@@ -10,7 +10,7 @@ from study_simulation import Case, cover
 
 from recbole_pos.errors import UsageError
 from recbole_pos.study.ranks import RankTable, all_masks, gains, is_from_ranks, labels
-from recbole_pos.study.results import count_ties
+from recbole_pos.study.results import TieCount, count_ties
 from recbole_pos.study.statistics import (
     SeedNoise,
     differences,
@@ -40,9 +40,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-# metrics and ranks
-
-
 def test_metrics_follow_from_ranks():
     rank = np.array([0, 1, 9, 10, np.inf])
     assert gains(rank, "hit@10").tolist() == [1, 1, 1, 0, 0]
@@ -50,23 +47,18 @@ def test_metrics_follow_from_ranks():
     assert gains(rank, "NDCG@10") == pytest.approx([1, 1 / np.log2(3), 1 / np.log2(11), 0, 0])
     assert gains(rank, "mrr@10") == pytest.approx([1, 0.5, 0.1, 0, 0])
     assert is_from_ranks("NDCG@5") and not is_from_ranks("itemcoverage@10")
-    with pytest.raises(UsageError, match=r"'ncdg@10' does not follow from ranks.*mean ndcg"):
-        gains(rank, "ncdg@10")
-    with pytest.raises(UsageError, match="ndcg@0"):
-        gains(rank, "ndcg@0")
+    for wrong in ("ncdg@10", "ndcg@0"):
+        with pytest.raises(UsageError, match=wrong):
+            gains(rank, wrong)
 
 
-def test_runs_are_compared_target_by_target_whatever_their_order(rng):
+def test_runs_are_compared_target_by_target_whatever_the_order_of_lines_and_seeds():
     frame = pd.DataFrame({"user": [3, 1, 3], "item": [5, 6, 7], "rank": [0, 20, 1]})
     shuffled = frame.sample(frac=1, random_state=1)
     table = RankTable.from_runs({("A", 1): frame, ("B", 1): shuffled})
     assert (table.rank[0] == table.rank[1]).all()
     totals, size = table.totals("hit@10")
     assert size.tolist() == [1, 2] and totals["A"].tolist() == [[0, 2]]
-    assert means(table, "hit@10")["mean"].tolist() == pytest.approx([2 / 3, 2 / 3])
-
-
-def test_runs_of_a_row_stand_in_the_order_of_their_seeds():
     frames = {("A", seed): pd.DataFrame({"user": [1], "rank": [seed]}) for seed in (7, 2, 5)}
     table = RankTable.from_runs(frames | {("B", 1): frames["A", 7]})
     totals, _ = table.totals("mrr@100")
@@ -78,7 +70,6 @@ def test_runs_of_a_row_stand_in_the_order_of_their_seeds():
     ("change", "message"),
     [
         ({"item": [5, 6, 8]}, "B, seed 1 and A, seed 1 cannot be compared"),
-        ({"user": [3, 1, 1]}, "B, seed 1 and A, seed 1 cannot be compared"),
         ({"rank": [0, -1, 1]}, "ranks of B, seed 1"),
         ({"rank": [0, np.nan, 1]}, "ranks of B, seed 1"),
     ],
@@ -87,9 +78,6 @@ def test_runs_of_other_targets_are_refused(change, message):
     frame = pd.DataFrame({"user": [3, 1, 3], "item": [5, 6, 7], "rank": [0, 20, 1]})
     with pytest.raises(UsageError, match=message):
         RankTable.from_runs({("A", 1): frame, ("B", 1): frame.assign(**change)})
-
-
-# noise
 
 
 def test_pseudo_values_are_the_jackknife(rng):
@@ -139,15 +127,6 @@ def test_the_error_is_the_deviation_of_the_difference(rng):
     assert np.var(differences) == pytest.approx(truth, rel=0.2)
 
 
-def test_noise_between_seeds_grows_the_interval_of_one_seed(rng):
-    (one, other, *rest), size = Case((1, 1, 3, 3), of_seed=0.5).draw(rng)
-    pooled = SeedNoise.pool(rest)
-    alone, widened = estimate(one, other), estimate(one, other, pooled)
-    assert alone.seed_noise == "unknown" and widened.seed_noise == "pooled"
-    assert widened.error > 1.5 * alone.error and widened.df < 0.1 * alone.df
-    assert widened.detectable() > widened.interval()[1] - widened.difference > 0
-
-
 def test_rows_without_noise_between_seeds_are_left_out_of_the_pool(rng):
     noisy, still = rng.random((3, 50)), np.repeat(rng.random((1, 50)), 3, axis=0)
     both = SeedNoise.pool([noisy, still])
@@ -170,15 +149,11 @@ def test_where_nothing_differs_nothing_is_known():
     nothing, pooled = np.zeros((3, 20)), SeedNoise(1e-6, 0.0, 4, 0.1)
     for found in (estimate(nothing, nothing), estimate(nothing[:1], nothing, pooled)):
         assert found.difference == 0 and np.isnan(found.error) and np.isnan(found.p)
-    one = estimate(np.ones((2, 1)), np.zeros((2, 1)))
-    assert one.difference == 1 and np.isnan(one.error)
+    assert np.isnan(estimate(np.ones((2, 1)), np.zeros((2, 1))).error)
     hit = nothing.copy()
     hit[0, 0] = 1  # one seed hit one unit: degrees of freedom are still those of the seeds
     found = estimate(hit, nothing)
     assert found.df >= 2 and found.interval()[0] < 0 < found.interval()[1] < 0.1
-
-
-# tests over units
 
 
 def test_sign_flips_are_exact_for_few_units(rng):
@@ -208,9 +183,6 @@ def test_holm():
     assert holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
 
 
-# tables of differences
-
-
 def test_differences_are_those_of_the_means(rng):
     table = table_of(Case((3, 2, 1), units=300, targets=3.0), rng)
     mean = means(table, "ndcg@10").set_index("row")
@@ -218,7 +190,6 @@ def test_differences_are_those_of_the_means(rng):
     assert list(found.index) == ["B", "C"]
     expected = mean["mean"] - mean["mean"]["A"]
     assert found["difference"].to_dict() == pytest.approx(expected.drop("A").to_dict())
-    assert (found["low"] < found["difference"]).all() & (found["difference"] < found["high"]).all()
     assert found["seed_noise"].to_dict() == {"B": "own", "C": "pooled"}
     assert (found["units"] == 300).all() and (found["targets"] == len(table.targets)).all()
     assert np.isnan(mean["deviation"]["C"]) and mean["seeds"].tolist() == [3, 2, 1]
@@ -236,9 +207,7 @@ def test_rows_of_the_same_models_count_once_in_the_pool(rng):
 
 
 def test_a_star_needs_two_seeds_on_both_sides(rng):
-    case = Case((2, 2, 1), units=3000, shift=-1.5)
-    ranks, _ = case.ranks(rng)
-    table = table_of(case, rng)
+    table = table_of(Case((2, 2, 1), units=3000, shift=-1.5, of_seed=0.02), rng)
     same = pd.concat([table.runs, table.runs[:1].assign(row="D")], ignore_index=True)
     table = RankTable(same, table.targets, np.vstack([table.rank, table.rank[2]]))
     found = differences(table, "ndcg@10", "A", "BCD").set_index("row")
@@ -262,7 +231,7 @@ def test_bins_are_compared_on_their_targets_alone(rng):
     assert empty["mean"].isna().all()
 
 
-# generated studies on intervals and stars; `make simulate` has more of them
+# generated studies; `make simulate` has more of them
 
 
 STUDIES = 300  # a share of 0.95 has a standard error of 0.0126 in so many
@@ -291,14 +260,6 @@ def test_the_noise_between_seeds_is_needed():
     assert cover(case, 100, method=without).rate < 0.8 < 0.9 < cover(case, 100).rate
 
 
-def test_stars_of_a_table_without_differences_are_rare(rng):
-    case = Case((3, 3, 3, 3), units=200)
-    starred = [
-        differences(table_of(case, rng), "ndcg@10", "A", "BCD")["star"].any() for _ in range(60)
-    ]
-    assert np.mean(starred) <= 0.1
-
-
 def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
     case = Case((3, 3), units=1000, shift=-0.41)
     estimates = [estimate(*case.draw(rng)[0][::-1]) for _ in range(200)]
@@ -306,9 +267,6 @@ def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
     detectable = np.median([found.detectable() for found in estimates])
     assert detectable == pytest.approx(case.truth(), rel=0.2)
     assert 0.65 < seen < 0.92
-
-
-# ties and bins
 
 
 def test_ties_are_those_of_every_order_tried():
@@ -323,21 +281,8 @@ def test_ties_are_those_of_every_order_tried():
             users += len(mine) > 2
             tied += len(mine) > 2 and len({item[place] for place in last}) > 1
         assert (found.users, found.test) == (users, tied)
-
-
-def test_ties_are_said_in_a_sentence():
-    user, time = np.repeat([1, 2], 3), np.array([1, 2, 2, 1, 2, 3])
-    item = np.array([5, 6, 7, 5, 6, 7])
-    found = count_ties(user, time, item)
-    assert found.sentence("shop", "file") == (
-        "On shop, 1 of 2 test items (50%) depend on the order of interactions with equal times; "
-        "here it is that of the file."
-    )
-    assert "it is random(7)" in found.sentence("shop", "random(7)")
-    assert "excluded" in found.sentence("shop", "drop")
-    none = count_ties(user, np.arange(6), item).sentence("shop", "file")
-    assert none == "No test item of shop depends on the order of equal times."
-    assert count_ties(user[:2], time[:2], item[:2]).users == 0
+    assert "1 of 2 test items (50%)" in TieCount(2, 1).sentence("shop", "file")
+    assert "excluded" in TieCount(2, 1).sentence("shop", "drop")
 
 
 def test_bins_are_named_by_what_is_in_them():

@@ -29,14 +29,12 @@ TIMING = ("seconds", "targets_per_second")
 
 
 def run(tiny: Path, folder: Path, model: str = "FPARec", **options):
-    given = {**OPTIONS, "data_path": str(tiny), **options}
-    if model not in recbole_pos.model.models.MODELS:
-        given = {k: v for k, v in given.items() if k not in ("hidden_size", "inner_size")}
-    if model in ("FPMC", "Pop"):  # which know no history
-        given.pop("MAX_ITEM_LIST_LENGTH", None)
-    if model == "Pop":  # which counts, once
-        given = {k: v for k, v in given.items() if k not in ("train_batch_size", "stopping_step")}
-        given["epochs"] = 1
+    own = OPTIONS
+    if model == "FPMC":  # which knows no history
+        own = {"epochs": 6, "train_batch_size": 16}
+    elif model == "Pop":  # which counts, once
+        own = {"epochs": 1}
+    given = {**own, "data_path": str(tiny), **options}
     return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
 
 
@@ -55,13 +53,11 @@ def outcome(folder: Path) -> tuple[dict, list[dict], dict]:
 def assert_same(one: Path, two: Path) -> None:
     """Bit for bit."""
     first, second = outcome(one), outcome(two)
-    assert first[0].keys() == second[0].keys()
-    for name in first[0]:
-        assert torch.equal(first[0][name], second[0][name]), name
+    torch.testing.assert_close(dict(first[0]), dict(second[0]), rtol=0, atol=0)
     assert first[1:] == second[1:]
 
 
-def test_same_seed_same_bits(tiny: Path, tmp_path: Path) -> None:
+def test_same_seed_same_bits(tiny, tmp_path) -> None:
     """Also from the configuration that a run has written; its folder is complete."""
     whole, again = tmp_path / "run", tmp_path / "again"
     run(tiny, whole, tensorboard=True)
@@ -71,9 +67,6 @@ def test_same_seed_same_bits(tiny: Path, tmp_path: Path) -> None:
     run(tiny, tmp_path / "c", seed=7)
     assert outcome(tmp_path / "c")[1] != outcome(whole)[1]
     result = json.loads((whole / "result.json").read_text())
-    assert {"model", "dataset", "best_valid", "targets_per_second", "peak_rss_mb", "seed"} < {
-        *result
-    }
     assert result["seconds"].keys() == {"data", "training", "evaluation"}
     line = json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])
     assert line.keys() == {"epoch", "loss", "valid", *TIMING}
@@ -85,20 +78,19 @@ AGAINST_SOME = {"loss_type": "sampled_softmax", "negative_sampler": "popularity"
 
 
 # a plugin model; batches of bounded events, whose number differs by epoch; a built-in whose loader
-# has a generator and whose loss draws from numpy; one that keeps more than weights
+# has a generator and whose loss draws from numpy; one that keeps more than weights; each optimiser
+# keeps something else of a parameter
 @pytest.mark.parametrize(
     ("model", "options"),
     [
         ("FPARec", {}),
-        ("FPARec", {"train_batch_events": 40, **FALLING, **AGAINST_SOME}),
-        ("FPMC", {}),
+        ("FPARec", {"train_batch_events": 40, "learner": "adamw", **FALLING, **AGAINST_SOME}),
+        ("FPMC", {"learner": "rmsprop"}),
         ("Pop", {}),
     ],
     ids=str,
 )
-def test_resume_equals_uninterrupted(
-    tiny: Path, tmp_path: Path, monkeypatch, model: str, options: dict
-) -> None:
+def test_resume_equals_uninterrupted(tiny, tmp_path, monkeypatch, model, options) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(tiny, whole, model, **options)
     step, stop_at = PosTrainer._step, (0, 0) if model == "Pop" else (3, 2)
@@ -108,35 +100,24 @@ def test_resume_equals_uninterrupted(
             raise KeyboardInterrupt
         return step(self, loss_func, batch, watch, number)
 
-    monkeypatch.setattr(PosTrainer, "_step", failing)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PosTrainer, "_step", failing)
         run(tiny, broken, model, **options)
-    monkeypatch.setattr(PosTrainer, "_step", step)
     np.random.seed(99), torch.manual_seed(99)
     recbole_pos.run(resume=broken, verbose=False)
     assert_same(whole, broken)
 
 
 @pytest.mark.parametrize(
-    ("options", "warmup"),
-    [
-        ({"lr_scheduler": "cosine"}, 4),
-        ({"lr_scheduler": "linear"}, 0),
-        ({"lr_scheduler": "step", "lr_decay_step": 2}, 3),
-        ({"lr_decay_step": 2}, 0),
-        ({}, 0),
-    ],
-    ids=str,
+    ("kind", "warmup"), [("cosine", 4), ("linear", 0), ("step", 3), ("none", 0)]
 )
-def test_the_learning_rate_of_every_step(
-    experiment, monkeypatch, options: dict[str, Any], warmup: int
-) -> None:
-    """Against torch's schedulers, which are chains of factors; the last one ends near 0."""
+def test_the_learning_rate_of_every_step(experiment, monkeypatch, kind, warmup) -> None:
+    """Against the formulas; the last one of a schedule of steps ends near 0."""
+    options = {"lr_scheduler": kind, "lr_decay_step": 2 if kind == "step" else 0}
     made = experiment("FPARec", learning_rate=0.5, epochs=4, warmup_steps=warmup, **options)
     trainer, rates = made.trainer, []
     loader = trainer.training_loader(made.loaders["train"])
     step, n = trainer._step, len(loader)
-    assert n > warmup
 
     def seen(*given: Any) -> None:
         rates.append(trainer.optimizer.param_groups[0]["lr"])
@@ -145,21 +126,12 @@ def test_the_learning_rate_of_every_step(
     monkeypatch.setattr(trainer, "_step", seen)
     for epoch in range(4):
         trainer._train_epoch(loader, epoch)
-    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    kind = options.get("lr_scheduler", "none")
-    if kind == "cosine":
-        falling = torch.optim.lr_scheduler.CosineAnnealingLR(other, 4 * n - warmup)
-    elif kind == "linear":
-        falling = torch.optim.lr_scheduler.LinearLR(other, 1.0, 0.0, 4 * n - warmup)
-    else:
-        falling = torch.optim.lr_scheduler.StepLR(other, 2 * n if options else 10**9, 0.1)
-    want = [0.5 * (i + 1) / (warmup + 1) for i in range(warmup)]
-    for number in range(4 * n):
-        if number >= warmup:
-            want.append(other.param_groups[0]["lr"])
-        if number >= warmup or kind in ("step", "none"):  # whole epochs
-            other.step(), falling.step()
-    assert rates == pytest.approx(want, rel=1e-9, abs=1e-12)
+    want = [(i + 1) / (warmup + 1) for i in range(warmup)]
+    for number in range(warmup, 4 * n):
+        part = (number - warmup) / (4 * n - warmup)
+        falling = {"cosine": (1 + np.cos(np.pi * part)) / 2, "linear": 1 - part}
+        want.append(falling.get(kind, 0.1 if kind == "step" and number >= 2 * n else 1.0))
+    assert n > warmup and rates == pytest.approx([0.5 * rate for rate in want], rel=1e-9, abs=1e-12)
     assert kind not in ("cosine", "linear") or 0 < rates[-1] < 0.03
 
 
@@ -191,16 +163,8 @@ def test_the_average_of_weights_is_evaluated_and_kept(experiment, monkeypatch) -
         assert not torch.equal(p, own[name])
 
 
-@pytest.mark.parametrize("learner", ["adamw", "rmsprop"])
-def test_every_optimiser_can_be_resumed(tiny: Path, tmp_path: Path, learner: str) -> None:
-    run(tiny, tmp_path / "whole", epochs=2, learner=learner)
-    run(tiny, tmp_path / "parts", epochs=1, learner=learner)
-    recbole_pos.run(resume=tmp_path / "parts", config_dict={"epochs": 2}, verbose=False)
-    assert outcome(tmp_path / "whole")[1] == outcome(tmp_path / "parts")[1]
-
-
 @pytest.fixture(scope="module")
-def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def finished(tiny, tmp_path_factory) -> Any:
     """The result of a run that early stopping ended after its best epoch."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     found = run(tiny, folder, epochs=60, stopping_step=2, learning_rate=0.01, train_batch_size=2048)
@@ -208,7 +172,7 @@ def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
-def test_early_stopping_keeps_and_tests_the_best_epoch(finished: Any) -> None:
+def test_early_stopping_keeps_and_tests_the_best_epoch(finished) -> None:
     folder = RunFolder(finished.run_dir)
     scores = [line["valid"]["ndcg@10"] for line in outcome(folder.path)[1]]
     assert scores[finished.best_epoch] == max(scores) == finished.best_valid["ndcg@10"]
@@ -220,7 +184,7 @@ def test_early_stopping_keeps_and_tests_the_best_epoch(finished: Any) -> None:
     assert made.trainer.evaluate(made.loaders["test"], model_file=file) == finished.test
 
 
-def test_a_finished_run_is_only_tested_again(finished: Any) -> None:
+def test_a_finished_run_is_only_tested_again(finished) -> None:
     """Epochs after the checkpoint are dropped."""
     folder = RunFolder(finished.run_dir)
     before = outcome(folder.path)
@@ -229,13 +193,9 @@ def test_a_finished_run_is_only_tested_again(finished: Any) -> None:
     assert before[1:] == outcome(folder.path)[1:]
 
 
-def test_what_a_folder_is_not_for(finished: Any, tiny: Path, tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_its_own_options(finished) -> None:
     with pytest.raises(UsageError, match="--resume"):
         recbole_pos.run(resume=finished.run_dir, config_dict={"learning_rate": 1.0})
-    with pytest.raises(UsageError, match="elsewhere"):
-        recbole_pos.run(resume=tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="--resume"):
-        run(tiny, finished.run_dir)
 
 
 def fit(made: Any, **given: Any) -> Any:
@@ -247,26 +207,21 @@ def fit(made: Any, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("eval_step", "validated", "whole"), [(1, [0, 1, 2, 3, 4], 5), (2, [1, 3], 4), (50, [4], 5)]
+    ("eval_step", "validated", "whole"),
+    [(1, [0, 1, 2, 3, 4], 5), (2, [1, 3], 4), (50, [4], 5), (0, [], 5)],
 )
-def test_validation_every_few_epochs(
-    experiment, eval_step: int, validated: list[int], whole: int
-) -> None:
+def test_validation_every_few_epochs(experiment, eval_step, validated, whole) -> None:
     """It is finished when no epoch is left that would be validated."""
-    made = experiment("FPARec", epochs=5, eval_step=eval_step, stopping_step=99)
+    patience = {"stopping_step": 99} if validated else {}
+    made = experiment("FPARec", epochs=5, eval_step=eval_step, **patience)
     ended = []
     trainer = fit(made, callback_fn=lambda epoch, _: ended.append((epoch, made.trainer.finished)))
     assert [line["epoch"] for line in trainer.progress.history if line["valid"]] == validated
     assert ended == [(epoch, epoch + 1 == whole) for epoch in validated]
-    assert trainer.progress.best_epoch in validated
-
-
-def test_no_validation_keeps_the_last_epoch(experiment) -> None:
-    trainer = fit(experiment("FPARec", epochs=3, eval_step=0))
-    assert trainer.progress.best_epoch == 2 and trainer.progress.best_result is None
-    weights = trainer.model.state_dict()
-    for name, best in trainer.best_weights["state_dict"].items():
-        assert torch.equal(best, weights[name])
+    assert trainer.progress.best_epoch in (validated or [4])
+    if not validated:
+        best, weights = trainer.best_weights["state_dict"], trainer.model.state_dict()
+        torch.testing.assert_close(dict(best), dict(weights), rtol=0, atol=0)
 
 
 def test_a_metric_that_is_better_when_smaller(experiment) -> None:
@@ -278,7 +233,7 @@ def test_a_metric_that_is_better_when_smaller(experiment) -> None:
     assert progress.stopped and made.trainer.finished and len(scores) < 60
 
 
-def test_numbers_that_are_none(experiment, tiny: Path, tmp_path: Path, monkeypatch) -> None:
+def test_numbers_that_are_none(experiment, tiny, tmp_path, monkeypatch) -> None:
     """A loss says where and why; so does a field that is not finite, and a score."""
     with pytest.raises(TrainingError, match=r"epoch \d+, batch \d+.*learning_rate"):
         run(tiny, tmp_path / "run", learning_rate=1e12, learner="sgd")
@@ -317,17 +272,9 @@ def test_gradients_are_clipped(experiment) -> None:
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("learner", "kind", "more"),
-    [
-        ("adamw", torch.optim.AdamW, {"adam_betas": [0.8, 0.7]}),
-        ("sgd", torch.optim.SGD, {}),
-    ],
-)
-def test_options_of_the_optimiser(experiment, learner: str, kind: type, more: dict) -> None:
-    given = {"learning_rate": 0.02, "weight_decay": 0.03, **more}
-    optimizer = experiment("FPARec", learner=learner, **given).trainer.optimizer
-    assert type(optimizer) is kind
+def test_options_of_the_optimiser(experiment) -> None:
+    given = {"learning_rate": 0.02, "weight_decay": 0.03, "adam_betas": [0.8, 0.7]}
+    optimizer = experiment("FPARec", learner="adamw", **given).trainer.optimizer
+    assert type(optimizer) is torch.optim.AdamW
     (group,) = optimizer.param_groups
-    assert (group["lr"], group["weight_decay"]) == (0.02, 0.03)
-    assert not more or group["betas"] == (0.8, 0.7)
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.02, 0.03, (0.8, 0.7))

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import write_atomic
+from conftest import make_log, write_atomic
+from ray.tune.schedulers import FIFOScheduler
 from spy import notes
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.loaders import TargetLoader
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment.build import prepare
+from recbole_pos.reporter import Reporter
+from recbole_pos.runs.cluster import Resources
+from recbole_pos.runs.worker import reason, train_run
+from recbole_pos.study.dispatcher import ActiveRuns
+from recbole_pos.study.scheduler import Scheduler
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.tuning import Found, search
-from recbole_pos.tuning.record import Record
+from recbole_pos.tuning.record import Trial, find_best_trial, read_trials, write_trials
+from recbole_pos.tuning.search_plan import plan_search
+from recbole_pos.tuning.trials import FACTS, Trials
 
-FAST = {
-    "hidden_size": 16,
-    "inner_size": 16,
-    "MAX_ITEM_LIST_LENGTH": 12,
-    "train_batch_size": 16,
-    "epochs": 2,
-}
+FAST = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
 SPACE = (
     "learning_rate: {loguniform: [1e-3, 1e-1]}\nhidden_dropout_prob: {quniform: [0, 0.4, 0.2]}\n"
 )
@@ -42,10 +46,10 @@ def tune(
 ) -> Found:
     folder.mkdir(exist_ok=True)
     (folder / "space.yaml").write_text(space)
-    given = {**FAST, "data_path": str(tiny), **options.pop("given", {})}
+    given = {**FAST, "epochs": 2, "data_path": str(tiny), **options.pop("given", {})}
     options = {"searcher": "random", "scheduler": "none", "max_concurrent": 1, **options}
-    return search(model, "tiny", folder / "space.yaml", [], given, run_dir=folder / "out",
-                  verbose=False, **options)  # fmt: skip
+    place = {"run_dir": folder / "out", "verbose": False}
+    return search(model, "tiny", folder / "space.yaml", [], given, **place, **options)
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
@@ -54,47 +58,35 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(cluster: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Any]:
-    """A search of four trials, what this process read during it, and what its workers did."""
-    here, collate, before = [], TargetLoader.collate_fn, len(notes(cluster))
-
-    def collate_fn(self, index):
-        here.append((self._dataset.phase, len(index)))
-        return collate(self, index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TargetLoader, "collate_fn", collate_fn)
-        made = tune(tiny, tmp_path_factory.mktemp("tune"), num_samples=4, max_concurrent=2)
-    return made, (here, notes(cluster)[before:])
+    """A search of four trials, and what its workers did."""
+    before = len(notes(cluster))
+    made = tune(tiny, tmp_path_factory.mktemp("tune"), num_samples=4, max_concurrent=2)
+    return made, notes(cluster)[before:]
 
 
 def test_the_folder_is_complete(found: Any) -> None:
-    folder = found[0].folder
-    names = {"search.json", "trials.csv", "tune.json", "test.json", "best.yaml", "curves.png"}
-    names |= {"lock", "trials.jsonl", "options.png", "importance.png", "best", "runs", "trials"}
-    assert names == set(os.listdir(folder))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    made, folder = found[0], found[0].folder
+    names = {"search.json", "study.json", "current.json", "facts.json", "lock", "runs", "trials"}
+    names |= {"trials.csv", "tune.json", "test.json", "best.yaml", "best", "curves.png"}
+    assert names | {"options.png"} == set(os.listdir(folder))
     with open(folder / "trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]
     assert {(row["state"], row["epochs"]) for row in rows} == {("finished", "2")}
-    for row, trial in zip(rows, found[0].trials, strict=True):
+    for row, trial in zip(rows, made.trials, strict=True):
         assert float(row["valid ndcg@10"]) == trial.score == max(trial.curve.values())
         assert float(row["learning_rate"]) == trial.options["learning_rate"]
     written = read(folder, "tune.json")
     assert written["states"] == {"finished": 4, "stopped": 0, "failed": 0}
-    assert written["best"]["valid"] == max(trial.score for trial in found[0].trials)
-    assert "test" not in json.dumps(written["best"])  # it is stored apart
-    assert read(folder, "test.json")["test"] == found[0].test
-
-
-def test_tensorboard_finds_every_trial(found: Any) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folders = list((found[0].folder / "trials").glob("trial_*"))
-    assert len(folders) == 4
-    for folder in folders:
-        board = EventAccumulator(str(folder))
-        board.Reload()
-        assert len(board.Scalars("ray/tune/valid")) == 2
+    assert written["best"]["valid"] == max(trial.score for trial in made.trials)
+    assert read(folder, "test.json")["test"] == made.test
+    logs = list((folder / "trials").glob("trial_*"))
+    assert len(logs) == 4
+    board = EventAccumulator(str(logs[0]))
+    board.Reload()
+    assert len(board.Scalars("ray/tune/valid")) == 2
 
 
 def test_best_yaml_runs_as_it_is_and_repeats_the_trial(
@@ -102,73 +94,69 @@ def test_best_yaml_runs_as_it_is_and_repeats_the_trial(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = found[0]
-    assert (
-        main(["run", "--config_files", str(made.folder / "best.yaml"), "--run_dir", "again"]) == 0
-    )
+    best = str(made.folder / "best.yaml")
+    assert main(["run", "--config_files", best, "--run_dir", "again"]) == 0
     again = read(tmp_path / "again", "result.json")
     assert again["best_valid"]["ndcg@10"] == made.best.score
     assert again["test"] == made.test  # the same weights to the last bit: one thread in both
-    loaded = recbole_pos.load(made.folder / "best")
+    loaded = recbole_pos.load(made.run_dir)
     assert dict(loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)) == made.test
 
 
-def test_test_data_are_read_once_and_never_by_a_trial(found: Any, tiny: Path) -> None:
-    """And workers read no files, and keep to their cores."""
-    here, by_workers = found[1]
-    assert by_workers and os.getpid() not in {pid for pid, *_ in by_workers}
+def test_test_data_are_read_once_and_never_by_a_trial(
+    cluster: Path, found: Any, tiny: Path
+) -> None:
+    """And workers read no files, and keep to their cores; nor does a resumed search read them."""
+    made, by_workers = found
     counts = Counter(what for _, what, _ in by_workers)
-    assert counts["test"] == counts["file"] == 0 and counts["valid"] > 0  # the spy does see
+    assert counts["file"] == 0 and counts["valid"] > 0  # the spy does see
     assert {count for _, what, count in by_workers if what == "threads"} == {1}
     targets = prepare(PosConfig("FPARec", "tiny", None, {**FAST, "data_path": str(tiny)}))
-    assert here == [("test", len(targets.loaders["test"]._dataset))]  # one batch, once, at the end
-
-
-def test_a_finished_search_is_not_tested_again(found: Any, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "recbole_pos.tuning.tuning.load_best", lambda *a: pytest.fail("tested twice")
-    )
-    again = search(resume=found[0].folder, verbose=False)
-    assert again.test == found[0].test and again.best.number == found[0].best.number
+    tested = [n for n, (_, what, _) in enumerate(by_workers) if what == "test"]
+    assert len(tested) == 1  # one batch, once, at the end
+    assert by_workers[tested[0]][2] == len(targets.loaders["test"]._dataset)
+    assert tested[0] > max(n for n, (_, what, _) in enumerate(by_workers) if what == "epoch")
+    before = len(notes(cluster))
+    again = search(resume=made.folder, verbose=False)
+    assert again.test == made.test and again.best == made.best and len(notes(cluster)) == before
 
 
 def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys) -> None:
     """As if it had been as long from the start; the test is spent again only for a new best."""
     whole, folder = found[0].folder, tmp_path / "out"
     shutil.copytree(whole, folder)
-    for name in ("best", "trials", *(f"runs/0000{n}" for n in (1, 2, 3))):
-        shutil.rmtree(folder / name)
-    (folder / "test.json").unlink()
-    lines = (folder / "trials.jsonl").read_text().splitlines(keepends=True)
-    first = [line for line in lines if json.loads(line)["trial"] == 0]
-    (folder / "trials.jsonl").write_text("".join(first) + lines[-1][:20])  # cut off by a kill
-    (folder / "search.json").write_text(
-        json.dumps({**read(folder, "search.json"), "num_samples": 1})
-    )
+    runs = read(folder, "current.json")
+    for name in list(runs)[1:]:
+        shutil.rmtree(folder / "runs" / runs[name]["run"])
+    (folder / "current.json").write_text(json.dumps({name: runs[name] for name in list(runs)[:1]}))
+    study = read(folder, "study.json")
+    study["content"]["search"]["trials"] = 1
+    (folder / "study.json").write_text(json.dumps(study))
     resume = ["tune", "--resume", str(folder), "--quiet"]
     assert main(resume) == 0
     before = read(folder, "test.json")
     assert before["trial"] == 0
-    assert main([*resume, "--num_samples=4", "--max_concurrent=1"]) == 0
-    options = [[t.options for t in Record(f / "trials.jsonl").trials] for f in (folder, whole)]
-    assert options[0] == options[1]
+    again = search(resume=folder, num_samples=4, max_concurrent=1, verbose=False)
+    assert [t.options for t in again.trials] == [t.options for t in found[0].trials]
     best, expected = (read(path, "tune.json")["best"] for path in (folder, whole))
     assert best == expected
     after = read(folder, "test.json")
     assert after["trial"] == best["trial"] and after["test"] == read(whole, "test.json")["test"]
-    assert after.get("earlier", []) == ([before] if best["trial"] else [])
+    earlier = [one["test"] for one in after.get("earlier", [])]
+    assert earlier == ([before["test"]] if best["trial"] else [])
     assert main([*resume, "--num_samples=3"]) == 2 and "--num_samples" in capsys.readouterr().err
 
 
 def test_lost_moved_and_resumed(cluster: Path, tiny: Path, tmp_path: Path, capsys) -> None:
-    """A trial for which there is no room is no result; the rest is trained where the search, its
-    data and its storage are now."""
+    """A trial for which there is no room is no result; the rest is trained where the search and its
+    data are now."""
     old, moved, out = tmp_path / "old", tmp_path / "data", tmp_path / "out"
-    storage, broken = tmp_path / "storage", Path(f"{cluster}.broken")
+    broken = Path(f"{cluster}.broken")
     shutil.copytree(tiny, old)
     (tmp_path / "space.yaml").write_text("n_layers: {choice: [1, 2]}\n")
     words = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={old}", "--searcher=grid"]
-    words += [*(f"--{key}={value}" for key, value in FAST.items()), "--quiet"]
-    words += [f"--space={tmp_path / 'space.yaml'}", f"--run_dir={out}", f"--storage={storage}"]
+    words += [*(f"--{key}={value}" for key, value in FAST.items()), "--epochs=2", "--quiet"]
+    words += [f"--space={tmp_path / 'space.yaml'}", f"--run_dir={out}"]
     broken.touch()
     try:
         assert main([*words, "--max_concurrent=1"]) == 1
@@ -177,20 +165,17 @@ def test_lost_moved_and_resumed(cluster: Path, tiny: Path, tmp_path: Path, capsy
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and "1 of 2 trials" in error and "No space left" in error
     assert not (out / "test.json").exists() and not (out / "best").exists()
-    assert [trial.state for trial in Record(out / "trials.jsonl").trials] == ["finished", "lost"]
     old.rename(moved)
-    storage.rename(tmp_path / "elsewhere")
     out = out.rename(tmp_path / "here")
-    settings = read(out, "search.json")
-    (out / "search.json").write_text(json.dumps({**settings, "cpus_per_trial": 64}))
-    resume = ["tune", "--resume", str(out), "--quiet", f"--storage={tmp_path / 'elsewhere'}"]
+    resume = ["tune", "--resume", str(out), "--quiet"]
     assert main(resume) == 2 and "data_path" in capsys.readouterr().err
     resume.append(f"--data_path={moved}")
-    assert main(resume) == 2 and "--cpus_per_trial" in capsys.readouterr().err
+    assert main([*resume, "--cpus_per_trial=64"]) == 2
+    assert "--cpus_per_trial" in capsys.readouterr().err
     before = len(notes(cluster))
-    assert main([*resume, "--cpus_per_trial=1"]) == 0
+    assert main(resume) == 0
     assert [n for _, what, n in notes(cluster)[before:] if what == "epoch"] == [0, 1]
-    assert read(out, "tune.json")["states"]["finished"] == 2 and not storage.exists()
+    assert read(out, "tune.json")["states"]["finished"] == 2
     assert (out / "best" / "checkpoint.pt").is_file() and read(out, "test.json")["test"]
 
 
@@ -204,8 +189,8 @@ def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(
     write_atomic(pd.DataFrame({**log, "timestamp": 1.5e9 + steps}), tmp_path)
     space = "learning_rate: {choice: [0.01, 1e-9]}\nn_heads: {choice: [16, 1]}\n"
     given = {"epochs": 9, "stopping_step": 9, "position": "rope"}
-    made = tune(tmp_path, tmp_path, space, "PosSASRec", searcher="grid", scheduler="asha",
-                grace_epochs=3, given=given)  # fmt: skip
+    how = {"searcher": "grid", "scheduler": "asha", "grace_epochs": 3, "given": given}
+    made = tune(tmp_path, tmp_path, space, "PosSASRec", **how)
     heads = made.trials[0]
     assert [trial.state for trial in made.trials] == ["failed", "finished", "failed", "stopped"]
     assert [trial.epochs for trial in made.trials] == [0, 9, 0, 3]
@@ -226,17 +211,21 @@ def test_a_general_model_by_the_space_of_recbole(
     arguments += ["--searcher=optuna", "--max_concurrent=1", f"--run_dir={tmp_path / 'out'}"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "trial   0  finished  mrr@10 0." in printed and "test (once)" in printed
-    assert "best of 2 trials" in printed
+    assert "BPR, trial 0: 1 epochs  valid mrr@10 0." in printed
+    assert "best of 2 trials" in printed and "test (once)" in printed
 
 
-def test_a_full_disk_is_one_line(cluster: Path, tiny: Path, tmp_path: Path, capsys) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "trials.jsonl").symlink_to("/dev/full")
+def test_a_full_disk_is_one_line(
+    cluster: Path, tiny: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def refuse(self: StudyFolder, digest: str, facts: dict) -> None:
+        raise StorageError("fit.json: No space left on device")
+
+    monkeypatch.setattr(StudyFolder, "write_fit", refuse)
     arguments = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", "--quiet"]
     assert main([*arguments, "--num_samples=2", f"--run_dir={tmp_path / 'out'}"]) == 1
     error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and "trials.jsonl" in error and "--resume" in error
+    assert len(error.splitlines()) == 1 and "No space left" in error and "--resume" in error
 
 
 def test_wrong_input_leaves_nothing_behind(
@@ -249,13 +238,9 @@ def test_wrong_input_leaves_nothing_behind(
     for more, message in (
         ([f"--space={tmp_path / 'space.yaml'}"], "space.yaml, line 2: unknown key 'learing_rate'"),
         (["--cpus_per_trial=64"], "--cpus_per_trial: 64 is more than the 2 CPUs"),
-        (["--nproc=3"], "--nproc: a trial of 3 processes does not fit"),
-        (["--gpus_per_trial=0.5"], "--gpus_per_trial: 0.5 is more than the 0 GPUs"),
         (["--eval_args={split: {LS: test_only}}"], "no validation targets"),
-        ([f"--storage={'x' * 300}"], "--storage: cannot use"),
         ([f"--run_dir={tmp_path / ('x' * 300)}"], "File name too long"),
         ([f"--space={'x' * 300}"], "--space: no file"),
-        (["--storage="], "--storage: empty"),
         (["--run_dir="], "run_dir is empty"),
         (["--resume=nowhere"], "--resume takes everything"),
     ):
@@ -266,9 +251,117 @@ def test_wrong_input_leaves_nothing_behind(
 
 
 def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path) -> None:
+    folder = found[0].folder
     with pytest.raises(UsageError, match="holds a search"):
-        tune(tiny, found[0].folder.parent)
-    other = {**read(found[0].folder, "search.json"), "identity": {"data": "other", "fields": {}}}
-    (tmp_path / "search.json").write_text(json.dumps(other))
-    with pytest.raises(UsageError, match="what is held out have changed"):
+        tune(tiny, folder.parent)
+    for name in ("search.json", "study.json"):
+        shutil.copy(folder / name, tmp_path)
+    settings = read(tmp_path, "search.json")
+    for content, message in (
+        ({**settings, "scheduler": "FIFOScheduler"}, "must be given again"),
+        ({**settings, "scheduler": 3}, "search.json: scheduler"),
+        ([settings], "search.json"),
+    ):
+        (tmp_path / "search.json").write_text(json.dumps(content))
+        with pytest.raises(UsageError, match=message):
+            search(resume=tmp_path)
+    (tmp_path / "search.json").write_text(json.dumps(settings))
+    with pytest.raises(UsageError, match="must be given again"):
+        search(resume=tmp_path, scheduler=FIFOScheduler())
+    data = write_atomic(make_log(seed=1), tmp_path / "other")
+    for name in ("current.json", "runs"):
+        (tmp_path / name).symlink_to(folder / name)
+    with pytest.raises(UsageError, match="the data, .* have changed"):
+        search(resume=tmp_path, config_dict={"data_path": str(data)})
+    (tmp_path / "study.json").unlink()
+    with pytest.raises(UsageError, match="is not the folder of a search"):
         search(resume=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *[{"metric": "mrr@10"}, {"scheduler": "none"}, {"space": "my.yaml"}],
+        {"config_dict": {"epochs": 1, "data_path": "there"}},
+    ],
+)
+def test_a_resumed_search_takes_nothing_that_changes_it(tmp_path: Path, more: dict) -> None:
+    """And names what it does take."""
+    (name,) = more
+    with pytest.raises(UsageError) as error:
+        search(resume=tmp_path, **more)
+    allowed, refused = str(error.value).split("leave out ")
+    assert refused == repr("epochs" if name == "config_dict" else name)
+    assert "--data_path" in allowed and "--max_concurrent" in allowed
+
+
+# without Ray processes
+
+
+def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
+    """By themselves, by the scheduler, by their own fault or not; the same after a restart."""
+    args = SearchArguments(num_samples=5)
+    given = {**FAST, "epochs": 2, "data_path": str(tiny)}
+    plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
+    folder = StudyFolder(tmp_path)
+    runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
+    first = runs.scheduler.ready()
+    assert first is not None
+    trials = Trials(runs, first, room=2)
+    assert [trials.suggest(f"t{n}")["number"] for n in range(5)] == list(range(5))
+    assert trials.suggest("t5") is None  # until these have ended
+    facts = {"status": "done", "best_epoch": 0, "epochs": 1, "parameters": 9}
+    facts |= {"seconds": {"training": 1.0, "evaluation": 0.5}, "stopped": True}
+    for number, value in enumerate((0.1, 0.2)):
+        trials.on_trial_result(f"t{number}", {FACTS: json.dumps({**facts, "best_valid": {}})})
+        facts |= {"best_valid": {"ndcg@10": value}, "stopped": number == 0}
+        trials.on_trial_complete(f"t{number}", {FACTS: json.dumps(facts)})
+    why = "out of memory [pair.cc:553] at [/lib/a]"  # brackets are no markup
+    for name, lost in (("t2", False), ("t3", True)):
+        failed = {"status": "failed", "lost": lost, "reason": why}
+        trials.on_trial_complete(name, {FACTS: json.dumps(failed)})
+    assert "2 of 6 runs done, 1 running, 2 failed" in trials.runs.lines()[0]
+    trials.on_trial_complete("t4", error=True)
+    assert why in capsys.readouterr().out
+    assert trials.suggest("t5") == Trials.FINISHED and trials.waiting.fit.trial is None
+    again = Scheduler(plan, folder)
+    found = read_trials(runs.scheduler)
+    assert [trial.state for trial in found] == ["stopped", "finished", "failed", "failed", "failed"]
+    assert [trial.is_lost for trial in found] == [False, False, False, True, True]
+    assert find_best_trial(found, "max") is found[1] and found[1].seconds == 1.5
+    job = again.ready()  # what failed is trained again, with the same options
+    assert job is not None and job.fit.trial == 2
+    assert again.describe(job.fit)["searched"] == found[2].options
+    folder.write_fit(job.digest, {"status": "running"})
+    assert not {"reason", "lost"} & set(folder.fit(job.digest))
+
+
+def test_a_table_is_safe_to_open(tmp_path: Path) -> None:
+    trial = Trial(0, {"position": ["rope"] * 10_000, "cell": "=1+1"}, curve={1: 0.1, 4: 0.4})
+    write_trials([trial], ["cell"], "ndcg@10", tmp_path / "trials.csv")
+    with open(tmp_path / "trials.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["cell"] == "'=1+1" and row["epochs"] == "4"
+
+
+def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
+    """What the machine is to blame for is marked as lost."""
+    facts = train_run({}, str(tmp_path / "elsewhere" / "run"), None, Resources())
+    assert "does not see" in facts["reason"] and facts["status"] == "failed" and not facts["lost"]
+    facts = train_run({}, str(tmp_path / "run"), None, Resources(), begin=str(tmp_path / "none"))
+    assert facts["lost"]
+    for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")):
+        assert reason(error).startswith("out of memory")
+
+
+def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, capsys) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    what = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
+    for command, given in (("tune", "auto"), ("tune", address), ("compare", "-inf")):
+        assert main([command, *what, f"--address={given}"]) == 2
+        error = capsys.readouterr().err
+        assert "--address" in error and error.count("\n") == 1
+        assert not (tmp_path / "out").exists()

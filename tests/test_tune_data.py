@@ -21,7 +21,6 @@ from recbole_pos.runs.shared_data import SharedData
         ("FPARec", {"LS": "valid_and_test"}),
         ("GRU4Rec", {"RS": [6, 2, 2]}),
         ("BPR", {"GT": [0.7, 0.85]}),
-        ("AttrFormer", {"ST": [0.6, 0.8]}),
     ],
 )
 def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) -> None:
@@ -31,6 +30,8 @@ def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) 
     whole = prepare(config)
     assert (whole.dataset.part == TEST).any() and whole.loaders["test"]
     shared = SharedData(whole.dataset)
+    other = PosConfig(model, "tiny", None, {**options, "train_batch_size": 7})
+    assert shared.dataset(other).config["train_batch_size"] == 7
     config = PosConfig(model, "tiny", None, options)
     part = prepare(config, dataset=shared.dataset(config))
     assert part.loaders["test"] is None and not (part.dataset.part == TEST).any()
@@ -49,15 +50,6 @@ def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) 
     scores = [dict(e.trainer.evaluate(e.loaders["valid"], load_best_model=False))
               for e in (whole, part)]  # fmt: skip
     assert scores[0] == scores[1]
-
-
-def test_histories_may_have_another_length(tiny: Path) -> None:
-    whole = prepare(PosConfig("GRU4Rec", "tiny", None, {"data_path": str(tiny)}))
-    config = PosConfig("GRU4Rec", "tiny", None, {"data_path": str(tiny), "MAX_ITEM_LIST_LENGTH": 7})
-    part = prepare(config, dataset=SharedData(whole.dataset).dataset(config))
-    row = part.loaders["train"]._dataset[[5]]
-    assert row["item_id_list"].shape == (1, 7) and part.dataset.field2seqlen["item_id_list"] == 7
-    assert whole.dataset.field2seqlen["item_id_list"] == 50
 
 
 def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:

@@ -1,19 +1,27 @@
-"""Training windows and the loader of packed batches, against brute force."""
+"""Training windows, and loaders of packed batches, against brute force."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from conftest import CROSS_ENTROPY
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from recbole_pos.config.options import find_option
+from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.loaders import WindowLoader
-from recbole_pos.data.windows import gather_index, training_windows
+from recbole_pos.data.windows import training_windows
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
+from recbole_pos.model.training import adapter
 
 window_case = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
@@ -40,21 +48,14 @@ def test_windows_train_every_event_once(case, data) -> None:
         if mode == "prefix":
             assert first == e - 1 and s == max(start[user], e - longest)
         trained.update(range(first + 1, e + 1))
-    if mode == "last":
-        want = {
-            t for s, e in zip(start, end, strict=True) for t in range(max(s + 1, e - longest), e)
-        }
-    else:
-        want = {t for s, e in zip(start, end, strict=True) for t in range(s + 1, e)}
+    longest_back = longest if mode == "last" else len(end) * 30
+    want = {
+        target
+        for s, e in zip(start, end, strict=True)
+        for target in range(max(s + 1, e - longest_back), e)
+    }
     assert set(trained) == want and max(trained.values(), default=1) == 1
     assert windows.counts.sum() == len(want)
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=8))
-def test_gather_index(windows: list[tuple[int, int]]) -> None:
-    start, length = (np.array(x) for x in zip(*windows, strict=True))
-    want = [s + k for s, n in windows for k in range(n)]
-    assert gather_index(start, length).tolist() == want
 
 
 def test_augmentation_none_keeps_one_row_per_user(experiment) -> None:
@@ -63,83 +64,69 @@ def test_augmentation_none_keeps_one_row_per_user(experiment) -> None:
     assert len(users) == len(set(users)) > 50
 
 
-@pytest.mark.parametrize("pool", [1, 3])
-@pytest.mark.parametrize("mode", ["chunk", "sliding"])
-def test_window_loader_covers_an_epoch(experiment, mode: str, pool: int) -> None:
-    """Every window once; targets follow their inputs; another epoch has another order."""
-    made = experiment("PosSASRec", train_windows=mode, length_pool=pool, train_batch_size=7)
+def test_stride_of_sliding_windows() -> None:
+    """Half of a window when it is not given; at most a window."""
+    user = np.array([0]), np.array([30])
+    with pytest.raises(UsageError, match="window_stride: expected 1 to"):
+        training_windows(*user, 5, "sliding", 6)
+    for longest, stride in ((7, 3), (1, 1)):
+        one, two = (training_windows(*user, longest, "sliding", n) for n in (None, stride))
+        assert np.array_equal(one.first, two.first) and np.array_equal(one.start, two.start)
+
+
+def open_loader(experiment, model: str = "PosSASRec", **options: Any) -> WindowLoader:
+    made = experiment(model, **options)
     loader = made.trainer.training_loader(made.loaders["train"])
     assert isinstance(loader, WindowLoader)
+    return loader
+
+
+@pytest.mark.parametrize(("mode", "pool"), [("chunk", 1), ("sliding", 3)])
+def test_an_epoch_has_every_window_once(experiment, mode: str, pool: int) -> None:
+    """Targets follow their inputs; another epoch has another order."""
+    loader = open_loader(experiment, train_windows=mode, length_pool=pool, train_batch_size=7)
     batches = loader._batches()
     assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
     assert sum(len(batch) for batch in loader) == loader.targets
-    log = made.dataset.log
+    items = loader.log.items
     for window in batches[0]:
         batch = loader.gather(np.array([window]))
         s, f, e = (int(getattr(loader.windows, k)[window]) for k in ("start", "first", "end"))
-        assert batch.items.tolist() == log.items[s:e].tolist()
-        assert batch.targets.tolist() == log.items[f + 1 : e + 1].tolist()
+        assert batch.items.tolist() == items[s:e].tolist()
+        assert batch.targets.tolist() == items[f + 1 : e + 1].tolist()
     loader.set_epoch(1)
     assert not all(map(np.array_equal, batches, loader._batches()))
     loader.set_epoch(0)
     assert all(map(np.array_equal, batches, loader._batches()))
 
 
-def test_stride_of_sliding_windows() -> None:
-    """Half of a window when it is not given; new targets are at most a window."""
-    with pytest.raises(UsageError, match="window_stride: expected 1 to"):
-        training_windows(np.array([0]), np.array([30]), 5, "sliding", 6)
-    for longest, stride in ((6, 3), (7, 3), (1, 1)):
-        one, two = (
-            training_windows(np.array([0]), np.array([30]), longest, "sliding", given)
-            for given in (None, stride)
-        )
-        assert np.array_equal(one.first, two.first) and np.array_equal(one.start, two.start)
-
-
 def test_batches_are_of_like_lengths_in_random_order(experiment) -> None:
-    made = experiment("PosSASRec", length_pool=50, train_batch_size=8)
-    loader = made.trainer.training_loader(made.loaders["train"])
+    loader = open_loader(experiment, length_pool=50, train_batch_size=8)
     lengths = [loader.windows.lengths[batch] for batch in loader._batches()]
     spans = [(one.min(), one.max()) for one in lengths]
-    assert len(spans) > 4 and spans != sorted(spans)
     ordered = sorted(spans)
-    assert all(one[1] <= two[0] for one, two in zip(ordered, ordered[1:], strict=False))
+    assert len(spans) > 4 and spans != ordered
+    assert all(one[1] <= two[0] for one, two in itertools.pairwise(ordered))
 
 
-@pytest.mark.parametrize(
-    ("mode", "most"), [("chunk", 1), ("chunk", 30), ("sliding", 7), ("prefix", 30)]
-)
+@pytest.mark.parametrize(("mode", "most"), [("chunk", 1), ("sliding", 7), ("prefix", 30)])
 def test_no_batch_has_more_events_than_it_may(experiment, mode: str, most: int) -> None:
-    """Every target once; a longer window is alone; no batch is cut where it fits."""
+    """A longer window stands by itself; no batch is cut where it fits."""
     options = {"train_windows": mode, "train_batch_size": 16, "length_pool": 3}
-    made = experiment("PosSASRec", **options, train_batch_events=most)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    loader.set_epoch(1)
-    batches = loader._batches()
+    loader = open_loader(experiment, **options, train_batch_events=most)
+    batches, whole = loader._batches(), open_loader(experiment, **options)._batches()
     assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
-    assert sum(len(batch) for batch in loader) == loader.targets
-    events = np.array([loader.windows.lengths[batch].sum() for batch in batches])
+    events = [loader.windows.lengths[batch].sum() for batch in batches]
     assert all(n <= most or len(batch) == 1 for n, batch in zip(events, batches, strict=True))
-    whole = _unbound(experiment, options, 1)
-    fit = {tuple(b) for b in whole if loader.windows.lengths[b].sum() <= most}
+    fit = {tuple(batch) for batch in whole if loader.windows.lengths[batch].sum() <= most}
     assert fit <= {tuple(batch) for batch in batches}
-    if most > loader.windows.lengths.max():
-        assert len(batches) <= 2 * events.sum() / most + len(whole)
-
-
-def _unbound(experiment, options: dict, epoch: int) -> list[np.ndarray]:
-    made = experiment("PosSASRec", **options)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    loader.set_epoch(epoch)
-    return loader._batches()
+    assert most < 30 or len(batches) <= 2 * sum(events) / most + len(whole)
 
 
 def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> None:
-    made = experiment("PosSASRec", train_batch_size=16, train_batch_events=20)
+    loader = open_loader(experiment, train_batch_size=16, train_batch_events=20)
     steps, targets = set(), 0
     for rank in range(3):
-        loader = made.trainer.training_loader(made.loaders["train"])
         loader.shard = Shard()  # as another process would begin
         loader.divide(Shard(rank, 3))
         own = [loader.shard.own for _ in loader]
@@ -148,13 +135,90 @@ def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> N
     assert steps == {len(loader)} and targets == loader.targets
 
 
-def test_sequences_that_read_each_other_stay_together(experiment) -> None:
-    """All windows of a user are in one batch, however many events they have."""
-    made = experiment("AttrFormer", train_batch_events=10, MAX_ITEM_LIST_LENGTH=4)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    of_window = made.dataset.log.users[loader.windows.start]
+def test_linked_windows_of_a_user_are_in_one_batch(experiment) -> None:
+    """However many events they have."""
+    given = {"train_batch_events": 10, "MAX_ITEM_LIST_LENGTH": 4}
+    loader = open_loader(experiment, "AttrFormer", **given)
+    of_window = loader.log.users[loader.windows.start]
     users = [of_window[batch].unique().tolist() for batch in loader._batches()]
     assert sum(map(len, users)) == len(of_window.unique())
     events = [int(loader.windows.lengths[batch].sum()) for batch in loader._batches()]
     assert all(n <= 10 or len(one) == 1 for n, one in zip(events, users, strict=True))
     assert max(events) > 10
+
+
+def compute(model: Any, loss: Any, batch: Any) -> list[Tensor]:
+    """Loss and gradients, by the same random numbers."""
+    torch.manual_seed(3)
+    value = loss(batch)
+    return [value, *torch.autograd.grad(value, list(model.parameters()), allow_unused=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("PosRec", {"anchors": True}),
+        ("FGNN", {"anchors": False}),
+        ("AttrFormer", {}),
+        ("AttrFormer", {"train_windows": "sliding", "chunking": False}),
+        ("AttrFormer", CROSS_ENTROPY["AttrFormer"]),
+    ],
+    ids=str,
+)
+def test_windows_prepared_on_the_host(experiment, name: str, options: dict[str, Any]) -> None:
+    """The same loss and gradients to the bit: the same operations, some of them earlier."""
+    made = experiment(name, **options)
+    model = made.model.train()
+    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
+    prepare = made.trainer.adapter.requirements().prepare
+    values = compute(model, lambda batch: model.window_loss(prepare(batch)), batch)
+    for value, other in zip(values, compute(model, model.window_loss, batch), strict=True):
+        assert (value is other is None) or torch.equal(value, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"augmentation": "prefix"}) for name in ("FPARec", "TORoPE", "PosRec", "FGNN")),
+        ("AttrFormer", {"augmentation": "prefix", "chunking": False}),
+        ("EncodedSTAMP", {}),
+        ("EncodedSASRec", {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}),
+    ],
+    ids=str,
+)
+def test_rows_packed_on_the_host(experiment, name: str, options: dict[str, Any]) -> None:
+    made = experiment(name, MAX_ITEM_LIST_LENGTH=9, **options)
+    model = made.model.train()
+    whole = made.loaders["train"]._dataset
+    rows = whole[np.flatnonzero(whole.inter_feat[model.ITEM_SEQ_LEN].numpy() < 7)[:20]]
+    requirements = made.trainer.adapter.requirements()
+    packed = requirements.pack(rows)
+    width = packed.width if isinstance(packed, SequenceBatch) else packed[model.ITEM_SEQ].size(1)
+    assert width <= 6 and rows[model.ITEM_SEQ].size(1) == 9
+    loss = made.trainer.adapter.loss(packed=False)
+    values = compute(model, lambda rows: loss(requirements.pack(rows)), rows)
+    for value, other in zip(values, compute(model, loss, rows), strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_custom_model_keeps_its_own_loss_of_rows(experiment) -> None:
+    made = experiment("FPARec", augmentation="prefix")
+    assert adapter(made.config, made.model).requirements().pack is not None
+    own = {"compute_states": lambda self, rows: 0}
+    made.model.__class__ = type("Mine", (type(made.model),), own)
+    assert adapter(made.config, made.model).requirements().pack is None
+
+
+def test_graphs_are_made_by_a_thread_one_batch_ahead(experiment) -> None:
+    loader = open_loader(experiment, "PosRec")
+    threads = set()
+
+    def prepare(batch: SequenceBatch) -> SequenceBatch:
+        threads.add(threading.get_ident())
+        return batch
+
+    object.__setattr__(loader.requirements, "prepare", prepare)
+    assert len(list(loader.batches_on(torch.device("cpu"), "auto"))) == len(loader)
+    assert not threads  # a CPU has the model do it
+    next(loader.batches_on(torch.device("meta"), "auto"))
+    assert threads and threading.get_ident() not in threads

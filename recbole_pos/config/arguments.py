@@ -80,7 +80,7 @@ class ClusterArguments:
 
     max_concurrent: int | None = _flag(None, "trainings side by side (as many as fit)", "N")
     address: str | None = _flag(None, "Ray cluster: auto or HOST:PORT (one of its own)")
-    storage: str | None = _flag(None, "path or URI that all machines reach", "PATH")
+
     cpus_per_trial: float = _flag(1, "cores of a training (1)", "N")
     gpus_per_trial: float = _flag(0, "GPUs of a training; 0.5 shares one (0)", "N")
     verbose: bool = _flag(True, "print nothing", flag="quiet")
@@ -131,10 +131,6 @@ class SearchArguments(ClusterArguments):
     resume: str | Path | None = _flag(
         None, "continue a search; with --num_samples, extend it", "DIR"
     )
-    # None: the value in brackets, or of a search that is resumed the one it has
-    cpus_per_trial: Any = _flag(None, "cores of a training (1)", "N", kind=float)
-    gpus_per_trial: Any = _flag(None, "GPUs of a training; 0.5 shares one (0)", "N", kind=float)
-    nproc: int | None = _flag(None, "processes that train one trial (1)", "N")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = 
         return
     if value is None and (default is None or option.empty) and not option.filled:
         return
-    if option.check is not None:
+    if option.check is not None and option.example is None:
         option.check(name, value)
         return
     if option.inner is None:

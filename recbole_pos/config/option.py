@@ -50,7 +50,8 @@ class Option:
         only: conditions under which it is read, see ``effects.py``: each returns what is wrong, as
             it follows the name of the option in a message, and None if the option is read.
         why: reason of an option without effect, or of a bound.
-        check: raises for a wrong value, in place of all other checks of the row.
+        check: raises for a wrong value; with an example for a wrong text in it, and without one in
+            place of all other checks of the row.
     """
 
     name: str
@@ -121,6 +122,8 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
         if not option.low <= value <= option.high:
             why = f" ({option.why})" if option.why else ""
             raise UsageError(f"{where}: expected {option.allowed}{why}, found {shown(value)}")
+    elif option.check is not None:
+        option.check(where, value)
 
 
 # Types of examples, whether a value is of the same, and how a message calls it.
@@ -149,9 +152,8 @@ def _check_type(where: str, value: Any, example: Any) -> None:
 # --- checks of some options ---
 
 
-def check_interval(where: str, value: Any) -> None:
+def check_interval(where: str, value: str) -> None:
     """Check a text such as "[0,1);[3,inf)", of which RecBole silently skips what it cannot read."""
-    _check_type(where, value, "[3,inf)")
     for part in value.split(";"):
         try:
             low, high = map(float, part.strip()[1:-1].split(","))
@@ -161,13 +163,6 @@ def check_interval(where: str, value: Any) -> None:
             raise UsageError(
                 f"{where}: expected an interval such as '[3,inf)', found {shown(value)}"
             )
-
-
-def check_interval_of_fields(where: str, value: Any) -> None:
-    """Check a mapping of fields to intervals."""
-    _check_type(where, value, {"rating": "[3,inf)"})
-    for field, interval in value.items():
-        check_interval(f"{where}.{field}", interval)
 
 
 def check_discretization(where: str, value: Any) -> None:
@@ -236,7 +231,3 @@ def check_vectors(where: str, value: Any) -> None:
         raise UsageError(f"{where}: expected at least one file")
     for name, path in value.items() if isinstance(value, dict) else [("", value)]:
         _check_type(f"{where}.{name}" if name else where, path, "vectors.parquet")
-
-
-def check_nothing(where: str, value: Any) -> None:
-    """Accept any value: it is checked where it is read."""

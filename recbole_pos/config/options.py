@@ -75,7 +75,7 @@ _TABLE: list[Option] = [
     *_group(
         _rows("model data_path encoding field_separator seq_separator"),
         _rows("USER_ID_FIELD ITEM_ID_FIELD TIME_FIELD"),
-        _rows("dataset", check=option.check_nothing),
+        _rows("dataset"),
         _rows("plugins", example=["my_models"], alone=True),
         _rows("column_types", example={"user_id": "token"}),
         _rows("RATING_FIELD POSITION_FIELD", only=if_model_is_custom()),
@@ -99,9 +99,10 @@ _TABLE: list[Option] = [
         _rows("session_filter", check=option.check_by("data.splits:read_session_filter")),
         _rows("train_fraction", check=option.check_by("data.splits:read_fraction")),
         _rows("rm_dup_inter", "first last", example="first"),
-        _rows("val_interval", check=option.check_interval_of_fields),
+        _rows("val_interval", example={"rating": "[3,inf)"}, check=option.check_interval),
         _rows(
             "user_inter_num_interval item_inter_num_interval",
+            example="[3,inf)",
             empty=True,
             check=option.check_interval,
         ),
@@ -216,7 +217,6 @@ _TABLE: list[Option] = [
     # content vectors of items
     *_rows(
         "item_vectors",
-        example="vectors.parquet",
         only=effects.if_model_takes_vectors,
         check=option.check_vectors,
     ),

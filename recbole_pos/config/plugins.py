@@ -4,7 +4,7 @@ What a module registers is known once it is imported, so the option ``plugins`` 
 import before any other name is looked up; a run writes them into its config.yaml. What only this
 process has, because a script or a notebook made it, is sent to the processes that it starts.
 
-Modules are code, and files come from strangers: what a file names (the config.yaml of a run, a
+Modules are code, and files come from unknown_users: what a file names (the config.yaml of a run, a
 study, a search) must be installed, or imported already. The working directory is searched only for
 modules that the user's own command or code names, see :func:`allow`.
 """

@@ -22,7 +22,7 @@ from recbole_pos.config.defaults import (
 from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import find_option, list_by_role
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
-from recbole_pos.config.presets import list_positions, parts_for, preset_or_file
+from recbole_pos.config.presets import find_config_file, list_positions, select_parts
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import atomic_file, name_and_folder
@@ -127,7 +127,7 @@ class PosConfig(Config):
         self._init_parameters_category()
         self.yaml_loader = PackagedLoader  # of RecBole's own files
         self.files: list[tuple[str | Path, dict[str, Any]]] = [
-            (file, self._drop_removed(read_yaml(preset_or_file(file)), f"{file}: "))
+            (file, self._drop_removed(read_yaml(find_config_file(file)), f"{file}: "))
             for file in files
         ]
         self._given = self._drop_removed(options)
@@ -201,7 +201,7 @@ class PosConfig(Config):
         merged: dict[str, Any] = {}
         self.sources: dict[str, str] = {}  # option -> file that gave it, for messages
         for file, content in self.files:
-            for where, options in parts_for(content, names, file):
+            for where, options in select_parts(content, names, file):
                 merged = merge_options(merged, options)
                 self.sources.update(dict.fromkeys(options, where))
         for key in self._given:
@@ -345,7 +345,7 @@ class PosConfig(Config):
         ]
         self.strict = self.strict and not exempt
         # presets serve the baselines of their paper, too
-        exempt += [str(f) for f, _ in self.files if preset_or_file(f).is_relative_to(ROOT)]
+        exempt += [str(f) for f, _ in self.files if find_config_file(f).is_relative_to(ROOT)]
         for key, value in self.external_config_dict.items():
             where = self.sources.get(key, "configuration")
             if key not in self.free and where not in exempt:

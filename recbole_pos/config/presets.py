@@ -28,7 +28,7 @@ FOR = "for"
 OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
-def preset_or_file(name: str | Path) -> Path:
+def find_config_file(name: str | Path) -> Path:
     """Return the path of a config file or, if none exists, of a preset (fparec/ml-1m.yaml).
 
     Raises:
@@ -44,7 +44,7 @@ def preset_or_file(name: str | Path) -> Path:
     return Path(name)
 
 
-def parts_for(
+def select_parts(
     content: dict[str, Any], names: Collection[str], file: str | Path
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the parts of a config file that a run takes: the shared one, then those under ``for``.

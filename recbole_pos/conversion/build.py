@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.cells import Cells, convert_cells, encode, guess, whole_ids
+from recbole_pos.conversion.cells import INNER, Cells, convert_cells, encode, guess, read_whole_ids
 from recbole_pos.conversion.events import Events
 from recbole_pos.conversion.report import FIRST, Column, Lines, Report
-from recbole_pos.conversion.roles import by_name, require_column
+from recbole_pos.conversion.roles import find_by_name, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table
 from recbole_pos.errors import UsageError
@@ -46,14 +46,14 @@ def check_overrides(overrides: Overrides, columns: Iterable[str]) -> None:
                 )
             if option == "decimal" and value == overrides["thousands"].get(column):
                 raise UsageError(f"decimal: {column}: thousands has the same separator")
-            if option == "rename" and field_name(value, ()) != value:
+            if option == "rename" and make_field_name(value, ()) != value:
                 raise UsageError(
                     f"rename: {column}={value}: a field is called by letters, digits and _, such "
-                    f"as {field_name(value, ())}"
+                    f"as {make_field_name(value, ())}"
                 )
 
 
-def field_name(column: str, taken: Iterable[str]) -> str:
+def make_field_name(column: str, taken: Iterable[str]) -> str:
     """Return a name for the field of a column, of letters, digits and _.
 
     A reserved name gets a prefix, and a name in ``taken`` a number.
@@ -92,13 +92,10 @@ class EntityIndex:
         return np.where(names.codes > 0, places[names.codes], -1)
 
 
-def first_values(cells: Cells, entities: np.ndarray, number: int) -> tuple[Cells, np.ndarray]:
-    """Return the first value of every entity, and [events] bool which events have another one.
+def find_first_values(cells: Cells, entities: np.ndarray, number: int) -> tuple[Cells, np.ndarray]:
+    """Return the first value of every entity, and [rows] bool which rows have another one.
 
-    Args:
-        cells: [events] the column.
-        entities: [events] number of the entity of each event, from 0.
-        number: number of entities.
+    ``cells`` are [rows] a column, ``entities`` [rows] numbers from 0 of the ``number`` entities.
     """
     rows = np.flatnonzero(cells.codes)
     codes, places = cells.codes[rows], entities[rows]
@@ -118,7 +115,7 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     cells = cells[np.arange(min(len(cells.codes), _PROBE))]
     shares = {}
     for table, index in entities.items():
-        first, contradicting = first_values(cells, index.codes[:_PROBE], len(index))
+        first, contradicting = find_first_values(cells, index.codes[:_PROBE], len(index))
         repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
         if not repeated:
             continue
@@ -161,24 +158,22 @@ class Builder:
         time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
         time.different = len(np.unique(events.seconds))
         time.notes = [*events.forms]
-        if (when := source.columns.get(roles["time"])) is not None:
+        if self.has_time:
+            when = source.columns[roles["time"]]
             examples = when.slice(0, 1000).drop_null().slice(0, 3)
             time.examples = [str(value) for value in examples.to_pylist()]
             time.notes.append("seconds since 1970, UTC")
         report.columns.append(time)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether a column has the times, which else are the order of the rows."""
+        return self.roles["time"] in self.source.columns
+
     def add_file(self, source: Source, role: str) -> None:
-        """Add attributes of items or users from a separate file.
-
-        Args:
-            source: the file as read.
-            role: item or user.
-
-        Raises:
-            UsageError: if no column names them, or none of them has an interaction.
-        """
+        """Add attributes of items or users (``role``) from a separate file."""
         key, index, notes = self._find_key(source, role), self.entities[role], self.report.notes
-        names = whole_ids(encode(source.columns[key], key))
+        names = read_whole_ids(encode(source.columns[key], key))
         places = index.find(names)
         notes += [f"{source.path.name}, {key}: {note}" for note in names.notes]
         if not (places >= 0).any():
@@ -205,13 +200,10 @@ class Builder:
                 self._add_attribute(column, source, role, cells[rows], places[rows], rows)
 
     def _find_key(self, source: Source, role: str) -> str:
-        """Find the column of a file of items or users that names them.
-
-        It is called as in the interactions, has a usual name of the role, or is called id.
-        """
+        """Find the column that names items or users: as in the interactions, by its name, or id."""
         named = [name for name in source.columns if name == self.roles[role]]
         called_id = [name for name in source.columns if name.lower() == "id"]
-        for names in (named, by_name(role, source.columns), called_id):
+        for names in (named, find_by_name(role, source.columns), called_id):
             if len(names) == 1:
                 return names[0]
         raise UsageError(
@@ -248,8 +240,7 @@ class Builder:
         marks = self.overrides["decimal"].get(column), self.overrides["thousands"].get(column)
         if kind := self.overrides["type"].get(column, "float" if any(marks) else ""):
             return convert_cells(cells, kind, column, source.decimal_comma, *marks)
-        cells = guess(cells, field_name(column, ()), source.decimal_comma)
-        return replace(cells, notes=tuple(n.replace("COLUMN", column) for n in cells.notes))
+        return guess(cells, column, source.decimal_comma)
 
     def _add_attribute(
         self,
@@ -260,11 +251,11 @@ class Builder:
         entities: np.ndarray,
         rows: np.ndarray,
     ) -> None:
-        """Add a column of items or users: the first value of each; report contradicting rows.
+        """Add the first value of each item or user; report rows of the source that contradict it.
 
-        ``cells`` are [n], as are the numbers of their entities and their rows of the source.
+        ``cells``, numbers of ``entities`` and ``rows`` of the source are [n].
         """
-        first, contradicting = first_values(cells, entities, len(self.entities[table]))
+        first, contradicting = find_first_values(cells, entities, len(self.entities[table]))
         if source is self.source and (empty := int((cells.codes == 0).sum())):
             note = f"{empty:,} of {len(cells.codes):,} interactions have none: those of the {table}"
             first = first.as_kind(cells.kind, note)
@@ -279,31 +270,20 @@ class Builder:
         name = self.fields[role] if role else self.overrides["rename"].get(column)
         if name is not None and name in taken:
             raise UsageError(f"rename: two fields would be called {shown(name)}")
-        name = name or field_name(column, taken)
+        name = name or make_field_name(column, taken)
         self.tables[table][name] = cells
-        self.report.columns.append(Column.describe(column, source, name, table, cells))
+        counts = cells.different, int((cells.codes == 0).sum())
+        examples = [value.replace(INNER, " | ") for value in cells.values[1:4].to_pylist()]
+        kept = Column(column, source.path.name, name, cells.kind, table, *counts, examples)
+        kept.notes = list(cells.notes)
+        if not role and (why := _describe_useless(cells)):
+            kept.loaded = False
+            kept.notes.append(f"written, not loaded: {why}")
+        self.report.columns.append(kept)
         return name
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
-        """Return the tables to write, and by table the fields that a run should load.
-
-        Raises:
-            UsageError: if a column that the overrides name has no value.
-        """
-        for column in self.report.columns:
-            cells = self.tables[column.table].get(column.field) if column.table else None
-            if not isinstance(cells, Cells):
-                continue
-            named = [key for key, columns in self.overrides.items() if column.column in columns]
-            if named and not cells.codes.any():
-                raise UsageError(
-                    f"{named[0]}: {column.column} of {column.file} has no value for any "
-                    f"{column.table.replace('inter', 'interaction')}; leave the option out to "
-                    "write the column empty, or the column with --drop"
-                )
-            if column.column not in self.roles.values() and (why := _describe_useless(cells)):
-                column.loaded = False
-                column.notes.append(f"written, not loaded: {why}")
+        """Return the tables to write, and by table the fields that a run should load."""
         # tables of items or users only if they have attributes
         tables: dict[str, Table] = {
             n: t for n, t in self.tables.items() if n == "inter" or len(t) > 1

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.numbers import find_wrong, read_numbers
+from recbole_pos.conversion.numbers import describe_wrong, read_numbers
 from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.location import KINDS, MISSING
@@ -59,13 +59,7 @@ class Cells:
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
-        """Return cells with other values, of which equal ones become one.
-
-        Args:
-            values: new text of each value but the first; an empty one is missing.
-            kind: new kind.
-            notes: notes to add.
-        """
+        """Return cells with other text of each value but the first; an empty one is missing."""
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
         empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(empty, 0, np.cumsum(~empty)).astype(np.int32)
@@ -107,7 +101,7 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
             one = pa.array([], pa.string()).dictionary_encode()
         names = one.dictionary
         # 1.0 is called 1, and 1e15 by its digits
-        text = number_text(names) if types.is_floating(names.type) else names.cast(pa.string())
+        text = format_numbers(names) if types.is_floating(names.type) else names.cast(pa.string())
     except pa.ArrowException as error:
         raise UsageError(f"column {shown(name)} holds {held}, which is no field") from error
     codes = one.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
@@ -132,7 +126,7 @@ def _join(chunk: Any) -> pa.Array:
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
 
 
-def number_text(numbers: Any) -> pa.Array:
+def format_numbers(numbers: Any) -> pa.Array:
     """Return [n] float64 as the shortest text that reads as the same; whole ones without a point,
     nan empty."""
     numbers = np.asarray(numbers, dtype=np.float64)
@@ -144,13 +138,10 @@ def number_text(numbers: Any) -> pa.Array:
     return pc.if_else(pa.array(np.isnan(numbers)), "", text)
 
 
-def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
+def guess(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
     """Guess the kind of a column, and convert its cells to it.
 
-    Args:
-        cells: the column.
-        field_name: name of its field; numbers in one that ends in _id or the like are tokens.
-        decimal_comma: whether 12,99 is a number.
+    Numbers in a column that ends in _id or the like are tokens; ``decimal_comma``: 12,99 is one.
     """
     values = cells.values[1:]
     if cells.kind:
@@ -160,16 +151,16 @@ def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
     if (lists := parse_lists(values)) is not None:
         return _as_sequences(cells, lists)
     if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _PIPED * len(values):
-        return convert_cells(cells, "token_seq", "").as_kind("token_seq", "lists, split at |")
-    if _ID.search(field_name.lower()) or _has_any(values, r"^[+-]?0\d"):
-        return whole_ids(cells).as_kind("token")
-    numbers, note = read_numbers(values, decimal_comma=decimal_comma)
+        return convert_cells(cells, "token_seq", column).as_kind("token_seq", "lists, split at |")
+    if _ID.search(re.sub(r"\W+", "_", column.lower())) or _has_any(values, r"^[+-]?0\d"):
+        return read_whole_ids(cells).as_kind("token")
+    numbers, note = read_numbers(values, column, decimal_comma=decimal_comma)
     if numbers is not None:
-        return cells.recode(number_text(numbers), "float", note)
+        return cells.recode(format_numbers(numbers), "float", note)
     if _has_all(values, _ISO):
-        seconds = read_times(pa.chunked_array([values]), field_name).seconds
+        seconds = read_times(pa.chunked_array([values]), column).seconds
         if not np.isnan(seconds).any():
-            return cells.recode(number_text(seconds), "float", "dates: seconds since 1970, UTC")
+            return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
     return cells.as_kind("token", note)
 
 
@@ -181,14 +172,7 @@ def convert_cells(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """Convert cells to the kind that the user gives.
-
-    Args:
-        cells: the column.
-        kind: token, token_seq, float or float_seq.
-        column: name of the column, for messages.
-        decimal_comma: whether a comma that may be either separator is that of decimals.
-        decimal, thousands: separators that the user gives.
+    """Convert cells to the kind that the user gives, numbers as :func:`read_numbers` reads them.
 
     Raises:
         UsageError: for an unknown type, or if cells cannot be of it.
@@ -198,16 +182,11 @@ def convert_cells(
     if kind == "token":
         return cells.as_kind(kind)
     if kind == "float":
-        numbers, note = read_numbers(values, decimal, thousands, decimal_comma)
+        numbers, note = read_numbers(values, column, decimal, thousands, decimal_comma)
         if numbers is not None:
-            return cells.recode(number_text(numbers), kind, note)
-        wrong = find_wrong(values, decimal, thousands)
-        if len(wrong):
-            note = (
-                f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
-                f"{shown(wrong[0].as_py())}; correct them or take token"
-            )
-        raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
+            return cells.recode(format_numbers(numbers), kind, note)
+        why = note or describe_wrong(values, decimal, thousands)
+        raise UsageError(f"type: {column}=float: {why}")
     if not cells.kind.endswith("_seq"):
         if len(values) and (lists := parse_lists(values)) is not None:
             cells = _as_sequences(cells, lists)
@@ -225,7 +204,7 @@ def convert_cells(
     return cells.as_kind(kind)
 
 
-def whole_ids(cells: Cells) -> Cells:
+def read_whole_ids(cells: Cells) -> Cells:
     """Write ids such as 1034.0 as whole numbers, unless others have decimals, as versions do."""
     values = cells.values[1:]
     floats = pc.match_substring_regex(values, r"^-?\d+\.0$")

@@ -10,7 +10,6 @@ import shlex
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from recbole_pos.config.arguments import ConvertArguments
-from recbole_pos.conversion.build import TABLES, Builder, check_overrides, field_name
+from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
 from recbole_pos.conversion.events import find_copies, read_events
-from recbole_pos.conversion.lists import explode
 from recbole_pos.conversion.reading import read, read_frame
 from recbole_pos.conversion.report import Lines, Report
-from recbole_pos.conversion.roles import find_roles, require_column
+from recbole_pos.conversion.roles import NAMES, find_roles, require_column
 from recbole_pos.conversion.source import Source
-from recbole_pos.conversion.writing import sequence_separator, shop_yaml, write_table
+from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.files import LOCK, replacing, write_text
 from recbole_pos.reporter import Reporter
@@ -45,6 +43,7 @@ _FRAMES |= {"valid": "valid", "test": "test"}
 _RELATED = 4_000  # most lists of a field that relates interactions, which AttrFormer keeps in pairs
 _PARTS = ("train", "valid", "test")
 _INTER = ("inter", *(f"{part}.inter" for part in _PARTS))
+_BY_COLUMN = ("rename", "decimal", "thousands")
 _NAME = re.compile(r"\w[\w.-]*")
 _LONGEST = 200  # bytes of a name; file systems allow 255, of which suffixes need some
 
@@ -86,43 +85,37 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
         [('brand', 'token', 'item')]
     """
-    asked = replace(settings or ConvertArguments(), **given)
+    args = replace(settings or ConvertArguments(), **given)
     is_file = isinstance(events, (str, os.PathLike))
-    what = Path(events if is_file else _FRAMES["events"])
+    path = Path(events if is_file else _FRAMES["events"])
     try:
-        return _convert(events, what, asked)
+        return _convert(events, path, args)
     except PosError:
         raise
     except _UNREADABLE as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"{str(what)[:100]} cannot be converted: {why}") from error
+        raise UsageError(f"{str(path)[:100]} cannot be converted: {why}") from error
 
 
-def _convert(events: Any, what: Path, asked: ConvertArguments) -> Report:
-    """Convert a file or frame of events, as :func:`convert` does; ``what`` is its path or name."""
-    name = asked.name or (what.name or what.resolve().name).split(".")[0]
-    folder = Path(asked.data_path) / name
-    _require_name(name, folder, asked)
-    overrides = {
-        "type": _pairs("type", asked.types),
-        "table": _pairs("table", asked.tables),
-        **{key: _pairs(key, getattr(asked, key)) for key in ("rename", "decimal", "thousands")},
-    }
-    reporter = Reporter(asked.verbose)
-    with reporter.task(f"reading {what}"):
-        sources = _sources(events, asked)
+def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
+    """Convert a file or frame of events, as :func:`convert` does; a frame has a name for a path."""
+    name = args.name or (path.name or path.resolve().name).split(".")[0]
+    folder = Path(args.data_path) / name
+    _require_name(name, folder, args)
+    options = {"type": "types", "table": "tables"} | {o: o for o in _BY_COLUMN}
+    overrides = {option: _pairs(option, getattr(args, key)) for option, key in options.items()}
+    reporter = Reporter(args.verbose)
+    with reporter.task(f"reading {path}"):
+        sources = _sources(events, args)
     check_overrides(overrides, {name for source in sources.values() for name in source.columns})
-    named = {"user": asked.user, "item": asked.item, "time": asked.time}
-    source, lists = explode(sources.pop("events"), named)
-    roles = find_roles(source.columns, {**named, **lists}, asked.date_format)
+    source, named = sources.pop("events"), {role: getattr(args, role) for role in NAMES}
+    roles = find_roles(source.columns, named, args.date_format)
     if guessed := [role for role in roles if named[role] is None]:
         reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
-    kept = read_events(source, roles, asked.date_format)
-    if asked.rm_copies:
+    kept = read_events(source, roles, args.date_format)
+    if args.rm_copies:
         kept.keep(~find_copies(kept), "exact copy of an earlier row (user, item, time)")
-    kept.keep_core(max(asked.min_user, asked.core), max(asked.min_item, asked.core))
-    copies = 0 if asked.rm_copies else int(find_copies(kept).sum())
-    has_time = roles["time"] in source.columns
+    kept.keep_core(max(args.min_user, args.core), max(args.min_item, args.core))
 
     report = Report(name)
     report.lines["events"] = Lines.count(source, kept.dropped)
@@ -132,60 +125,22 @@ def _convert(events: Any, what: Path, asked: ConvertArguments) -> Report:
         builder.add_file(other, role)
     builder.add_columns()
     tables, loaded = builder.finish()
-    report.counts = {
-        "events": len(kept.rows),
-        "users": len(builder.entities["user"]),
-        "items": len(builder.entities["item"]),
-        "first": _day(kept.seconds.min()) if has_time else None,
-        "last": _day(kept.seconds.max()) if has_time else None,
-        "copies": copies,
-    }
-    if copies:
-        report.notes.append(
-            f"{copies:,} of {len(kept.rows):,} interactions are exact copies of an earlier one "
-            "(user, item and time); --rm_copies leaves them out"
-        )
+    _add_counts(report, builder, 0 if args.rm_copies else int(find_copies(kept).sum()))
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
-    if Path(asked.data_path) != Path("dataset"):
-        report.command += " " + shlex.quote(f"--data_path={asked.data_path}")
+    if Path(args.data_path) != Path("dataset"):
+        report.command += " " + shlex.quote(f"--data_path={args.data_path}")
     report.show(reporter)
-    if asked.dry_run:
+    if args.dry_run:
         reporter.line("nothing is written (dry_run)")
         return report
 
-    parts = ["train", *source.cuts] if source.cuts else []
-    if parts:
-        inter, number = tables.pop("inter"), source.part_of(kept.rows)
-        for place, part in enumerate(parts):
-            rows = np.flatnonzero(number == place)
-            if not len(rows):
-                raise UsageError(f"{part}: none of its interactions is left; see what was dropped")
-            tables[f"{part}.inter"] = {field: cells[rows] for field, cells in inter.items()}
-    separator = sequence_separator(tables)
-    related = [
-        column.field
-        for column in report.columns
-        if column.loaded
-        and column.column not in roles.values()
-        and (column.kind == "token" or column.kind == "token_seq" and column.different <= _RELATED)
-        and column.different > 1
-    ]
-    related += ["time", "position"] if has_time else ["position"]
-    options: dict[str, Any] = {
-        "field_separator": "\t",
-        "seq_separator": separator,
-        **{f"{role.upper()}_ID_FIELD": builder.fields[role] for role in ("user", "item")},
-        "TIME_FIELD": builder.fields["time"],
-        **({"timestamp_unit": "seconds"} if has_time else {}),
-        "load_col": loaded,
-        "for": {"AttrFormer": {"relations": [{"field": name} for name in related]}},
-    }
-    if parts:
-        options["benchmark_filename"] = parts
-    if report.counts["items"] <= _CUTOFF:  # too few for rankings of 20
-        options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
+    separator = choose_separator(tables)
+    options = _dataset_options(report, builder, loaded, separator)
+    if source.cuts:
+        tables |= _split_parts(tables.pop("inter"), source.cuts, kept.rows)
+        options["benchmark_filename"] = ["train", *source.cuts]
     with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
-        write_text(new / f"{name}.yaml", shop_yaml(name, options))
+        write_text(new / f"{name}.yaml", format_yaml(name, options))
         write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
         for suffix, table in tables.items():
             with reporter.task(f"writing {folder / name}.{suffix}"):
@@ -193,6 +148,60 @@ def _convert(events: Any, what: Path, asked: ConvertArguments) -> Report:
     reporter.line(f"wrote {folder}: {listed([REPORT, *find_dataset(folder, name)])}")
     reporter.line(report.command)
     return report
+
+
+def _add_counts(report: Report, builder: Builder, copies: int) -> None:
+    """Add what is counted of the interactions that are kept."""
+    seconds, counts = builder.events.seconds, report.counts
+    counts |= {"events": len(seconds)}
+    counts |= {f"{role}s": len(builder.entities[role]) for role in ("user", "item")}
+    counts |= dict.fromkeys(("first", "last"))
+    if builder.has_time:
+        counts |= {"first": _format_time(seconds.min()), "last": _format_time(seconds.max())}
+    counts["copies"] = copies
+    if copies:
+        report.notes.append(
+            f"{copies:,} of {len(seconds):,} interactions are exact copies of an earlier one "
+            "(user, item and time); --rm_copies leaves them out"
+        )
+
+
+def _dataset_options(
+    report: Report, builder: Builder, loaded: Any, separator: str
+) -> dict[str, Any]:
+    """Return the options of the yaml that is read for every run on the dataset."""
+    related = [
+        column.field
+        for column in report.columns
+        if column.loaded
+        and column.column not in builder.roles.values()
+        and (column.kind == "token" or column.kind == "token_seq" and column.different <= _RELATED)
+        and column.different > 1
+    ]
+    related += ["time", "position"] if builder.has_time else ["position"]
+    options: dict[str, Any] = {
+        "field_separator": "\t",
+        "seq_separator": separator,
+        **{f"{role.upper()}_ID_FIELD": builder.fields[role] for role in ("user", "item")},
+        "TIME_FIELD": builder.fields["time"],
+        **({"timestamp_unit": "seconds"} if builder.has_time else {}),
+        "load_col": loaded,
+        "for": {"AttrFormer": {"relations": [{"field": name} for name in related]}},
+    }
+    if report.counts["items"] <= _CUTOFF:  # too few for rankings of 20
+        options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
+    return options
+
+
+def _split_parts(inter: Table, cuts: dict[str, int], rows: np.ndarray) -> dict[str, Table]:
+    """Return the table of interactions as one for each part; ``rows`` are those of the source."""
+    tables, number = {}, np.searchsorted(list(cuts.values()), rows, side="right")
+    for place, part in enumerate(("train", *cuts)):
+        chosen = np.flatnonzero(number == place)
+        if not len(chosen):
+            raise UsageError(f"{part}: none of its interactions is left; see what was dropped")
+        tables[f"{part}.inter"] = {field: cells[chosen] for field, cells in inter.items()}
+    return tables
 
 
 def belongs_to_dataset(file: Path, name: str) -> bool:
@@ -214,14 +223,14 @@ def find_dataset(folder: Path, name: str) -> list[str]:
     return sorted(file for file in own if file.startswith(f"{name}."))
 
 
-def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
+def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
     """Refuse a name that no dataset can have, or one that exists, unless it is overwritten."""
     if not (_NAME.fullmatch(name) and len(name.encode()) <= _LONGEST):
         raise UsageError(
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
-            f"most {_LONGEST}, as in --name {field_name(name[:40], ())}"
+            f"most {_LONGEST}, as in --name {make_field_name(name[:40], ())}"
         )
-    if (found := find_dataset(folder, name)) and not (asked.overwrite or asked.dry_run):
+    if (found := find_dataset(folder, name)) and not (args.overwrite or args.dry_run):
         raise UsageError(
             f"{folder} holds a dataset already ({', '.join(found)}); take another --name, or "
             "replace it with --overwrite"
@@ -243,33 +252,33 @@ def _pairs(option: str, words: Any) -> dict[str, str]:
     return pairs
 
 
-def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
+def _sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
     """Read all files or frames, by role: events (with given parts below), item, user."""
-    if min(asked.min_user, asked.min_item, asked.core) < 1:
+    if min(args.min_user, args.min_item, args.core) < 1:
         raise UsageError("min_user, min_item, core: expected numbers of events, at least 1")
-    if asked.separator is not None and len(asked.separator) != 1:
-        raise UsageError(f"separator: {shown(asked.separator)} must be one character")
-    if asked.valid is not None and asked.test is None:
+    if args.separator is not None and len(args.separator) != 1:
+        raise UsageError(f"separator: {shown(args.separator)} must be one character")
+    if args.valid is not None and args.test is None:
         raise UsageError("valid: interactions to test with are missing; give --test, too")
-    given = {"events": events, "valid": asked.valid, "test": asked.test}
-    given |= {"item": asked.items, "user": asked.users}
+    given = {"events": events, "valid": args.valid, "test": args.test}
+    given |= {"item": args.items, "user": args.users}
     sources = {}
     for role, table in given.items():
         option = f"{role}_columns" if role in ("item", "user") else "columns"
         if table is None:
-            if getattr(asked, option) and option != "columns":
+            if getattr(args, option) and option != "columns":
                 raise UsageError(f"{option}: found no file of {role}s; add --{role}s FILE")
         elif isinstance(table, (str, os.PathLike)):
-            sources[role] = read(Path(table), asked, option)
-        elif getattr(asked, option):
+            sources[role] = read(Path(table), args, option)
+        elif getattr(args, option):
             raise UsageError(f"{option}: a frame names its columns; leave the option out")
         else:
             sources[role] = read_frame(table, _FRAMES[role])
     columns = {name for source in sources.values() for name in source.columns}
-    for column in asked.drop:
+    for column in args.drop:
         require_column(column, columns, "drop")
     for role, source in sources.items():
-        kept = {name: cells for name, cells in source.columns.items() if name not in asked.drop}
+        kept = {name: cells for name, cells in source.columns.items() if name not in args.drop}
         sources[role] = replace(source, columns=kept)
     for part in _PARTS[1:]:
         if part in sources:
@@ -277,9 +286,8 @@ def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
     return sources
 
 
-def _day(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     """Return a time for people."""
-    try:
-        return str(datetime(1970, 1, 1) + timedelta(seconds=float(np.floor(seconds))))
-    except OverflowError:
+    if abs(seconds) > 1e17:  # more than numpy's years
         return f"{seconds:g}"
+    return str(np.datetime64(int(np.floor(seconds)), "s")).replace("T", " ")

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.cells import Cells, encode, whole_ids
-from recbole_pos.conversion.source import Source
+from recbole_pos.conversion.cells import Cells, encode, read_whole_ids
+from recbole_pos.conversion.source import Source, is_list
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
@@ -28,7 +28,6 @@ class Events:
 
     Attributes:
         rows: [events] int64 row of the source of each interaction.
-        user, item: [events] names of users and items.
         seconds: [events] float64 times in seconds since 1970.
         forms: number of rows by the form of their times.
         dropped: rows of the source that are left out, by reason.
@@ -52,11 +51,7 @@ class Events:
         self.user, self.item = self.user[rows], self.item[rows]
 
     def keep_core(self, min_user: int, min_item: int) -> None:
-        """Drop users and items with fewer interactions, repeatedly until none has fewer.
-
-        Raises:
-            UsageError: if nothing is left.
-        """
+        """Drop users and items with fewer interactions, repeatedly until none has fewer."""
         before = -1
         while len(self.rows) != before:
             before = len(self.rows)
@@ -71,13 +66,17 @@ class Events:
 
 
 def read_events(source: Source, roles: Mapping[str, str], date_format: str | None) -> Events:
-    """Read the interactions of a source, without the rows that have no user, item or time.
-
-    Raises:
-        UsageError: if it is unclear what the times mean, or no row is an interaction.
-    """
+    """Read the interactions of a source, without the rows that have no user, item or time."""
     columns = source.columns
-    user, item = (whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item"))
+    for name in roles.values():
+        if name in columns and is_list(columns[name].type):
+            raise UsageError(
+                f"{source.path}: {name} holds lists, expected an interaction a row: pandas makes "
+                "them by frame.explode([item, time])"
+            )
+    user, item = (
+        read_whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item")
+    )
     when = columns.get(roles["time"])
     if when is None:  # ROW_ORDER
         if date_format:
@@ -87,8 +86,6 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
     else:
         times = read_times(when, roles["time"], date_format)
     events = Events(np.arange(source.rows), user, item, times.seconds, times.forms)
-    for reason, rows in source.rejected.items():
-        events.keep(~np.isin(events.rows, rows), reason)
     if np.isnan(times.seconds).any() or not (user.codes.all() and item.codes.all()):
         no_time = when.is_null().to_numpy()
         blank = no_time & (user.codes == 0) & (item.codes == 0)

@@ -44,7 +44,6 @@ class Dataset(os.PathLike[str]):
         self.path = Path(path)
         self.report: Any = None
         self.home: TemporaryFolder | None = None  # temporary folder, removed with this object
-        self._source: tuple[Any, dict[str, Any]] | None = None
 
     @classmethod
     def from_frame(
@@ -97,23 +96,7 @@ class Dataset(os.PathLike[str]):
         data.home = home
         place = {"name": folder.name, "data_path": folder.parent, "verbose": False}
         data.report = convert(frame, **{**place, **given})
-        data._source = frame, given
         return data
-
-    def with_parts(self, valid: Any = None, test: Any = None) -> Dataset:
-        """Return a dataset of the same frame, with given interactions to validate and test with.
-
-        Raises:
-            UsageError: if it was not made of a frame.
-        """
-        if self._source is None:
-            raise UsageError(
-                f"test: {self.path} is not made of a frame; Dataset.from_frame(frame, test=...) "
-                "takes both, and files of parts are named by benchmark_filename"
-            )
-        frame, given = self._source
-        given = {**given, "valid": valid, "test": test, "name": self.name}
-        return Dataset.from_frame(frame, **given)
 
     @property
     def name(self) -> str:
@@ -134,7 +117,7 @@ class Dataset(os.PathLike[str]):
         return str(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "home": None, "_source": None}  # frame and files stay here
+        return {**vars(self), "home": None}  # files stay here
 
     def __repr__(self) -> str:
         counts = self.counts
@@ -151,7 +134,7 @@ class Dataset(os.PathLike[str]):
         notes = [] if self.report is None else self.report.notes
         head = f"<b>{html.escape(repr(self))}</b>"
         tail = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
-        table = html_table(("column", "field", "type", "table"), rows) if rows else ""
+        table = format_html_table(("column", "field", "type", "table"), rows) if rows else ""
         return f"<div>{head}{table}{tail}</div>"
 
 
@@ -161,7 +144,7 @@ def beside(dataset: Any, name: str) -> Path | None:
     return None if home is None else home.path / name
 
 
-def html_table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+def format_html_table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Return a table in HTML; the text of names and cells is escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = ""

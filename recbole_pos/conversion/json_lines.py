@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow
 
-from recbole_pos.conversion.source import Columns, Part, flatten, union
+from recbole_pos.conversion.source import Columns, Part, flatten_records, stack_columns
 from recbole_pos.errors import UsageError
 
 _BLOCK = 1 << 22  # bytes
@@ -45,9 +45,9 @@ def read_json(file: Path, opened: Callable[[Path], IO[bytes]]) -> Part:
             if table is None:
                 table, errors = _read_slowly(block)
                 broken += [(rows + len(broken) + number, why) for number, why in errors]
-            tables.append((flatten(table), table.num_rows))
+            tables.append((flatten_records(table), table.num_rows))
             rows += table.num_rows
-    return Part(file, union(tables), rows, broken)
+    return Part(file, stack_columns(tables), rows, broken)
 
 
 def _read_fast(block: bytes, texts: dict[str, pa.DataType]) -> pa.Table | None:

@@ -11,13 +11,12 @@ from pyarrow import compute as pc
 _MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (other, " ", "'"))
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
-_POINTS = "the point is read as decimal; --thousands COLUMN=. if it is not decimal"
-_NEARLY = 0.9  # of the different cells are numbers: then the others are reported
 _SAMPLE = 200  # cells that are looked at before all are
 
 
 def read_numbers(
     values: pa.Array,
+    column: str,
     decimal: str | None = None,
     thousands: str | None = None,
     decimal_comma: bool = False,
@@ -26,17 +25,19 @@ def read_numbers(
 
     Args:
         values: [n] texts.
+        column: name of the column, for notes.
         decimal, thousands: separators that the user gives; None to try all.
         decimal_comma: whether a comma that may be either separator is that of decimals.
 
     Returns:
         [n] float64, or None if a value is not a number or can be read in two ways; and a note on
-        how they are read, or why they are not, in which COLUMN stands for the name.
+        how they are read, or why they are not.
     """
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()
-            return numbers, _POINTS if pc.all(_matches(values, _GROUPED)).as_py() else ""
+            note = f"the point is read as decimal; --thousands {column}=. if it is not decimal"
+            return numbers, note if pc.all(_matches(values, _GROUPED)).as_py() else ""
     text = _plain(values)
     readings: dict[tuple[str, str], np.ndarray] = {}
     for marks in _marks(decimal, thousands):
@@ -46,44 +47,33 @@ def read_numbers(
             if not any(np.array_equal(numbers, other) for other in readings.values()):
                 readings[marks] = numbers
     if not readings:
-        return None, _describe_near_numbers(values) if not (decimal or thousands) else ""
+        return None, ""
     certain = list(readings)
     if len(certain) > 1:
         certain = [marks for marks in certain if decimal_comma and marks[0] == ","][:1]
     elif certain[0][1] == " " and not (decimal or thousands):  # 101 205 may be two names
         if not pc.any(pc.match_substring(text, certain[0][0])).as_py():
-            return None, f"{values[0]} may be a number or a list: --thousands COLUMN=' '"
+            return None, f"{values[0]} may be a number or a list: --thousands {column}=' '"
     if certain:
         note = "decimal separator {!r}, thousands {!r}".format(*certain[0])
         return readings[certain[0]], note
     first, second = list(readings.values())[:2]
     place = int(np.flatnonzero(first != second)[0])
-    options = [f"--decimal COLUMN={m[0]!r} ({n[place]:.15g})" for m, n in readings.items()]
+    options = [f"--decimal {column}={m[0]!r} ({n[place]:.15g})" for m, n in readings.items()]
     return None, (
         f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: give "
         f"{' or '.join(options)}"
     )
 
 
-def find_wrong(
-    values: pa.Array, decimal: str | None = None, thousands: str | None = None
-) -> pa.Array:
-    """Return the values that are no numbers, in the reading with most numbers."""
+def describe_wrong(values: pa.Array, decimal: str | None, thousands: str | None) -> str:
+    """Return which values are no numbers, in the reading with most numbers."""
     text = _plain(values)
     masks = [_matches(text, _pattern(*marks)) for marks in _marks(decimal, thousands)]
-    return values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
-
-
-def _describe_near_numbers(values: pa.Array) -> str:
-    """Return a note on why a column of nearly only numbers is text; empty for other columns."""
-    if not len(values) or len(find_wrong(values[:_SAMPLE])) > len(values[:_SAMPLE]) / 2:
-        return ""
-    wrong = find_wrong(values)
-    if len(wrong) > (1 - _NEARLY) * len(values):
-        return ""
+    wrong = values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
     return (
-        f"text, as {len(wrong):,} of {len(values):,} different cells are no numbers, such as "
-        f"{wrong[0].as_py()[:60]!r}"
+        f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
+        f"{wrong[0].as_py()[:60]!r}; correct them or take token"
     )
 
 

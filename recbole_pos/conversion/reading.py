@@ -18,7 +18,14 @@ from pyarrow import parquet
 
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.json_lines import read_json
-from recbole_pos.conversion.source import Columns, Part, Source, flatten, plain_type, union
+from recbole_pos.conversion.source import (
+    Columns,
+    Part,
+    Source,
+    flatten_records,
+    plain_type,
+    stack_columns,
+)
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
@@ -36,25 +43,24 @@ _HEAD = 1 << 20  # bytes by which types are chosen
 _ROWS = 1 << 20  # most rows of a chunk of a frame, so that its text has under 2 GiB
 
 
-def read(path: Path, asked: ConvertArguments, option: str) -> Source:
+def read(path: Path, args: ConvertArguments, option: str) -> Source:
     """Read a file, or all files of a folder that have one format.
 
     Args:
         path: the file or folder.
-        asked: separator, quotation marks and encoding of text.
+        args: separator, quotation marks and encoding of text.
         option: which argument may name the columns of text without a header.
 
     Raises:
-        UsageError: if there is no such file, or it is not of a format that can be read; if its
-            first line has no usable names; if most of its rows are broken.
+        UsageError: if it is not of a format that can be read, or most of its rows are broken.
     """
     files = _find_files(path)
     form = _format(files[0]) or ""
-    if getattr(asked, option) and form != "csv":
+    if getattr(args, option) and form != "csv":
         raise UsageError(f"{option}: {files[0]} names its columns; leave the option out")
     has_comma = False
     if form == "csv":
-        text = TextReader(files[0], asked, option)
+        text = TextReader(files[0], args, option)
         parts = [text.read(file) for file in files]
         form = f"text separated by {shown(text.separator)}"
         has_comma = text.separator == ";"
@@ -63,8 +69,7 @@ def read(path: Path, asked: ConvertArguments, option: str) -> Source:
     else:
         tables = [parquet.read_table(file, partitioning=None) for file in files]
         parts = [
-            Part(file, flatten(table), table.num_rows)
-            for file, table in zip(files, tables, strict=True)
+            Part(f, flatten_records(t), t.num_rows) for f, t in zip(files, tables, strict=True)
         ]
     for part in parts:
         if not part.rows and not part.broken:
@@ -76,16 +81,12 @@ def read(path: Path, asked: ConvertArguments, option: str) -> Source:
                 f"broken, the first: {part.describe_broken()[0]}"
             )
         _add_partitions(part, path)
-    columns = union([(part.columns, part.rows) for part in parts])
+    columns = stack_columns([(part.columns, part.rows) for part in parts])
     return Source(path, parts, columns, form, has_comma)
 
 
 def read_frame(frame: Any, name: str) -> Source:
-    """Read a frame of pandas, polars, pyarrow, or anything that Arrow reads.
-
-    Raises:
-        UsageError: if it is no frame, two columns have one name, or there is no row.
-    """
+    """Read a frame of pandas, polars, pyarrow, or anything that Arrow reads."""
     if hasattr(frame, "iloc"):  # pandas, whose index is columns if it has names
         has_names = any(name is not None for name in frame.index.names)
         table = pa.Table.from_pandas(frame, preserve_index=has_names)
@@ -101,7 +102,8 @@ def read_frame(frame: Any, name: str) -> Source:
         raise UsageError(f"{name} has no row")
     table = pa.Table.from_batches(table.to_batches(max_chunksize=_ROWS), table.schema)
     columns = {
-        column: cells.cast(plain_type(cells.type)) for column, cells in flatten(table).items()
+        column: cells.cast(plain_type(cells.type))
+        for column, cells in flatten_records(table).items()
     }
     part = Part(Path(name), columns, table.num_rows, first=0)
     return Source(Path(name), [part], columns, "frame")
@@ -152,41 +154,32 @@ def _open(file: Path) -> IO[bytes]:
 
 
 def _add_partitions(part: Part, folder: Path) -> None:
-    """Add columns to a part from names of its folders, such as country=NO.
-
-    One that the file has with other values is called ``country (folder)``.
-    """
+    """Add columns by names of folders, such as country=NO; of another column: country (folder)."""
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
         if not (column and equals):
             continue
         known = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
-        cells = pa.repeat(known, part.rows).dictionary_encode()
         if column in part.columns:
             if part.columns[column].cast(pa.string()).unique().to_pylist() == [known.as_py()]:
                 continue
             column = f"{column} (folder)"
+        cells = pa.repeat(known, part.rows).dictionary_encode()
         part.columns[column] = pa.chunked_array([cells])
 
 
 class TextReader:
     """Reads files of separated cells that all begin with the same line of names.
 
-    Args:
-        file: the first file, by which separator, names and types are found.
-        asked: how the files are written.
-        option: which argument may name the columns.
-
-    Raises:
-        UsageError: if the file is not text, or its separator or names cannot be found.
+    Separator, names and types are found by the first ``file``; ``option`` may give the names.
     """
 
-    def __init__(self, file: Path, asked: ConvertArguments, option: str) -> None:
-        self.encoding, self.quotes = asked.encoding, not asked.no_quotes
-        self.option, given = option, getattr(asked, option)
+    def __init__(self, file: Path, args: ConvertArguments, option: str) -> None:
+        self.encoding, self.quotes = args.encoding, not args.no_quotes
+        self.option, given = option, getattr(args, option)
         self.given_names = given.split(",") if isinstance(given, str) else list(given)
         first, line = self._first_line(file)
-        self.separator = asked.separator or self._find_separator(file, first)
+        self.separator = args.separator or self._find_separator(file, first)
         cells = self._cells(first, self.separator)
         self.names = list(map(str, range(len(cells))))
         self.types = dict.fromkeys(self.names, pa.string())
@@ -196,7 +189,7 @@ class TextReader:
             columns, broken = self._table(file, pa.BufferReader(head), line, False)
         except UsageError:  # reading the whole file raises it again
             columns, broken = {}, []
-        if not asked.separator and (len(cells) < 2 or self.separator == " " and broken):
+        if not args.separator and (len(cells) < 2 or self.separator == " " and broken):
             raise UsageError(
                 f"{file}: the first line, {first[:80]!r}, has one column; cells may be separated "
                 "by comma, semicolon, tab or |, another is given with --separator"
@@ -209,11 +202,7 @@ class TextReader:
         }
 
     def read(self, file: Path) -> Part:
-        """Read one of the files.
-
-        Raises:
-            UsageError: if it is not text, or its first line is not like that of the first file.
-        """
+        """Read one of the files, whose first line must be like that of the first file."""
         first, line = self._first_line(file)
         if self._column_names(file, first) != self.names:
             raise UsageError(
@@ -278,10 +267,7 @@ class TextReader:
     def _table(
         self, file: Path, stream: Any, header: int, threads: bool
     ) -> tuple[Columns, list[tuple[int, str]]]:
-        """Read the rows of a stream by Arrow, below ``header`` lines.
-
-        Returns the columns, and the number and fault of what is no row; no numbers with threads.
-        """
+        """Return columns below ``header`` lines; number (0 with threads) and fault of bad rows."""
         broken: list[tuple[int, str]] = []
 
         def skip_broken(row: Any) -> str:
@@ -315,4 +301,4 @@ class TextReader:
             )
         except (pa.ArrowException, UnicodeError) as error:
             raise self._unreadable(file, error) from error
-        return flatten(table), broken
+        return flatten_records(table), broken

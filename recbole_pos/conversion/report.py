@@ -11,7 +11,6 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.conversion.cells import INNER, Cells
 from recbole_pos.conversion.source import Source
 from recbole_pos.reporter import Reporter
 
@@ -33,14 +32,6 @@ class Column:
     notes: list[str] = dataclasses.field(default_factory=list)
     loaded: bool = True
 
-    @classmethod
-    def describe(cls, column: str, source: Source, name: str, table: str, cells: Cells) -> Column:
-        """Describe a column whose cells are written to the field ``name`` of a table."""
-        examples = [value.replace(INNER, " | ") for value in cells.values[1:4].to_pylist()]
-        missing, file = int((cells.codes == 0).sum()), source.path.name
-        counts = (cells.different, missing)
-        return cls(column, file, name, cells.kind, table, *counts, examples, list(cells.notes))
-
 
 @dataclass
 class Lines:
@@ -54,12 +45,7 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
-        """Count the lines of a source: read, kept, dropped by reason, and broken.
-
-        Args:
-            source: the file or frame.
-            dropped: dropped rows of it, by reason.
-        """
+        """Count the lines of a source: read, kept, dropped by reason, and broken."""
         reasons: dict[str, dict[str, Any]] = {}
         if broken := [one for part in source.parts for one in part.describe_broken()]:
             reasons["broken line"] = {"lines": len(broken), "first": broken[:FIRST]}
@@ -72,16 +58,13 @@ class Lines:
 
 @dataclass
 class Report:
-    """All there is to tell; ``asdict`` of it is convert.json.
+    """What became of the files of a dataset; ``asdict`` of it is convert.json.
 
     Attributes:
-        name: name of the dataset.
         lines: of events, and of items and users where there are such files.
-        columns: in the order of the files.
         times: how many events have which form of time.
         contradictions: by field, how many lines differ from the first of an item or
             user, and where.
-        notes: what else there is to know.
         counts: events, users, items, the first and last time (None if times only order), and
             exact copies of earlier events.
         command: what to type next.

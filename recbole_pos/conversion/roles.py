@@ -38,7 +38,7 @@ _NO_NAMES = (pa.types.is_nested, pa.types.is_timestamp, pa.types.is_boolean)
 SAMPLE = 1000
 
 
-def snake(name: str) -> str:
+def to_snake_case(name: str) -> str:
     """Return a name in lower case with _ between words: boughtAt, bought-at, Bought At are one."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"\W+", "_", words).strip("_").lower()
@@ -49,13 +49,7 @@ def find_roles(
 ) -> dict[str, str]:
     """Find the columns of user, item and time, by role.
 
-    Args:
-        columns: columns of the interactions.
-        given: names that the user gives, by role; None where it is to be guessed.
-        date_format: date format of the time.
-
-    Raises:
-        UsageError: if a name is not one of the columns, or one cannot be guessed: what was found.
+    ``given`` are names that the user gives, None to guess one by name, or of a time by its values.
     """
     roles: dict[str, str] = {}
     for role, name in given.items():
@@ -92,10 +86,10 @@ def require_column(name: str, columns: Iterable[str], option: str) -> None:
         )
 
 
-def by_name(role: str, names: Iterable[str]) -> list[str]:
+def find_by_name(role: str, names: Iterable[str]) -> list[str]:
     """Return the columns with usual names of a role, of the surest group of names that occurs."""
     for group in NAMES[role]:
-        if found := [name for name in names if snake(name) in group.split()]:
+        if found := [name for name in names if to_snake_case(name) in group.split()]:
             return found
     return []
 
@@ -115,10 +109,10 @@ def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool
 def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None) -> list[str]:
     """Return the columns, of the ``free`` ones, that may have a role; by name, times by value."""
     if role != "time":
-        types = {name: free[name].type for name in by_name(role, free)}
+        types = {name: free[name].type for name in find_by_name(role, free)}
         return [name for name, kind in types.items() if not any(no(kind) for no in _NO_NAMES)]
-    named = [name for name in free if _AT.search(snake(name))]
-    for names in (by_name(role, free), named, list(free)):
+    named = [name for name in free if _AT.search(to_snake_case(name))]
+    for names in (find_by_name(role, free), named, list(free)):
         if found := [name for name in names if is_time(free[name], name, date_format)]:
             return found
     return []

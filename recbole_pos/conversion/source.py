@@ -21,9 +21,6 @@ class Part:
     """One file (or frame) as read.
 
     Attributes:
-        path: path of the file.
-        columns: cells by column.
-        rows: number of rows.
         broken: what is no row: its number from 0 among rows and broken ones, and what is wrong.
         first: number of the first of these, for people: that of its line, unless cells before it
             hold line breaks.
@@ -56,9 +53,7 @@ class Source:
         columns: the cells of all of them, by the names of the columns.
         form: what was read, for people.
         decimal_comma: whether numbers may be written with one.
-        origin: [rows] which row of the files each is, where these had lists; None if it is itself.
         cuts: first row of each held-out part, by its name, see :meth:`add_part`.
-        rejected: rows that are no interactions, by reason.
     """
 
     path: Path
@@ -66,34 +61,24 @@ class Source:
     columns: Columns
     form: str
     decimal_comma: bool = False
-    origin: np.ndarray | None = None
     cuts: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """Rows of all files; of lists what is in them."""
-        return sum(part.rows for part in self.parts) if self.origin is None else len(self.origin)
+        """Rows of all files."""
+        return sum(part.rows for part in self.parts)
 
     def add_part(self, name: str, other: Source) -> Source:
         """Return a source with the rows of ``other``, a held-out part, below the own ones."""
         return replace(
             self,
             parts=[*self.parts, *other.parts],
-            columns=union([(self.columns, self.rows), (other.columns, other.rows)]),
+            columns=stack_columns([(self.columns, self.rows), (other.columns, other.rows)]),
             cuts={**self.cuts, name: self.rows},
         )
 
-    def part_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return [rows] int64 number of the part of each row: 0 is training, then as in cuts."""
-        return np.searchsorted(list(self.cuts.values()), self._origin(rows), side="right")
-
-    def _origin(self, rows: np.ndarray) -> np.ndarray:
-        return rows if self.origin is None else self.origin[rows]
-
     def places(self, rows: np.ndarray) -> list[str]:
-        """Return file and number of rows, which count through all files."""
-        rows = self._origin(rows)
+        """Return file and number of [n] rows, which count through all files."""
         places, begin = [], 0
         for part in self.parts:
             inside = rows[(rows >= begin) & (rows < begin + part.rows)]
@@ -102,14 +87,14 @@ class Source:
         return places
 
 
-def flatten(table: pa.Table) -> Columns:
+def flatten_records(table: pa.Table) -> Columns:
     """Return the columns of a table, those of records within as ``outer.inner``."""
     while any(pa.types.is_struct(one.type) for one in table.schema):
         table = table.flatten()
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def union(tables: list[tuple[Columns, int]]) -> Columns:
+def stack_columns(tables: list[tuple[Columns, int]]) -> Columns:
     """Stack the columns of tables (and their numbers of rows); null where a table has no such."""
     joined = {}
     for name in dict.fromkeys(itertools.chain(*(columns for columns, _ in tables))):

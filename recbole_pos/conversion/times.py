@@ -56,24 +56,13 @@ class AmbiguousDate(UsageError):
 
 @dataclass
 class Times:
-    """Times read from a column.
-
-    Attributes:
-        seconds: [rows] float64 since 1970-01-01 UTC; nan where none exists.
-        forms: how many rows have which form, for people.
-    """
+    """Times read from a column: [rows] seconds since 1970 in UTC, and how many rows have a form."""
 
     seconds: np.ndarray
     forms: Counter[str] = field(default_factory=Counter)
 
     def add(self, form: str, rows: Any, seconds: np.ndarray) -> None:
-        """Set the seconds of rows that have none yet, and count their form.
-
-        Args:
-            form: name of the form, for people.
-            rows: index of the rows.
-            seconds: [rows] float64, NaN where the form does not match.
-        """
+        """Set the seconds of rows that have none yet (NaN: not of the form), and count the form."""
         self.seconds[rows] = np.where(np.isnan(self.seconds[rows]), seconds, self.seconds[rows])
         if count := int((~np.isnan(seconds)).sum()):
             self.forms[form] += count
@@ -127,11 +116,8 @@ def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(ticks: np.ndarray, unit: int) -> np.ndarray:
-    """Return [n] float64 seconds of ticks, of which a second has ``unit``.
-
-    Whole seconds are split off first: float64 cannot hold nanoseconds since 1970.
-    """
-    whole = ticks // unit
+    """Return [n] float64 seconds of ticks, of which a second has ``unit``."""
+    whole = ticks // unit  # split off first, since float64 cannot hold nanoseconds since 1970
     return whole + (ticks - whole * unit) / unit
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import yaml
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.cells import INNER, Cells, number_text
+from recbole_pos.conversion.cells import INNER, Cells, format_numbers
 from recbole_pos.files import whole
 
 _BATCH = 1 << 17  # rows
@@ -23,7 +23,7 @@ _ABOUT = """\
 Table = Mapping[str, Cells | np.ndarray]
 
 
-def sequence_separator(tables: Mapping[str, Table]) -> str:
+def choose_separator(tables: Mapping[str, Table]) -> str:
     """Return a separator of sequences that no name in them contains."""
     values = [
         cells.values
@@ -57,7 +57,10 @@ def write_table(path: Path, table: Table, separator: str) -> None:
             row: list[pa.Array | str] = []
             for values, codes in ready:
                 part = codes[start : start + _BATCH]
-                row += [number_text(part) if values is None else values.take(pa.array(part)), "\t"]
+                row += [
+                    format_numbers(part) if values is None else values.take(pa.array(part)),
+                    "\t",
+                ]
             row[-1] = "\n"
             text = pc.binary_join_element_wise(*row, "")
             ends = np.frombuffer(text.buffers()[1], np.int32)
@@ -77,7 +80,7 @@ def _safe(cells: Cells, separator: str) -> pa.Array:
     return pc.if_else(doubtful, quoted, values)
 
 
-def shop_yaml(name: str, options: Mapping[str, Any]) -> str:
+def format_yaml(name: str, options: Mapping[str, Any]) -> str:
     """Return the yaml that is read for every run on a dataset."""
     return _ABOUT.format(name=name) + yaml.safe_dump(
         dict(options), default_flow_style=None, sort_keys=False, allow_unicode=True, width=100

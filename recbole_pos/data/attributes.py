@@ -22,11 +22,8 @@ def loaded_fields(dataset: Dataset) -> dict[str, str]:
     return {field: table for table, feat in feats.items() if feat is not None for field in feat}
 
 
-def not_loaded(field: str, dataset: Dataset, others: tuple[str, ...] = ()) -> str:
-    """Return why a field is not loaded, and the option that loads it, for an error message.
-
-    ``others`` are names that would also be valid, besides the loaded fields.
-    """
+def explain_not_loaded(field: str, dataset: Dataset, others: tuple[str, ...] = ()) -> str:
+    """Return why a field is not loaded, and the option that loads it, for an error message."""
     known, config = [*loaded_fields(dataset), *others], dataset.config
     text = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
     for table, own_id in (("item", dataset.iid_field), ("user", dataset.uid_field), ("inter", "")):
@@ -48,10 +45,7 @@ def is_strict(config: Options) -> bool:
 
 
 def require_values(field: str, dataset: Dataset, where: str = "") -> None:
-    """Refuse a loaded field without any value, unless the configuration is not strict.
-
-    The message begins with ``where``, an option as ``option: ``.
-    """
+    """Refuse a loaded field without any value, unless the configuration is not strict."""
     table, missing = loaded_fields(dataset)[field], dataset.missing.get(field)
     is_empty = _column(dataset, field, table).eq(0).all() if missing is None else missing.all()
     if is_empty and is_strict(dataset.config):
@@ -95,24 +89,20 @@ def _column(dataset: Dataset, field: str, table: str) -> Tensor:
     return (dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat"))[field]
 
 
-def feature_names(config: Options, option: str) -> list[str]:
+def read_feature_names(config: Options, option: str) -> list[str]:
     """Return the fields in one of ``SIDE_FEATURES``."""
     names = config[option] or []
     return [names] if isinstance(names, str) else list(names)
 
 
-def feature_columns(dataset: Dataset, option: str) -> dict[str, Tensor]:
+def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
     """Return the columns of the fields in one of ``SIDE_FEATURES``, by name.
 
-    Returns:
-        [entities] or [entities, s] int64 tokens (0 is padding), or [entities] float32 numbers with
-        NaN where one is missing.
-
-    Raises:
-        UsageError: for a field that is not loaded, is of another table, or cannot be embedded.
+    They are [entities] or [entities, s] int64 tokens (0 is padding), or [entities] float32 numbers
+    with NaN where one is missing.
     """
     columns, config = {}, dataset.config
-    for field in feature_names(config, option):
+    for field in read_feature_names(config, option):
         _require_field(dataset, option, field, SIDE_FEATURES[option])
         column = torch.from_numpy(read_column(field, SIDE_FEATURES[option], dataset))
         columns[field] = column
@@ -129,7 +119,7 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
     """Require that ``field``, named by ``option``, is an attribute of ``table`` to be embedded."""
     where, fields = f"{option}: {shown(field)}", loaded_fields(dataset)
     if field not in fields:
-        raise UsageError(f"{option}: {not_loaded(field, dataset)}")
+        raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         raise UsageError(f"{where} is no attribute: ids and times are read anyhow; leave it out")
     if (found := fields[field]) != table:
@@ -144,15 +134,11 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
     require_values(field, dataset, f"{option}: ")
 
 
-def item_attribute(dataset: Dataset, field: str) -> Tensor:
-    """Return [items, s] int64 tokens of a token or token_seq field of items, 0 for none.
-
-    Raises:
-        UsageError: if the field is not loaded, is of another table or type, or has no value.
-    """
+def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
+    """Return [items, s] int64 tokens of a token or token_seq field of items, 0 for none."""
     fields = loaded_fields(dataset)
     if field not in fields:
-        raise UsageError(not_loaded(field, dataset))
+        raise UsageError(explain_not_loaded(field, dataset))
     ftype = dataset.field2type[field].value
     if fields[field] != "item" or ftype not in ("token", "token_seq"):
         raise UsageError(

@@ -189,7 +189,7 @@ def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
     return steps + shift.repeat_interleave(lengths, output_size=total)
 
 
-def lies_on(
+def fits_on_device(
     device: torch.device, wanted: str, log: EventLog, windows: Windows, features: Features
 ) -> bool:
     """Return whether the data are copied to the device of a model once, before training.

@@ -1,10 +1,8 @@
 """Prepared data beside the files that they were made from: the second start reads no text.
 
-One file for a dataset and the options that its preparation reads, in a folder of its own beside the
-tables: tensors, which are mapped, and a signature. The file is used if this user has written it (it
-is signed with a key in the user's folder of settings), and versions, options and all bytes of the
-tables are the same; times and sizes of the tables do not count. Otherwise the data are prepared
-again.
+One file for a dataset and the options that its preparation reads: tensors, which are mapped, and a
+signature. It is used if this user has written it (by a key in the folder of settings) and versions,
+options and all bytes of the tables are the same. Otherwise the data are prepared again.
 """
 
 from __future__ import annotations
@@ -63,10 +61,7 @@ class Cache:
 
     @classmethod
     def open(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
-        """Return the cache of a dataset.
-
-        None where ``cache`` is off, the files are too small to be worth one, or no key can be made.
-        """
+        """Return the cache of a dataset; None if off, for small files, or without a key."""
         existing = [file for file in files if file.is_file()]
         if config["cache"] is not True or sum(f.stat().st_size for f in existing) < LEAST_BYTES:
             return None
@@ -76,11 +71,7 @@ class Cache:
             return None
 
     def load_into(self, dataset: Any) -> bool:
-        """Restore a dataset from the file, and repeat the warnings of reading its tables.
-
-        Returns:
-            whether it was restored; False where the file is missing, of other data or damaged.
-        """
+        """Restore a dataset and the warnings of reading it; return whether the file was good."""
         try:
             states = self._states()
             self.source = {
@@ -104,11 +95,7 @@ class Cache:
         return True
 
     def save(self, dataset: Any, warnings: list[str]) -> None:
-        """Write the data prepared from the tables whose digests ``load_into`` took.
-
-        ``warnings`` are those of reading the tables. A failure is logged, not raised: the next
-        start then prepares the data again.
-        """
+        """Write the prepared data, and warnings of reading; a failure is logged, not raised."""
         kept = {"source": self.source, "state": capture(dataset), "warnings": warnings}
         temporary = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
         try:
@@ -149,11 +136,7 @@ def write_signed(path: Path, value: Any, key: bytes) -> None:
 
 
 def read_signed(path: Path, key: bytes) -> Any:
-    """Read a file of :func:`write_signed`, mapped: processes share pages until one writes to them.
-
-    Raises:
-        Exception: of any kind, if a byte has changed, or another key was used.
-    """
+    """Read a file of :func:`write_signed`, mapped; an error if a byte or the key has changed."""
     content = np.memmap(path, dtype=np.uint8, mode="r")
     body, signature = content[:-_KEY_BYTES], content[-_KEY_BYTES:].tobytes()
     if not hmac.compare_digest(hmac.digest(key, body.data, "sha256"), signature):
@@ -215,10 +198,7 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect the texts of warnings, for use in a ``with`` block.
-
-    The cache keeps them, so that a start that reads no tables warns too.
-    """
+    """Collect the texts of warnings, which the cache keeps, for use in a ``with`` block."""
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -230,13 +210,7 @@ def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
 
 
 def load_key() -> bytes:
-    """Return this user's key, which signs caches so that files of other users are not loaded.
-
-    The first process that needs the key makes it.
-
-    Raises:
-        OSError, RuntimeError: if no key exists and none can be made, or its file is damaged.
-    """
+    """Return this user's key, which signs caches, made by the first process that needs it."""
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = settings / "recbole-pos" / "cache.key"
     if not path.exists():

@@ -30,8 +30,7 @@ def check_clock(
         across: whether times are compared between users only, so that one per user is enough.
 
     Returns:
-        warnings to show before training: times that only number the interactions, impossible
-        years, periods too short for the resolution of the data.
+        warnings to show before training.
 
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.

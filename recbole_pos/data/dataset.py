@@ -16,7 +16,7 @@ from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 
-from recbole_pos.data.attributes import feature_columns
+from recbole_pos.data.attributes import read_features
 from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.events import KIND, PART, EventLog, read_only
 from recbole_pos.data.identity import HeldOut, Known, compute_identity, divide, keep_known_lines
@@ -220,7 +220,7 @@ class _ExactTimeMixin(AtomicTables):
     def features(self) -> Features:
         """Return the columns that ``event_features`` and ``user_features`` name."""
         options = ("event_features", "user_features")
-        return Features(*(feature_columns(self, option) for option in options))
+        return Features(*(read_features(self, option) for option in options))
 
     def _is_target(self, phase: str) -> np.ndarray:
         return (self.part == PHASES.index(phase)) & self.split.is_target

@@ -83,11 +83,7 @@ class EventLog:
         return cls(columns, offsets, user_field, item_field, time_field)
 
     def in_parts(self) -> Iterator[tuple[slice, EventLog]]:
-        """Yield the log in parts of whole users, to count user by user in little memory.
-
-        Yields:
-            the slice of events of each part, and their log.
-        """
+        """Yield parts of whole users, as their slice of events and log, to save memory."""
         low = np.flatnonzero(np.diff(self.offsets[:-1] // PART_EVENTS, prepend=-1))
         for first, end in itertools.pairwise([*low.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
@@ -158,13 +154,10 @@ class EventLog:
 def _sort_on_disk(
     fields: dict[str, Tensor], users: int, user_field: str, time_field: str, scratch: Scratch
 ) -> np.ndarray:
-    """Sort columns as ``EventLog.build`` does, with the memory that ``scratch`` allows.
+    """Sort the columns in ``fields`` as ``EventLog.build`` does; return the offsets of users.
 
-    The first pass distributes events to ranges of users that fit into memory; the second sorts
-    each range.
-
-    Returns:
-        [users + 1] int64 offsets of users; the columns in ``fields`` are replaced by sorted ones.
+    The first pass distributes events to ranges of users that fit into memory (``scratch``); the
+    second sorts each range.
     """
     columns = {name: column.numpy() for name, column in fields.items()}
     user, counts = columns[user_field], np.zeros(users, dtype=np.int64)

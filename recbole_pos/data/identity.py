@@ -1,7 +1,7 @@
 """Which data a model was trained on, and what has changed or come since.
 
-With names and counts of a run a reader of a longer file gives the same names the same ids and finds
-the data of the run in it: of each known user the oldest interactions, as many as there were.
+With names and counts of a run, a longer file is read with the same ids, and the data of the run are
+found in it: of each known user the oldest interactions, as many as there were.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ _COLUMNS = ("field", "token", "events")
 def compute_identity(dataset: Dataset) -> dict[str, Any]:
     """Return digests of a dataset after ``build``.
 
-    Returns:
-        ``data``: digest of items, sequences and split, followed by the digest of times; and
-        ``fields``: by name of every other loaded field, digest of its values and their tokens.
+    ``data`` is that of items, sequences and split, followed by that of times; ``fields`` those of
+    values and names of every other loaded field.
     """
     log = dataset.log
     ids = {log.user_field, log.item_field, log.time_field}
@@ -66,18 +65,15 @@ def _digest(dataset: Dataset, field: str, *columns: np.ndarray) -> str:
 
 
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Return what has changed between two identities, in words for a message; None if nothing has.
-
-    Fields are compared where both have them; earlier versions kept fewer in ``then``.
-    """
+    """Return in words what has changed between two identities; None if nothing has."""
     if not now["data"].startswith(then.get("data") or ""):
         return "items, events, their times or what is held out"
-    changed = changed_fields(then, now)
+    changed = find_changed_fields(then, now)
     return f"the values of {', '.join(changed)}, or the order of their lines," if changed else None
 
 
-def changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return names of the fields that both identities have, with different values."""
+def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the fields that both identities have (of 0.2.0 fewer), with different values."""
     before, after = then.get("fields") or {}, now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 
@@ -156,9 +152,7 @@ class Known:
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
         """Return [events] bool: the oldest of each known user, as many as it had.
 
-        Args:
-            users, times: [events] name and time of each interaction, in the order of the file.
-            user_field: field of users.
+        ``users`` and ``times`` are [events] names and times in the order of the file.
         """
         user = pd.Index(self.tokens[user_field]).get_indexer(users)
         order = np.lexsort((times.to_numpy(), user))  # stable: file order breaks ties
@@ -193,7 +187,6 @@ class HeldOut(NamedTuple):
         events: later interactions of known items, with names as they stand in the file.
         users: names of new users with such interactions, by first appearance.
         lonely: names of new users whose interactions are all of unknown items.
-        growth: numbers of users, events and items held out.
     """
 
     events: pd.DataFrame
@@ -236,9 +229,7 @@ def keep_known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFram
 def extend_log(dataset: Any, later: HeldOut, new_users: bool) -> Any:
     """Return a copy of a dataset, after ``build``, whose log includes later interactions.
 
-    These are history only: nothing is trained on them. Users that the run did not know are added
-    with ``new_users``; their attributes, and those of later interactions except known names, are
-    missing.
+    These are history only. With ``new_users`` unknown users are added, without attributes.
     """
     other = copy.copy(dataset)
     other.identity = dataset.identity  # weights learned from the known data fit
@@ -312,11 +303,7 @@ def count_interactions(dataset: Any) -> dict[str, int]:
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
-    """Refuse data with other ``users``, ``items`` or ``events`` than the public ones of the name.
-
-    Raises:
-        UsageError: if a count differs.
-    """
+    """Refuse data with other counts than those of the public dataset of the name."""
     actual = count_interactions(dataset)
     for unit, count in expected.items():
         if actual[unit] != count:

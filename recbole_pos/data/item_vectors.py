@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +37,6 @@ class VectorFile(NamedTuple):
     """A file of item vectors, opened to be read once.
 
     Attributes:
-        path: path of the file.
         names: [rows] names of items, each once.
         size: numbers of a vector.
         blocks: (rows [r], vectors [r, size]) in the order of the file; empty rows are skipped.
@@ -60,8 +59,7 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
         if path.suffix not in (".npy", ".parquet"):
             raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
         with _reading(path):
-            is_matrix = path.suffix == ".npy"
-            file = _open_matrix(path) if is_matrix else _open_lists(path, item_field)
+            file = _open_matrix(path) if _is_matrix(path) else _open_lists(path, item_field)
         if file.names.has_duplicates:
             twice = file.names[file.names.duplicated()][0]
             raise UsageError(f"item_vectors: {path}: {shown(twice)} has more than one vector")
@@ -75,7 +73,7 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
 
 
 def _open_matrix(path: Path) -> VectorFile:
-    """Open a matrix, with its names in a text file beside it."""
+    """Open a matrix and its names."""
     values, names = np.load(path, mmap_mode="r"), path.with_suffix(".txt")
     if values.ndim != 2 or values.dtype.kind not in "fiu":
         raise UsageError(
@@ -142,17 +140,16 @@ def _read_lists(
 def read_vectors(
     source: Any, names: np.ndarray, item_field: str, out: Path | None = None
 ) -> tuple[np.ndarray, list[str]]:
-    """Read the vectors of items.
+    """Read the vectors of items, concatenated if ``item_vectors`` names several files.
 
     Args:
-        source: ``item_vectors``: a path, or paths by name, whose vectors are concatenated.
+        source: ``item_vectors``: a path, or paths by name.
         names: [n] names of items by id; the first is padding.
         item_field: name of the column of names, in parquet.
         out: a .npy file to write the vectors to; they are in memory if None.
 
     Returns:
-        [names, size] float32 vectors, zeros where no file has the name; for each file a sentence on
-        how many items it has vectors of.
+        [n, size] float32 vectors, zeros where no file has the name; and a sentence on each file.
 
     Raises:
         UsageError: if a file cannot be read, a number is not finite, or no item has a vector.
@@ -200,11 +197,7 @@ def read_vectors(
 def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return [k] names and [k, size] float32 vectors of the items that are not ``known`` yet.
-
-    Raises:
-        UsageError: if all items are known, or as :func:`read_vectors`.
-    """
+    """Return [k] names and [k, size] float32 vectors of the items that are not ``known`` yet."""
     named = (name for file in open_files(source, item_field) for name in file.names)
     new = [name for name in dict.fromkeys(named) if name and name not in known and name != "[PAD]"]
     if not new:
@@ -233,12 +226,8 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
 def to_files(value: Any) -> Any:
     """Write vectors from memory into a temporary file, which lasts as long as the process.
 
-    Args:
-        value: a DataFrame with a column of names and one of lists, or of numbers with the names as
-            its index; or (names, matrix); or any of these by name.
-
-    Returns:
-        the path of the file, or paths by name; values that are paths already are returned.
+    ``value`` is a DataFrame with a column of names and one of lists, or of numbers with the names
+    as its index; or (names, matrix); or any of these by name. Paths are returned as they are.
     """
     if isinstance(value, Mapping):
         return {name: to_files(vectors) for name, vectors in value.items()}
@@ -261,26 +250,37 @@ def to_files(value: Any) -> Any:
 
 def make_absolute(source: Any) -> Any:
     """Return a path, or paths by name, as absolute ones, for processes in another folder."""
-    if isinstance(source, Mapping):
-        return {name: make_absolute(path) for name, path in source.items()}
-    return source and str(Path(source).resolve())
+    return _for_each(source, lambda path: path and str(Path(path).resolve()))
 
 
 def file_names(source: Any) -> Any:
     """Return what is left of paths where the folders of this machine mean nothing."""
-    if isinstance(source, Mapping):
-        return {name: file_names(path) for name, path in source.items()}
-    return source and Path(source).name
+    return _for_each(source, lambda path: path and Path(path).name)
 
 
 def content_digest(source: Any) -> Any:
     """Return what identifies vectors: digests of the files, wherever they lie."""
+
+    def digest(path: Any) -> str:
+        files = [Path(path), Path(path).with_suffix(".txt")]
+        changed = [
+            (str(f), f.stat().st_mtime_ns) for f in files[: 1 + _is_matrix(path)] if f.is_file()
+        ]
+        return "".join(_digest_file(*one) for one in changed) or str(path)
+
+    return _for_each(source, digest)
+
+
+def _for_each(source: Any, change: Callable[[Any], Any]) -> Any:
+    """Return ``change`` of a path, or of each of paths by name."""
     if isinstance(source, Mapping):
-        return {name: content_digest(path) for name, path in source.items()}
-    file = Path(source)
-    files = [file, file.with_suffix(".txt")] if file.suffix == ".npy" else [file]
-    changed = [(str(one), one.stat().st_mtime_ns) for one in files if one.is_file()]
-    return "".join(_digest_file(*one) for one in changed) or str(source)
+        return {name: change(path) for name, path in source.items()}
+    return change(source)
+
+
+def _is_matrix(path: Any) -> bool:
+    """Return whether vectors are a matrix, with its names in a text file beside it."""
+    return Path(path).suffix == ".npy"
 
 
 @lru_cache

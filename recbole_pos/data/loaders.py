@@ -17,7 +17,7 @@ from recbole_pos.data.batch import (
     BatchRequirements,
     SequenceBatch,
     WindowGatherer,
-    lies_on,
+    fits_on_device,
     prefetch,
     send_to_device,
 )
@@ -136,12 +136,11 @@ class WindowLoader:
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
-        ``wanted`` is ``data_on_device``: ``auto`` copies the log there once if it fits, ``always``
-        in any case, ``never`` copies batch by batch, each made one ahead.
+        By ``data_on_device`` the log is copied there once, or batch by batch, each made one ahead.
         """
         here, prepare = self._gatherer.device, self.requirements.prepare
         columns = self.log, self.windows, self.features
-        if here != device and prepare is None and lies_on(device, wanted, *columns):
+        if here != device and prepare is None and fits_on_device(device, wanted, *columns):
             self._gatherer = self._gatherer_on(device)
         if self._gatherer.device == device:
             yield from self

@@ -13,7 +13,7 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.attributes import is_strict
-from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
+from recbole_pos.data.location import atomic_file, list_interaction_files, require_dataset
 from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
 from recbole_pos.data.tables import Table, open_table
@@ -36,10 +36,7 @@ Intervals = list[tuple[str, float, float, str]]
 
 
 class AtomicTables(Dataset):
-    """RecBole's Dataset with a reader and filters of its own, which advise on errors.
-
-    Each filter keeps the same lines as RecBole's, in their order in the file.
-    """
+    """RecBole's Dataset with an own reader; filters keep the same lines, in the file's order."""
 
     given: np.ndarray | None = None  # [interactions] int8 given part of each, if files give parts
     scratch: Scratch | None = None  # disk space for interactions that do not fit into memory
@@ -58,7 +55,7 @@ class AtomicTables(Dataset):
 
     def _interaction_files(self) -> list[Path]:
         parts = self.config["benchmark_filename"]
-        return interaction_files(Path(self.dataset_path), self.dataset_name, parts)
+        return list_interaction_files(Path(self.dataset_path), self.dataset_name, parts)
 
     def _file(self, suffix: str) -> Path:
         return atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
@@ -183,14 +180,9 @@ class AtomicTables(Dataset):
         return feat
 
     def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
-        """Read the columns to load of a table, and note their types for RecBole.
+        """Read the columns to load of a table, and note their types for RecBole; None of none.
 
-        Args:
-            filepath: text, or parquet.
-            source: table of the fields, or a suffix of ``additional_feat_suffix``.
-
-        Returns:
-            the columns, see ``Table.read``; None if none are loaded.
+        ``source`` is the table of the fields, or a suffix of ``additional_feat_suffix``.
         """
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
@@ -415,9 +407,7 @@ def number_names(
 ) -> tuple[np.ndarray, list[Any]]:
     """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
 
-    Args:
-        columns: each [lines] names (nan for none), as categories or objects, or arrays of names.
-        scratch: disk space for the ids; in memory if None.
+    Columns are [lines] names (nan for none), as categories or objects, or arrays of names.
 
     Returns:
         names by id, padding first; for each column its ids, [lines] int64 or arrays of int64.

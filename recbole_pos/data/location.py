@@ -48,7 +48,7 @@ def atomic_file(folder: Path, name: str, suffix: str) -> Path:
     return parquet
 
 
-def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
+def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
     """Return the files of interactions: one, or those of ``benchmark_filename``, in their order."""
     if not parts:
         return [atomic_file(folder, name, "inter")]
@@ -77,12 +77,8 @@ def dataset_name(dataset: Any) -> str | None:
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
     """Return the name of a dataset, and for a path also the folder that holds the dataset's.
 
-    Args:
-        dataset: a name, or a path from here or from data_path, as shells complete it.
-        data_path: folder in which datasets are looked for.
-
-    Returns:
-        name, and folder; None for a name, or a path that leads to no dataset.
+    A path is one from here or from data_path, as shells complete it. The folder is None for a name,
+    or a path that leads to no dataset.
     """
     if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
         return dataset, None
@@ -98,15 +94,11 @@ def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | Non
 def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
     """Refuse a dataset that is not there, with advice; or a folder in place of one of its files.
 
-    Args:
-        name: name of the dataset, as given.
-        folder: where it was looked for: data_path / name.
-        suffixes: suffixes of the files besides interactions that would be read if they are there.
-        config: configuration of the run, for benchmark_filename.
+    It was looked for in ``folder``; ``suffixes`` are those of files besides interactions.
     """
     is_name = Path(name).name == name
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
-    inter = interaction_files(folder, name, parts)
+    inter = list_interaction_files(folder, name, parts)
     if not (is_name and inter[0].exists()):
         raise UsageError(f"dataset {shown(name)} not found: {_advise(Path(name), folder)}")
     for path in (*inter, *(atomic_file(folder, name, suffix) for suffix in suffixes)):
@@ -127,13 +119,13 @@ def _advise(given: Path, folder: Path) -> str:
     for place in (folder, given):
         if (place / f"{place.name}.inter").is_file():
             return f"type `-d {place.name} --data_path={place.parent}`"
+        if names := _list_datasets(place):
+            return f"{place} holds the datasets {listed(names)}; type `-d NAME --data_path={place}`"
         for file in place.glob("*.inter"):
             return (
                 f"{file} must lie in a folder of its name: move {file.stem}.* to "
                 f"{place / file.stem}/ and type `-d {file.stem} --data_path={place}`"
             )
-        if names := _list_datasets(place):
-            return f"{place} holds the datasets {listed(names)}; type `-d NAME --data_path={place}`"
     place = given if len(given.parts) > 1 else folder  # a path was meant as one from here
     near = suggest(given.name, _list_datasets(place.parent))
     return (
@@ -144,19 +136,14 @@ def _advise(given: Path, folder: Path) -> str:
 
 def _find_tables(given: Path, folder: Path) -> Path | None:
     """Return the path of a raw table, or of a folder of raw tables and no datasets; else None."""
-    if _suffix(given) in _TABLES:
+    if given.suffix.lower() in _TABLES and not {*given.suffixes} & {*_ATOMIC}:
         return given
     for place in (given, folder) if given.name not in ("", "..") else ():
-        suffixes = {_suffix(file) for pattern in ("*", "*/*") for file in place.glob(pattern)}
-        if suffixes & _RAW and ".inter" not in suffixes:
+        files = [file for pattern in ("*", "*/*") for file in place.glob(pattern)]
+        is_dataset = any(".inter" in file.suffixes for file in files)
+        if not is_dataset and any(file.suffix.lower() in _RAW for file in files):
             return place
     return None
-
-
-def _suffix(file: Path) -> str:
-    """Return the suffix of a file; of an atomic table in parquet the suffix before .parquet."""
-    inner = Path(file.name.removesuffix(PARQUET)).suffix
-    return inner if inner in _ATOMIC else file.suffix.lower()
 
 
 def _list_datasets(folder: Path) -> list[str]:

@@ -67,11 +67,9 @@ def free_memory() -> int:
 
 
 class Scratch:
-    """Disk space for columns.
+    """Disk space for columns, in a folder (the temporary one if it cannot be written).
 
-    Args:
-        folder: a folder on that disk; the temporary one is used if it cannot be written.
-        limit: bytes of memory to use, about; at least some hundred kilobytes are used.
+    ``limit`` is about how many bytes of memory to use, at least some hundred kilobytes.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -156,11 +154,7 @@ class Scratch:
 
 
 class ColumnWriter:
-    """Writes a column of numbers or names to disk, block by block.
-
-    Attributes:
-        names: code of each name.
-    """
+    """Writes a column of numbers or names to disk, block by block; ``names`` have the codes."""
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch, self.names = scratch, dict[str, int]()

@@ -1,15 +1,12 @@
 """Which part of the dataset every interaction belongs to: training, validation or test.
 
-``targets.py`` chooses the interactions of a part that are predicted, its *targets*. The history of
-a target is everything of the same user before it. Training interactions of a user always precede
-the held-out ones, so no history of a training target reaches into validation or test.
+``targets.py`` chooses the interactions of a part that are predicted, its *targets*; the history of
+a target is everything of its user before it. Training interactions of a user precede the held-out
+ones, so no history of a training target reaches into validation or test.
 
-One split for all models: labels belong to interactions, not to rows. Leave-one-out follows
-RecBole's rule: three interactions give a test target and none for validation, two or fewer nothing.
-The global temporal split labels by time only: a history may hold held-out interactions, training
-never does. Sessions are split whole, by the time of their last interaction, as in the preprocessing
-of the papers on sessions (NARM, STAMP, SR-GNN): no training session ends after a held-out one; one
-that ends after a held-out one has begun is counted as overlapping.
+Leave-one-out follows RecBole: three interactions give a test target and none for validation. Under
+the global temporal split a history may hold held-out interactions. Sessions are split whole, by
+their last time, as in NARM, STAMP and SR-GNN: no training session ends after a held-out one.
 """
 
 from __future__ import annotations
@@ -51,10 +48,7 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
 
 
 def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
-    """Label every interaction by ``eval_args``.
-
-    Returns:
-        [events] int8 of TRAIN, VALID and TEST; and under GT and ST the boundaries, as times.
+    """Return [events] int8 TRAIN, VALID or TEST; and under GT and ST the boundaries, as times.
 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
@@ -81,9 +75,6 @@ def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndar
         targets: [events] number of possible targets of the user of each event.
         places: [events] how many of these are up to the event, itself included.
         mode: valid_and_test, valid_only or test_only.
-
-    Returns:
-        [events] int8 labels.
     """
     if not isinstance(mode, str) or mode not in _HELD_OUT:
         raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(_HELD_OUT)}")
@@ -95,14 +86,9 @@ def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndar
 
 
 def split_by_ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float]) -> np.ndarray:
-    """Cut each user's targets in time order by ratios, as RecBole's method of this name does.
+    """Cut each user's targets in time order by three ratios, as RecBole's method of this name does.
 
-    Args:
-        targets, places: as in :func:`leave_one_out`.
-        ratios: of training, validation and test.
-
-    Returns:
-        [events] int8 labels.
+    ``targets`` and ``places`` are as in :func:`leave_one_out`.
     """
     are_three = isinstance(ratios, (list, tuple)) and len(ratios) == 3
     if not (are_three and all(map(is_number, ratios)) and min(ratios) >= 0 and sum(ratios) > 0):
@@ -123,13 +109,8 @@ def split_by_ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float])
 def split_by_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, list[float]]:
     """Cut all users at the same times (Gusak et al., "Time to Split", 2025).
 
-    Args:
-        times: [events] float64 times.
-        numbers: one or two quantiles of the times. Training is everything up to the first boundary,
-            the boundary included; test everything after the last; validation what lies between.
-
-    Returns:
-        [events] int8 labels, the same for equal times; the boundaries, as times.
+    ``numbers`` are one or two quantiles of the [events] times. Training is everything up to the
+    first boundary, that included; test everything after the last; validation what lies between.
     """
     is_list = isinstance(numbers, (list, tuple)) and len(numbers) in (1, 2)
     edges = [0, *numbers, 1] if is_list and all(is_number(n) for n in numbers) else []
@@ -158,16 +139,11 @@ def show_time(time: float) -> str:
 
 
 def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
-    """Cut whole sessions in the order of their times.
+    """Cut whole sessions, which are the users of the log, in the order of their last times.
 
-    Args:
-        log: the interactions; sessions are its users.
-        value: ends of training and validation: one or two fractions of all sessions (rounded down)
-            or numbers of sessions; with one there is no validation.
-
-    Returns:
-        [events] int8 labels, the same for all events of a session; the times of the last session
-        of training and, if there is one, of validation.
+    ``value`` are ends of training and validation: one or two fractions of all sessions (rounded
+    down) or numbers of sessions; with one there is no validation. The boundaries are the times of
+    the last session of each.
     """
     order = _order_sessions(log)
     bounds = _read_bounds(value, len(order))
@@ -225,12 +201,7 @@ def read_fraction(value: Any) -> Fraction:
 def keep_recent_sessions(
     log: EventLog, part: np.ndarray, train_fraction: Any
 ) -> tuple[EventLog, np.ndarray, dict[str, int]]:
-    """Leave out training sessions that are too old.
-
-    Args:
-        log: the interactions.
-        part: [events] label of each, whole sessions.
-        train_fraction: share of the training sessions, the newest; None for all.
+    """Leave out all training sessions but the newest ``train_fraction`` of them (None: all).
 
     Returns:
         the log and labels that remain; and numbers of sessions: by phase, ``left_out``, and
@@ -271,10 +242,9 @@ def read_session_filter(value: Any) -> tuple[int, int]:
 def filter_sessions(
     events: pd.DataFrame, session: str, item: str, least: tuple[int, int]
 ) -> pd.DataFrame:
-    """Drop short sessions, then rare items, then sessions that have become short.
+    """Drop sessions with under ``least[0]`` interactions, items under ``least[1]``, such sessions.
 
-    This is one pass, as in PosRec's section 5.1.2 and the code of SR-GNN: afterwards an item may
-    be rare again. ``least`` are least interactions of a session and of an item.
+    This is one pass, as in PosRec's section 5.1.2: afterwards an item may be rare again.
     """
     for field, number in ((session, least[0]), (item, least[1]), (session, least[0])):
         events = events[events.groupby(field, observed=True)[field].transform("size") >= number]

@@ -45,13 +45,10 @@ def open_table(path: str | Path, config: Options) -> Table:
 
 
 class Table:
-    """A file of one table; subclasses read its format.
-
-    Attributes:
-        columns: name -> kind of each column.
+    """A file of one table, of which ``columns`` are the kinds by name; subclasses read its format.
 
     Raises:
-        UsageError: if the file cannot be read, or a column has no name or type.
+        UsageError: for the first row or column that is wrong; if there is no row.
     """
 
     def __init__(self, path: Path, config: Options) -> None:
@@ -68,10 +65,6 @@ class Table:
         Returns:
             one row per line: categories of str (token, nan if missing), float64 (float, nan if
             missing), arrays (token_seq and float_seq, empty if missing).
-
-        Raises:
-            UsageError: for the first row with a wrong number of cells, an unclosed quote or a cell
-                that is not a number; if there is no row.
         """
         kinds = {name: self.columns[name] for name in names}
         parts: dict[str, Any] = {
@@ -226,11 +219,7 @@ class TextTable(Table):
                 yield self._read_slowly(first, text, kinds)
 
     def _read_fast(self, text: str, kinds: dict[str, str]) -> dict[str, Any]:
-        """Return the columns of a block, read by Arrow.
-
-        Raises:
-            ValueError, ArrowException: if the block needs ``_read_slowly``.
-        """
+        """Return the columns of a block, read by Arrow; errors if it needs ``_read_slowly``."""
         if len(self.columns) == 1:
             raise ValueError("a blank line and an empty cell are the same")
         if '"' in text:

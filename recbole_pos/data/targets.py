@@ -1,14 +1,11 @@
 """Which held-out interactions are targets; counts of a split, and of leaks between its parts.
 
-The protocol of Gusak et al., "Time to Split: Exploring Data Splitting Strategies for Offline
-Evaluation of Sequential Recommenders", 2025, over any split of ``splits.py``, or over parts that
-files give (``benchmark_filename``): every held-out interaction is a target of its own (successive
-evaluation), or one per user and phase.
+The protocol of Gusak et al., "Time to Split", 2025, over any split of ``splits.py`` or the parts of
+``benchmark_filename``: every held-out interaction is a target, or one per user and phase.
 
-No dataset tells the order of a user's interactions at the same time (``eval_args.ties``): on
-MovieLens-100K and Amazon Beauty another order would hold out another interaction for four users in
-ten. ``file`` takes the order of the file, as RecBole does; ``random(SEED)`` a random one; ``drop``
-leaves out targets that depend on the order.
+No dataset tells the order of a user's interactions at the same time (``eval_args.ties``): ``file``
+takes that of the file, as RecBole does; ``random(SEED)`` a random one; ``drop`` leaves out targets
+that depend on it, which on MovieLens-100K and Amazon Beauty are four users in ten.
 """
 
 from __future__ import annotations
@@ -61,13 +58,9 @@ class Split:
 
 
 class LaterTargets:
-    """Looks up the next interactions after an event, as further targets to learn from.
+    """Looks up the next training targets of a user after an event, as further ones to learn from.
 
-    Only training targets of the same user count.
-
-    Args:
-        split: split of the dataset.
-        weights: weight of the next interaction, of the one after it, and so on.
+    ``weights`` are those of the next interaction, of the one after it, and so on.
     """
 
     def __init__(self, split: Split, weights: Sequence[float]) -> None:
@@ -81,11 +74,7 @@ class LaterTargets:
         self.weights = self.weights.to(device)
 
     def after(self, events: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next targets from each of [k] events on, by their place in the log.
-
-        Returns:
-            [k, n] int64 items and [k, n] float64 weights, 0 where the user has no such target.
-        """
+        """Return [k, n] items and weights (0 for none) of the next targets from [k] events on."""
         items, users, trained = self.columns
         later = events[:, None] + torch.arange(len(self.weights), device=events.device)
         is_valid = later < len(users)
@@ -122,9 +111,7 @@ def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor
 def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
     """Return [events] bool: which interactions ``target_events`` selects; None without the option.
 
-    Args:
-        dataset: dataset with its configuration and names.
-        fields: columns of the interactions, whose order the result has.
+    ``fields`` are the columns of the interactions.
     """
     wanted = dataset.config["target_events"]
     if not wanted:
@@ -224,17 +211,18 @@ def make_split(
     copy, original = _find_copies(log, by_time=given is None)
     is_copy[copy] = True
     leaks = {} if given is None else {"leaks": _count_leaks(log, part, copy, original)}
+    is_dropped = np.zeros(len(log), dtype=bool)
     if eval_args["cold_items"] == "drop":
-        keep = ~cold[log.items.numpy()]
-        log, part, is_copy = log.keep(keep), part[keep], is_copy[keep]
+        is_dropped = cold[log.items.numpy()]
+        log, part, is_copy = log.keep(~is_dropped), part[~is_dropped], is_copy[~is_dropped]
     has_history, possible = log.has_history, log.possible_targets
-    is_target = possible & (part == TRAIN)
-    chosen = _choose(log, part, eval_args["target"], user_tokens)
-    is_target[chosen] = True
+    is_target, is_tied = possible & (part == TRAIN), np.zeros(len(log), dtype=bool)
+    is_target[_choose(log, part, eval_args["target"], user_tokens)] = True
     drops_ties = eval_args.get("ties") == "drop"
-    tied = chosen[_find_ties(log)[chosen]] if drops_ties else chosen[:0]
-    is_target[tied] = False
-    counts = {
+    if drops_ties:
+        is_tied = is_target & (part != TRAIN) & _find_ties(log)
+        is_target &= ~is_tied
+    counts = {  # the part of every interaction that is counted
         "events": cut,
         "without_history": part[~has_history],
         **({"other_events": part[has_history & ~possible]} if KIND in log.fields else {}),
@@ -242,9 +230,10 @@ def make_split(
         "cold_targets": part[is_target & cold[log.items.numpy()]],
         "copies": cut[copy],
         "copied_targets": part[is_target & is_copy],
-        **({"tied": part[tied]} if drops_ties else {}),
+        **({"tied": part[is_tied]} if drops_ties else {}),
+        "dropped": cut[is_dropped],
+        "not_chosen": part[possible & ~is_target & ~is_tied],
     }
-    left_out = _per_phase(part[possible & ~is_target])
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
         "boundaries": boundaries,
@@ -253,8 +242,6 @@ def make_split(
         "cold_items": eval_args["cold_items"],
         "items_without_training": int(cold[1:].sum()),
         **{name: _per_phase(parts) for name, parts in counts.items()},
-        "dropped": _subtract(_per_phase(cut), _per_phase(part)),
-        "not_chosen": _subtract(left_out, _per_phase(part[tied])),
         **leaks,
     }
     log.fields.pop(KIND, None)
@@ -266,8 +253,7 @@ def _take_given_parts(
 ) -> np.ndarray:
     """Return [events] int8 the part of every interaction of given files.
 
-    Two files give training and test. The split then cuts validation from the first: all that it
-    holds out, under LS the last target of each user.
+    Of two files the split cuts validation from the first: all that it holds out.
     """
     if files == 3:
         return given
@@ -280,14 +266,11 @@ def _take_given_parts(
 
 
 def _find_copies(log: EventLog, by_time: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Find exact copies: interactions with user, item and time of an earlier one in the log.
+    """Return [copies] int64 places in the log of exact copies, and of what they are copies of.
 
     Args:
         log: the interactions.
         by_time: whether the interactions of a user are sorted by time.
-
-    Returns:
-        [copies] int64 places of the copies in the log, and [copies] int64 places of the originals.
     """
     found = []
     for part, some in log.in_parts():
@@ -310,11 +293,8 @@ def _count_leaks(
 ) -> dict[str, dict[str, int]]:
     """Count held-out interactions of given parts that leak into, or from, earlier parts.
 
-    Returns:
-        for validation and test: ``in_earlier_part``, interactions that stand in an earlier part
-        with the same user, item and time; ``before_earlier_part``, those at a time before an
-        interaction of their user in an earlier part; and ``before_training_ends``, those at a time
-        before the last training interaction of all users.
+    ``in_earlier_part`` stand there with the same user, item and time; ``before_earlier_part`` are
+    older than one of their user there; ``before_training_ends`` than one of any user in training.
     """
     times, users = log.times.numpy(), log.users.numpy()
     early = np.zeros(len(log), dtype=bool)
@@ -399,10 +379,7 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 def describe_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return warnings about copies and leaks, which make metrics too good; a line each.
-
-    The summary may be of an earlier version, which counted less.
-    """
+    """Return warnings about copies and leaks, which make metrics too good; 0.2.0 counted less."""
     lines = []
     copies, targets = (summary.get(key) or {} for key in ("copies", "copied_targets"))
     if sum(copies.values()):
@@ -429,7 +406,3 @@ def describe_warnings(summary: dict[str, Any]) -> list[str]:
 
 def _per_phase(part: np.ndarray) -> dict[str, int]:
     return {name: int(np.count_nonzero(part == i)) for i, name in enumerate(PHASES)}
-
-
-def _subtract(total: dict[str, int], part: dict[str, int]) -> dict[str, int]:
-    return {phase: total[phase] - part[phase] for phase in total}

@@ -1,8 +1,4 @@
-"""Histories over the event log: windows and rows of (start, end) pairs, never copies.
-
-``chunk`` makes every event a target once, at the cost of one forward pass an event; ``sliding``
-adds context at window borders for L / stride times the cost; ``last`` is what SASRec's code does.
-"""
+"""Histories over the event log: windows and rows of (start, end) pairs, never copies."""
 
 from __future__ import annotations
 
@@ -71,10 +67,11 @@ def training_windows(
     Args:
         user_start, user_end: [users] the interactions of each user that belong to training.
         max_length: most inputs of a window, L.
-        mode: ``last`` (the most recent window only), ``chunk`` (windows of L targets, end to end,
-            counted from the newest), ``sliding`` (``stride`` new targets a window, up to L - stride
-            inputs of context before them) or ``prefix`` (one target a window). Except under last,
-            every interaction but a user's first is a target exactly once.
+        mode: ``last`` (the most recent window only, as SASRec's code), ``chunk`` (windows of L
+            targets, end to end, counted from the newest), ``sliding`` (``stride`` new targets a
+            window, up to L - stride inputs of context before them, at L / stride times the cost) or
+            ``prefix`` (one target a window). Except under last, every interaction but a user's
+            first is a target exactly once.
         stride: new targets per window under ``sliding``; L // 2 when None.
     """
     if mode == "sliding":
@@ -115,8 +112,7 @@ def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 class PrefixRows(Interaction):
     """RecBole's augmented interactions, computed on access: row r is a target and its history.
 
-    It replaces RecBole's ``Interaction`` of [rows, L] tensors. Rows are gathered when they are
-    read, so memory is O(interactions).
+    In place of RecBole's tensors of [rows, L], memory is O(interactions).
 
     Args:
         log: the interactions.
@@ -124,8 +120,7 @@ class PrefixRows(Interaction):
         max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
-        features: columns of events, which replace those of the log in histories, and of users,
-            which rows have in addition.
+        features: columns of events in histories, and of users.
     """
 
     def __init__(
@@ -206,13 +201,10 @@ def masks_history(config: Options) -> bool:
     return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
 
 
-def past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+def find_past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """Return (row, item) of every past interaction of each row, except of the row's target item.
 
-    Args:
-        log: the interactions.
-        target_event: [B] int64 place of each row's target in the log.
-        positive: [B] int64 item of each target.
+    ``target_event`` is [B] the place in the log of each row's target, ``positive`` [B] its item.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]

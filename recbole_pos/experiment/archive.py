@@ -36,9 +36,6 @@ def read(path: str | Path, stand_in: Callable[[str], Any]) -> Any:
         path: the file.
         stand_in: returns what stands for a class that is not torch's, given ``module.name``; it
             raises :class:`Refused` for one that must not be there.
-
-    Raises:
-        CheckpointError: if the file is missing, not a checkpoint, damaged, or was refused.
     """
     path = Path(path)
     if not os.path.isfile(path):  # no OSError of a name that is too long
@@ -81,12 +78,10 @@ def _require_archive(path: Path) -> None:
 
 
 def _guard(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Return a step of an unpickler that counts containers, and refuses some keys.
+    """Return a step of an unpickler that counts containers, and refuses tuples as keys.
 
-    Args:
-        load: the step itself.
-        keys: part of the stack that becomes keys; tuples, which may share their parts, could be
-            hashed without end.
+    ``keys`` is the part of the stack that becomes keys. Tuples may share their parts: they could be
+    hashed without end.
     """
 
     def step(unpickler: Any) -> None:
@@ -139,9 +134,7 @@ class _Unpickler(_Python):
 def _require_tree(value: Any, most: int) -> None:
     """Refuse values that hold themselves, are nested too deeply, or tensors larger than their data.
 
-    Args:
-        value: what the unpickler made.
-        most: how many values the file can hold: each takes at least a byte.
+    A file can hold ``most`` values, as each takes at least a byte.
     """
     waiting = [(value, 0)]
     while waiting:

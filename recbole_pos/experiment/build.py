@@ -138,16 +138,9 @@ def load_vocabulary(folder: RunFolder, config: PosConfig) -> Known | None:
 
 
 def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
-    """Build the model of a configuration and put it on its device.
+    """Build the model of a configuration, of the training part of a dataset, on its device.
 
-    Args:
-        config: configuration of the run.
-        dataset: the dataset before the split.
-        train: the training part of the dataset.
-
-    Raises:
-        UsageError: if options and data do not fit the model, or its weights do not fit into memory.
-            Errors of custom code are raised unchanged.
+    A UsageError says why it cannot be built; errors of custom code are raised unchanged.
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])

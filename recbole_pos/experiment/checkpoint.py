@@ -62,28 +62,16 @@ PARTS: dict[str, Any] = {
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Write a checkpoint so that at any moment either the old file or the new one is complete.
 
-    Args:
-        path: the file.
-        state: tensors and plain values; numpy arrays and scipy sparse matrices are converted.
-
     Raises:
-        TypeError: for any other value, which would have to be pickled.
-        UsageError: if the folder of the file does not exist.
-        StorageError: if there is no room for the file.
+        TypeError: for a value that would have to be pickled, see :func:`to_plain`.
+        UsageError, StorageError: if the file cannot be written.
     """
     with whole(path, text=False) as file:
         torch.save({"format": FORMAT, **to_plain(state)}, file)
 
 
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU, without running anything in it.
-
-    Args:
-        path: the file.
-        required: parts that the checkpoint must have.
-
-    Returns:
-        All parts of the file, as :func:`save` was given them.
+    """Read the parts of a checkpoint onto the CPU, without running anything in it.
 
     Raises:
         CheckpointError: if the file is missing, damaged, lacks a required part or has something
@@ -122,11 +110,7 @@ def _refuse(name: str) -> None:
 
 
 def make_progress(found: dict[str, Any], path: Path | str) -> Progress:
-    """Make the progress in a checkpoint.
-
-    Raises:
-        CheckpointError: if a field is missing, unknown, or not as :class:`Progress` says.
-    """
+    """Return the progress in a checkpoint, whose fields must be as :class:`Progress` says."""
     from pydantic import TypeAdapter, ValidationError  # whose import takes a tenth of a second
 
     try:
@@ -139,18 +123,9 @@ def make_progress(found: dict[str, Any], path: Path | str) -> Progress:
         ) from None
 
 
-def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | Path) -> None:
-    """Refuse weights that were trained on other data, or under another split.
-
-    Args:
-        state: content of the checkpoint.
-        data: ``identity`` of the dataset.
-        path: file of the checkpoint, for the message.
-
-    Raises:
-        CheckpointError: if they differ in events or split, or in a field that both have loaded.
-    """
-    if changed := describe_changes(state, data):
+def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str | Path) -> None:
+    """Refuse weights that were trained on other events, splits or fields than ``identity`` has."""
+    if changed := describe_changes(state, identity):
         raise CheckpointError(
             f"{path} was trained on other data or another split: {changed} have changed since, so "
             "its weights do not fit"
@@ -170,11 +145,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put all random number generators into the states that :func:`random_state` returned.
-
-    Raises:
-        Exception: what torch, numpy or Python raise about something that is no state.
-    """
+    """Put all random number generators into the states that :func:`random_state` returned."""
     kind, words, used, *rest = state["numpy"]
     if words.shape != (624,) or not 0 <= used <= 624:  # numpy would read beyond its words
         raise ValueError("expected 624 words of numpy's generator")
@@ -205,23 +176,16 @@ class CheckpointWriter:
         self._due = 0.0  # when there may be another write
 
     def keep(self) -> None:
-        """Write the state after an epoch, or copy it until there is time.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
+        """Write the state after an epoch, or copy it until there is time."""
         if self.file is None:
             return
         self._waiting = None  # its memory is free for the next one
-        state, is_due = self.capture(), time.monotonic() >= self._due
-        best = state["best_weights"]
-        self._waiting = (
-            state
-            if is_due
-            else {name: part if part is best else _copy(part) for name, part in state.items()}
-        )
-        if is_due:
+        state = self._waiting = self.capture()
+        if time.monotonic() >= self._due:
             self.flush()
+            return
+        best = state["best_weights"]
+        self._waiting = {n: part if part is best else _copy(part) for n, part in state.items()}
 
     def flush(self) -> None:
         """Write the newest epoch, whether or not it is time; also one whose write was stopped."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,6 @@ def check_device(config: PosConfig) -> None:
     """Check before a run that its device is there and has its precision.
 
     RecBole would silently take the CPU for a GPU that torch does not see.
-
-    Raises:
-        UsageError: if ``gpu_id`` names no GPU of this machine, a CPU is to train in float16, or
-            RecBole's switches contradict ``precision``.
     """
     wanted, on_cpu = str(config.plain["gpu_id"]).strip(), config["device"].type == "cpu"
     if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", wanted):
@@ -52,12 +47,7 @@ def check_device(config: PosConfig) -> None:
 
 
 def describe_device(config: Options) -> dict[str, Any]:
-    """Describe what a run computes on, for its result.
-
-    Returns:
-        ``name`` (of the GPU, or cpu), ``processor`` (of a CPU), ``threads`` of this process, and
-        ``precision`` in words.
-    """
+    """Describe what a run computes on: ``name``, ``processor`` of a CPU, ``threads``, precision."""
     device = config["device"]
     on_gpu = device.type == "cuda"
     return {
@@ -135,7 +125,7 @@ class Precision:
         """The precision in words, for reports."""
         return _WORDS[self.name]
 
-    @contextlib.contextmanager
+    @contextmanager
     def forward(self) -> Iterator[None]:
         """Compute a loss in this precision in a ``with`` block; its gradient has the same types."""
         dtype = _TYPES.get(self.name)
@@ -145,7 +135,7 @@ class Precision:
         with torch.autocast(self.device, dtype), sdpa_kernel(_ATTENTION):
             yield
 
-    @contextlib.contextmanager
+    @contextmanager
     def steps(self) -> Iterator[None]:
         """Let float32 products of training steps round to TF32 on a GPU, in a ``with`` block."""
         before = torch.get_float32_matmul_precision()

@@ -112,13 +112,7 @@ def looks_ahead(model: Any) -> float:
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
-    """Return the likely cause of a loss that is not a number.
-
-    Args:
-        batch: the batch that had the loss, packed or RecBole's.
-        model: the model after the step before.
-        learning_rate: learning rate of the run.
-    """
+    """Return the likely cause of a loss that is not a number, of a batch packed or RecBole's."""
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
     tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}
     if bad := [name for name, x in tensors.items() if not x.double().isfinite().all()]:

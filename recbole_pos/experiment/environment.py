@@ -62,14 +62,8 @@ _LAUNCHERS = {
 def find_launcher(environ: Mapping[str, str]) -> tuple[str, int, int, int, int] | None:
     """Find the launcher that has started several processes.
 
-    Args:
-        environ: ``os.environ``.
-
     Returns:
         Its name, and this process's rank, size, local rank and local size; None without one.
-
-    Raises:
-        UsageError: if a launcher's variable is not a number, or the rank is not below the size.
     """
     for name, keys in _LAUNCHERS.items():
         if keys[0] not in environ or keys[1] not in environ:
@@ -89,12 +83,7 @@ def find_launcher(environ: Mapping[str, str]) -> tuple[str, int, int, int, int] 
 def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
     """Return which process of a run this one is; None unless another program started several.
 
-    Args:
-        environ: ``os.environ``.
-        args: arguments of the run: ``ip`` and ``port`` win over the environment.
-
-    Raises:
-        UsageError: if the environment contradicts itself, or the arguments ask for more processes.
+    ``ip`` and ``port`` of the arguments win over the environment.
     """
     found = find_launcher(environ)
     if found is None:
@@ -122,11 +111,7 @@ def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
 
 
 def check_port(port: object, name: str) -> int:
-    """Return a port as a number.
-
-    Raises:
-        UsageError: if it is not one.
-    """
+    """Return a port as a number; a UsageError if it is not one."""
     if not (str(port).isdigit() and 1 <= int(str(port)) <= 65535):
         raise UsageError(f"{name}: expected a number from 1 to 65535, found {shown(port)}")
     return int(str(port))

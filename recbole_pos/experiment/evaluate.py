@@ -66,10 +66,15 @@ def evaluate(
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
-    asked = _to_list(metrics)
-    functions = [metric for metric in asked if callable(metric)]
-    custom = _apply(functions, folder, part, mask_history) if functions else {}
-    names = [metric for metric in asked if not callable(metric)]
+    requested = _to_list(metrics)
+    functions = [metric for metric in requested if callable(metric)]
+    if functions and not (part == "test" and mask_history is None and folder.ranks.is_file()):
+        raise UsageError(
+            "metrics: a function takes the ranks that a finished run keeps, of its test targets "
+            "under its own mask_history; leave part and mask_history out"
+        )
+    custom = _apply_functions(functions, folder) if functions else {}
+    names = [metric for metric in requested if not callable(metric)]
     if custom and not names:
         return custom
     trained = load_config(folder)
@@ -85,10 +90,9 @@ def evaluate(
     if data_path is not None:
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
-    if part == "test" and _suffice_ranks(folder, trained, config):
-        from_ranks = _evaluate_ranks(folder, trained, config)
-        if from_ranks is not None:
-            return from_ranks | custom
+    from_ranks = _evaluate_ranks(folder, trained, config) if part == "test" else None
+    if from_ranks is not None:
+        return from_ranks | custom
     experiment = load(folder.path, options=options, dataset=dataset)
     from_weights = experiment.trainer.evaluate(experiment.loaders[part])
     if from_weights is None:
@@ -100,23 +104,16 @@ def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _suffice_ranks(folder: RunFolder, trained: PosConfig, config: PosConfig) -> bool:
-    """Return whether the metrics that are wanted follow from the ranks that a run has kept."""
-    return (
-        all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
-        and masks_history(trained) == masks_history(config)
-        # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
-        and max(config["topk"]) <= max(trained["topk"])
-        and folder.ranks.is_file()
-        and folder.result.is_file()
-        and not unfinished(folder)
-    )
-
-
 def _evaluate_ranks(
     folder: RunFolder, trained: PosConfig, config: PosConfig
 ) -> dict[str, float] | None:
-    """Compute metrics from the kept ranks; None if these contradict the result of the run."""
+    """Compute metrics from the kept ranks; None if these do not suffice, or contradict the run."""
+    follow = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
+    # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
+    follow = follow and max(config["topk"]) <= max(trained["topk"])
+    is_there = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
+    if not (follow and is_there and masks_history(trained) == masks_history(config)):
+        return None
     result, rank = read_result(folder), _read_ranks(folder)
     is_whole = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
     if not is_whole or not len(rank) or rank.min() < 0:
@@ -128,22 +125,15 @@ def _evaluate_ranks(
 
 
 def _read_ranks(folder: RunFolder) -> np.ndarray:
-    """Read the test ranks of a run, [targets], 0 for the first; a UsageError if damaged."""
+    """Read the test ranks of a run, [targets], 0 for the first."""
     try:
         return pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
     except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
         raise UsageError(f"{folder.ranks} is damaged: {error}") from error
 
 
-def _apply(
-    functions: Sequence[RankMetric], folder: RunFolder, part: str, mask_history: bool | None
-) -> dict[str, float]:
+def _apply_functions(functions: Sequence[RankMetric], folder: RunFolder) -> dict[str, float]:
     """Compute metrics that are functions of the test targets' ranks, from 1; values by name."""
-    if part != "test" or mask_history is not None or not folder.ranks.is_file():
-        raise UsageError(
-            "metrics: a function takes the ranks that a finished run keeps, of its test targets "
-            "under its own mask_history; leave part and mask_history out"
-        )
     rank = _read_ranks(folder) + 1
     return {
         getattr(function, "__name__", type(function).__name__): float(function(rank))

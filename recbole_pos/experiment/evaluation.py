@@ -21,7 +21,7 @@ from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import TARGET_EVENT, masks_history, past_items
+from recbole_pos.data.windows import TARGET_EVENT, find_past_items, masks_history
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import PART, Choice, products, score_parts, select_best
@@ -55,13 +55,7 @@ class EvaluatingTrainer(Trainer):
         model_file: str | None = None,
         show_progress: bool = False,
     ) -> dict[str, float] | None:
-        """Evaluate a phase as RecBole does, with the best weights of memory or a checkpoint.
-
-        Args:
-            eval_data: loader of the phase; empty where it has no targets.
-            load_best_model: false to evaluate the weights that the model has.
-            model_file: checkpoint in place of the weights in memory.
-            show_progress: whether to report the progress.
+        """Evaluate a phase, with the best weights of memory or a checkpoint; RecBole's arguments.
 
         Returns:
             Values by metric; None for a phase without targets.
@@ -103,7 +97,7 @@ class EvaluatingTrainer(Trainer):
         if not masks_history(self.config):
             history = None
         elif history is None:
-            history = past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
+            history = find_past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
         if self.part and TARGET_EVENT in interaction:
             barred = None if history is None else tuple(part.to(self.device) for part in history)
             states = self.model.compute_states(interaction.to(self.device))
@@ -188,10 +182,8 @@ class TargetCollector(Collector):
     ) -> None:
         """Collect what metrics need of a batch; RecBole's arguments.
 
-        Args:
-            scores_tensor: [rows, items] scores, -inf for items that are not ranked.
-            interaction: the batch.
-            positive_u, positive_i: [targets] row and item of each target.
+        Scores are [rows, items], -inf for items that are not ranked; ``positive_u`` and
+        ``positive_i`` have row and item of each target.
         """
         target = positive_i[positive_u.argsort()]
         best: Tensor | None = None
@@ -268,8 +260,7 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
 
     Args:
         part: the dataset of the phase.
-        event: [targets] places of the targets in its log.
-        rank: [targets] ranks, 0 for the first.
+        event, rank: [targets] places of the targets in its log; their ranks, 0 for the first.
         time_unit: unit of the time field, such as seconds.
 
     Returns:
@@ -282,13 +273,12 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
     log = part.log
     items, times = log.items.numpy(), log.times.numpy()
     users = part.field2id_token[part.uid_field][log.users.numpy()[event]]
-    return pd.DataFrame(
-        {
-            "user": users.astype(str),
-            "item": part.field2id_token[part.iid_field][items[event]].astype(str),
-            "rank": rank,
-            "history": log.ranks[event],
-            "age": (times[event] - times[event - 1]) * SECONDS[time_unit],
-            "popularity": part.popularity[items[event]],
-        }
-    )
+    columns = {
+        "user": users.astype(str),
+        "item": part.field2id_token[part.iid_field][items[event]].astype(str),
+        "rank": rank,
+        "history": log.ranks[event],
+        "age": (times[event] - times[event - 1]) * SECONDS[time_unit],
+        "popularity": part.popularity[items[event]],
+    }
+    return pd.DataFrame(columns)

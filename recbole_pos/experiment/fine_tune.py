@@ -150,16 +150,7 @@ def update(
 
 
 def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str, Any]) -> PosConfig:
-    """Return the configuration of an update in progress, if it is the requested one.
-
-    Args:
-        begun: folder of the update in progress.
-        source: folder of the run that is updated.
-        options: options of the requested update.
-
-    Raises:
-        UsageError: if the folder holds another run, or its options differ.
-    """
+    """Return the configuration of an update in progress, if it is the requested one of a source."""
     requested = PosConfig(None, None, [str(source.config)], options).plain
     earlier = begun.read_config() if begun.config.is_file() else {}
     if earlier.get("update_from") != requested["update_from"]:

@@ -39,11 +39,7 @@ SEARCH = "search.json"  # a file that only the folder of a search has
 
 
 class RunFolder:
-    """The folder of one run: configuration, metrics, checkpoint, result, ranks of the test.
-
-    Args:
-        path: the folder; it need not exist.
-    """
+    """The folder of one run, which need not exist: its configuration, metrics, checkpoint, ..."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -58,11 +54,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
-        """Create the folder of a new run, saved/<dataset>/<model>/<time>/ when no path is given.
-
-        Raises:
-            UsageError: if the folder holds another run already, or cannot be created.
-        """
+        """Create the folder of a new run, saved/<dataset>/<model>/<time>/ when no path is given."""
         path = unused_path(dataset, model) if path is None else path
         if not str(path):
             raise UsageError("run_dir is empty; name a folder, or leave it out")
@@ -98,11 +90,7 @@ class RunFolder:
         return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
 
     def require_unused(self) -> None:
-        """Refuse a folder that holds a run or a search.
-
-        Raises:
-            UsageError: if it does; says how to continue.
-        """
+        """Refuse a folder that holds a run or a search; a UsageError says how to continue."""
         if self.holds_run:
             raise UsageError(
                 f"{self.path} holds a run already; continue it with --resume {self.path} or "
@@ -112,14 +100,7 @@ class RunFolder:
             raise UsageError(f"{self.path} holds a search; choose another --run_dir")
 
     def require(self, option: str = "") -> RunFolder:
-        """Return this folder if it holds a trained run.
-
-        Args:
-            option: option that named the folder, for the message.
-
-        Raises:
-            UsageError: if it does not.
-        """
+        """Return this folder, which ``option`` names, if it holds a trained run."""
         where = f"{option}: " if option else ""
         if self.only_begun:
             raise UsageError(f"{where}{self.path} has no finished epoch yet; {self.how_to_finish}")
@@ -144,11 +125,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder for training in a ``with`` block, and remove unfinished files in it.
-
-        Raises:
-            UsageError: if another process holds the lock.
-        """
+        """Lock the folder for training in a ``with`` block, and remove unfinished files in it."""
         with only_writer(self.path, "trained"):
             remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
             yield
@@ -158,11 +135,7 @@ class RunFolder:
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
-        """Read the configuration that :meth:`write_config` wrote; ``PosConfig`` checks its options.
-
-        Raises:
-            UsageError: if the file cannot be read, or lacks the name of the model or dataset.
-        """
+        """Read what :meth:`write_config` wrote; ``PosConfig`` checks its options."""
         plain = read_yaml(self.config)
         for key in ("model", "dataset"):
             if not isinstance(name := plain.get(key), str):
@@ -188,18 +161,13 @@ class RunFolder:
     def write_vocabulary(self, known: Known, user_field: str, item_field: str) -> None:
         """Write names by id, interactions of users and training interactions of items.
 
-        With them names keep their ids in data that have grown, and histories are answered without
-        data.
+        With them names keep their ids in data that have grown, and histories need no data.
         """
         with whole(self.known, text=False) as file:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
-        """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions.
-
-        Raises:
-            CheckpointError: if the file is damaged.
-        """
+        """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions."""
         if not self.known.is_file():
             return None
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.experiment.result import Result, read_result
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
+from recbole_pos.values import is_whole
 
 _ENDED = 3  # exit code of a process whose training did not finish
 _GRACE = 30  # seconds that a process has to write its checkpoint when it is to end
@@ -46,16 +48,19 @@ _RUNS = itertools.count()  # numbers of runs: all processes run the same script 
 
 
 def check_processes(args: RunArguments) -> RunArguments:
-    """Return the arguments of a run with ``world_size`` and ``port`` filled in.
-
-    Raises:
-        UsageError: if the arguments contradict each other.
-    """
+    """Return the arguments of a run with ``world_size`` and ``port`` filled in."""
     nproc, offset = args.nproc, args.group_offset
     world_size = nproc if args.world_size in (-1, None) else args.world_size
-    for name, value, low in (("nproc", nproc, 1), ("world_size", world_size, nproc)):
-        if not isinstance(value, int) or value < low:
+    numbers = (
+        ("nproc", nproc, 1),
+        ("world_size", world_size, nproc),
+        ("max_restarts", args.max_restarts, 0),
+    )
+    for name, value, low in numbers:
+        if not is_whole(value) or value < low:
             raise UsageError(f"--{name}: expected a whole number of at least {low}, found {value}")
+    if not 0 < args.join_timeout < math.inf:
+        raise UsageError(f"--join_timeout: expected seconds above 0, found {args.join_timeout}")
     if not 0 <= offset <= world_size - nproc:
         raise UsageError(
             f"--group_offset: processes of this machine are {offset} to {offset + nproc - 1}, "
@@ -79,9 +84,6 @@ def choose_gpu(config: PosConfig, rank: Rank) -> str:
 
     The GPUs in ``gpu_id``, or by default those that a launcher leaves visible, are divided among
     the processes of a machine. A scheduler may show each process only its own.
-
-    Raises:
-        UsageError: if ``gpu_id`` names fewer GPUs than there are processes.
     """
     wanted = str(config.plain["gpu_id"]).strip()
     names = rank.gpus if wanted == ANY_GPU and rank.gpus is not None else wanted.split(",")
@@ -102,11 +104,6 @@ def run_in_parallel(
 ) -> Result | None:
     """Start the processes of this machine, and start them again when one is lost.
 
-    Args:
-        args: arguments of the run, see :func:`check_processes`.
-        config: configuration of the run.
-        run_dir: folder of a new run.
-
     Returns:
         The result; None on a machine that does not run process 0.
 
@@ -115,12 +112,13 @@ def run_in_parallel(
             lost too often.
         KeyboardInterrupt: at Ctrl-C, when all processes have ended.
     """
+    place = args.ip, int(args.port or PORT)
     ranks = [
-        Rank(args.group_offset + i, args.world_size, i, args.nproc, args.ip, int(args.port or PORT))
+        Rank(args.group_offset + i, args.world_size, i, args.nproc, *place, has_store=True)
         for i in range(args.nproc)
     ]
     gpus, packed = [choose_gpu(config, rank) for rank in ranks], pack(config["model"])
-    rendezvous = Rendezvous(args.ip, ranks[0].port, args.group_offset == 0, args.join_timeout)
+    rendezvous = Rendezvous(*place, args.group_offset == 0, args.join_timeout)
     try:
         for attempt in range(args.max_restarts + 1):
             started = [replace(rank, attempt=attempt) for rank in ranks]
@@ -140,9 +138,8 @@ def run_in_parallel(
                     "have run out"
                 )
             logging.getLogger(__name__).warning(
-                "a process was lost; all resume from the last checkpoint (restart %d of %d)",
-                attempt + 1,
-                args.max_restarts,
+                "a process was lost; all resume from the last checkpoint "
+                f"(restart {attempt + 1} of {args.max_restarts})"
             )
     except KeyboardInterrupt:
         path = args.resume or rendezvous.folder
@@ -192,81 +189,67 @@ def _be_rank(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    rank, gpu = ranks[local_rank], gpus[local_rank]
     try:
-        _use_device(gpu, rank.local_size)
-        rendezvous = Rendezvous(rank.ip, rank.port, False, args.join_timeout)
-        with rendezvous.joined(rank, bool(gpu)):
-            unpack(packed)
-            _train_in_group(rendezvous, rank, gpu, args, plain, run_dir)
+        run_as_rank(ranks[local_rank], gpus[local_rank], args, plain, run_dir, packed)
     except BaseException:
         os._exit(_ENDED)  # at once, as leaving the group could block; the error was reported
 
 
 def run_as_rank(
-    rank: Rank, args: RunArguments, config: PosConfig, run_dir: str | Path | None
+    rank: Rank,
+    gpu: str,
+    args: RunArguments,
+    plain: dict[str, Any],
+    run_dir: str | Path | None,
+    packed: bytes = b"",
 ) -> Result | None:
-    """Train as one of the processes that another program has started.
+    """Train as one process of several; after a restart, from the last checkpoint.
 
     Args:
         rank: this process.
+        gpu: its GPU, see :func:`choose_gpu`.
         args: arguments of the run.
-        config: configuration of the run.
+        plain: options of the whole run.
         run_dir: folder of a new run.
+        packed: custom classes that are not known here yet.
 
     Returns:
         The result in process 0; None in the others.
     """
-    gpu = choose_gpu(config, rank)
-    _use_device(gpu, rank.local_size)
+    if gpu:  # torch is to see no other
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    elif "OMP_NUM_THREADS" not in os.environ:  # a share of the cores
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank.local_size))
     address = rank.ip, rank.port
     if address not in _RENDEZVOUS:
         keeps_store = rank.rank == 0 and not rank.has_store
         _RENDEZVOUS[address] = Rendezvous(*address, keeps_store, args.join_timeout)
     rendezvous = _RENDEZVOUS[address]
     rendezvous.timeout = args.join_timeout
-    rendezvous.begin(f"run{next(_RUNS)}")
+    rendezvous.begin(next(_RUNS))
     with rendezvous.joined(rank, bool(gpu)):
-        return _train_in_group(rendezvous, rank, gpu, args, config.plain, run_dir)
-
-
-def _use_device(gpu: str, nproc: int) -> None:
-    """Let this process see only its GPU or, without one, compute with its share of the cores."""
-    if gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // nproc))
-
-
-def _train_in_group(
-    rendezvous: Rendezvous,
-    rank: Rank,
-    gpu: str,
-    args: RunArguments,
-    plain: dict[str, Any],
-    run_dir: str | Path | None,
-) -> Result | None:
-    """Train as one process of a joined group; after a restart, from the last checkpoint."""
-    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
-    config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
-    resumed = [None if args.resume is None else str(args.resume)]
-    if args.resume is None:
+        if packed:
+            unpack(packed)
+        config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
+        config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
+        resumed = [None if args.resume is None else str(args.resume)]
+        if args.resume is None:
+            if rank.rank == 0:
+                chosen = rendezvous.folder
+                if chosen is None:
+                    created = RunFolder.create(run_dir, config["dataset"], config["model"])
+                    chosen = rendezvous.folder = str(created.path)
+                run_dir = chosen
+                resumed = [chosen if RunFolder(chosen).checkpoint.is_file() else None]
+            torch.distributed.broadcast_object_list(resumed)
+        folder = None if resumed[0] is None else RunFolder(resumed[0])
+        reporter = Reporter(False)
         if rank.rank == 0:
-            chosen = rendezvous.folder
-            if chosen is None:
-                run_folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-                chosen = rendezvous.folder = str(run_folder.path)
-            run_dir = Path(chosen)
-            resumed = [chosen if RunFolder(chosen).checkpoint.is_file() else None]
-        torch.distributed.broadcast_object_list(resumed)
-    folder = None if resumed[0] is None else RunFolder(resumed[0])
-    reporter = Reporter(False)
-    if rank.rank == 0:
-        reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
-    try:
-        return train(config, folder, run_dir, reporter)
-    except UsageError:
-        if rank.rank == 0 and folder is None and run_dir is not None:
-            with suppress(OSError):  # it holds files
-                Path(run_dir).rmdir()
-        raise
+            reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
+        try:
+            return train(config, folder, run_dir, reporter)
+        except UsageError:
+            if rank.rank == 0 and folder is None and run_dir is not None:
+                with suppress(OSError):  # it holds files
+                    Path(run_dir).rmdir()
+            raise

@@ -31,14 +31,7 @@ class LossWatch:
         self._waiting: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
 
     def add(self, loss: Tensor | float, number: int, batch: Any, targets: int) -> None:
-        """Add the loss of a step, before its gradient is computed, and read older losses.
-
-        Args:
-            loss: mean over the targets of the step.
-            number: number of the batch in its epoch.
-            batch: the batch, to explain a loss that is not a number.
-            targets: number of targets, the weight of the loss in the mean of the epoch.
-        """
+        """Add the loss of a step, a mean over its targets, before its gradient is computed."""
         unread, ready = 0, None
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
             unread, is_cuda = LATE, loss.is_cuda

@@ -48,16 +48,7 @@ def is_of_memory(error: BaseException) -> bool:
 
 
 def require_scores(config: Options, dataset: Dataset, items: int) -> None:
-    """Refuse an evaluation whose scores of a batch exceed the memory.
-
-    Args:
-        config: configuration of the run.
-        dataset: the dataset, after ``build``.
-        items: number of items that are scored at a time.
-
-    Raises:
-        UsageError: naming ``eval_batch_size``.
-    """
+    """Refuse an evaluation whose scores, of a batch and so many items, exceed the memory."""
     held_out = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     rows = min(config["eval_batch_size"], held_out)
     needed = rows * items * 4  # bytes of float32

@@ -45,14 +45,10 @@ _PARTS: dict[str, Any] = {
 
 
 class _Record:
-    """An object of a file: the name of its class, the arguments it is made with, and its state.
+    """An object of a file, which is not made."""
 
-    Attributes:
-        parts: arguments and state, in which there may be further records.
-    """
-
-    name = ""
-    parts: tuple = ((), None)
+    name = ""  # of its class, with the module
+    parts: tuple = ((), None)  # its arguments and its state, in which there may be further records
 
     def __new__(cls, *args: Any, **options: Any) -> _Record:
         record = super().__new__(cls)
@@ -67,11 +63,7 @@ class _Record:
 
 
 def _make_stand_in(name: str) -> Any:
-    """Return a stand-in for a class of a file, made anew so that a file cannot change a shared one.
-
-    Args:
-        name: ``module.Class``.
-    """
+    """Return what stands for a class of a file, made anew so that no file changes a shared one."""
     if name == "torch._utils._rebuild_parameter":
         return lambda tensor, *_: tensor
     if name == "torch.device":
@@ -85,9 +77,6 @@ def _make_stand_in(name: str) -> Any:
 
 def read(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of RecBole's trainer, or the best weights in one of this package.
-
-    Args:
-        path: the file.
 
     Returns:
         The mapping that RecBole's trainer saves, on the CPU, its ``config`` a Config again. What a

@@ -29,9 +29,6 @@ class Rendezvous:
         ip, port: address of the store.
         keeps_store: whether this process keeps the store.
         timeout: seconds to wait for missing processes.
-
-    Raises:
-        UsageError: if no process answers at the address, or the port is in use.
     """
 
     def __init__(self, ip: str, port: int, keeps_store: bool, timeout: float) -> None:
@@ -60,25 +57,18 @@ class Rendezvous:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"--port: no run can meet at {self.address}: {reason}") from error
-        self.begin("run")
+        self.begin(0)
 
-    def begin(self, name: str) -> None:
-        """Begin a run under a new name, so that keys of earlier runs in the store are not read."""
-        self.store = dist.PrefixStore(f"recbole_pos/{name}", self.root)
+    def begin(self, number: int) -> None:
+        """Begin a run of some number, so that keys of earlier runs in the store are not read."""
+        self.store = dist.PrefixStore(f"recbole_pos/run{number}", self.root)
 
     @contextmanager
     def joined(self, rank: Rank, on_gpu: bool) -> Iterator[None]:
         """Be in torch's process group in a ``with`` block, which begins once all have come.
 
-        An error in the block is reported to the other processes, unless one of them was lost.
-
-        Args:
-            rank: this process.
-            on_gpu: whether the processes communicate by NCCL, and not by gloo.
-
-        Raises:
-            UsageError: naming the processes that have not come.
-            TrainingError: if one of them is lost later.
+        An error in the block is reported to the other processes, unless one of them was lost, which
+        is a TrainingError. Processes communicate by NCCL ``on_gpu``, and by gloo otherwise.
         """
         # the size is in the name: a later attempt may have fewer processes
         place = dist.PrefixStore(f"{rank.attempt}/{rank.size}", self.store)
@@ -115,11 +105,7 @@ class Rendezvous:
             time.sleep(_POLL)
 
     def error(self) -> PosError | None:
-        """Return the first error that a process reported, if any; a restart would repeat it.
-
-        Raises:
-            TrainingError: if the process that kept the store is gone.
-        """
+        """Return the first error that a process reported, if any; a restart would repeat it."""
         try:
             if not self.store.check(["error"]):
                 return None

@@ -24,15 +24,16 @@ KNOWS_WHEN = (
 class Result:
     """The result of a run; also the content of ``result.json``.
 
-    ``best_valid`` and ``test`` map RecBole's metric names (``ndcg@10``) to values, both from the
-    epoch ``best_epoch`` (from 0). ``seconds`` has data, training and evaluation (of validation and
-    test together).
-    ``candidates`` says what was ranked: all items, or only those not in the user's past.
-    ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
-    ``warnings`` are sentences on what in the data makes metrics easier than they look.
-    ``request_time`` says whether states knew the time of what they predict: such metrics are not
-    comparable to others.
-    ``device`` has its name, the threads and the precision it computed with.
+    Attributes:
+        best_valid, test: values by RecBole's metric names (``ndcg@10``), of the best epoch.
+        best_epoch: counted from 0.
+        seconds: of data, training and evaluation (of validation and test together).
+        candidates: what was ranked: all items, or only those not in the user's past.
+        split: what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
+        device: its name, the threads and the precision it computed with.
+        request_time: whether states knew the time of what they predict: such metrics are not
+            comparable to others.
+        warnings: sentences on what in the data makes metrics easier than they look.
     """
 
     model: str
@@ -66,11 +67,7 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    """Read ``result.json`` of a run.
-
-    Raises:
-        UsageError: if the file cannot be read, or a field is not as a run writes it.
-    """
+    """Read ``result.json`` of a run, whose fields must be as a run writes them."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -133,14 +130,7 @@ def parameters(model: Any) -> int:
 def make_result(
     experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
-    """Make the result of a run that has been trained and tested.
-
-    Args:
-        experiment: configuration, data, model and trainer.
-        folder: folder of the run.
-        test: test metrics; None for a split without test targets.
-        test_seconds: seconds that the test took.
-    """
+    """Make the result of a run that has been trained and tested; a split may have no test."""
     config, progress = experiment.config, experiment.trainer.progress
     split, loaders = experiment.dataset.split.summary, experiment.loaders
     training_seconds = max(progress.training_seconds, 1e-9)  # never 0, to divide by

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,12 +27,16 @@ from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import check_device
 from recbole_pos.experiment.environment import rank_here
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.launch import check_processes, run_as_rank, run_in_parallel
+from recbole_pos.experiment.launch import (
+    check_processes,
+    choose_gpu,
+    run_as_rank,
+    run_in_parallel,
+)
 from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import is_whole
 
 
 def run(
@@ -87,7 +90,6 @@ def run(
     args, options = split_keywords(settings or RunArguments(), given)
     config_dict = {**(config_dict or {}), **options}
     dataset = dataset_name(dataset)
-    _require_patience(args)
     allow(config_dict.get("plugins"))
     rank = rank_here(os.environ, args)
     if rank is not None:  # with this, torch counts GPUs without initialising CUDA
@@ -105,7 +107,7 @@ def run(
     if callbacks and (rank is not None or args.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
-        return run_as_rank(rank, args, config, run_dir)
+        return run_as_rank(rank, choose_gpu(config, rank), args, config.plain, run_dir)
     if args.world_size > 1:
         return run_in_parallel(args, config, run_dir)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
@@ -128,15 +130,6 @@ def _open_interrupted(path: str | Path, config_dict: dict[str, Any]) -> tuple[Ru
         raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
     _require_dataset(config)
     return folder, config
-
-
-def _require_patience(args: RunArguments) -> None:
-    """Refuse a number of restarts or a time to wait that is not one."""
-    restarts, timeout = args.max_restarts, args.join_timeout
-    if not (is_whole(restarts) and restarts >= 0):
-        raise UsageError(f"--max_restarts: expected a whole number of at least 0, found {restarts}")
-    if not 0 < timeout < math.inf:
-        raise UsageError(f"--join_timeout: expected seconds above 0, found {timeout}")
 
 
 def load(
@@ -186,12 +179,9 @@ def load(
 
 
 def load_without_data(path: str | Path) -> Experiment:
-    """Load a trained model from its run folder only, without loaders and trainer.
+    """Load a trained model from its run folder only, with a :class:`Catalogue` as its dataset.
 
-    Its dataset is a :class:`Catalogue`.
-
-    Raises:
-        NeedsDataset: if the model needs the data, or the run is of an earlier version.
+    It has no loaders and no trainer. A NeedsDataset says what it needs the data for.
     """
     file, folder, config = _open_trained(path, {})
     known = load_vocabulary(folder, config)
@@ -227,11 +217,9 @@ def warn_of_unfinished(folder: RunFolder) -> None:
 
 
 def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """Return the checkpoint, the folder and the configuration of a trained model.
+    """Return the checkpoint, the folder and the configuration, with other options, of a model.
 
-    Args:
-        path: run folder, or a checkpoint of RecBole's own functions.
-        options: options in place of those of the run.
+    The path is a run folder, or a checkpoint of RecBole's own functions.
     """
     if os.path.isfile(path):
         file = Path(path)

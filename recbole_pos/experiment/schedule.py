@@ -29,8 +29,7 @@ def schedule_epoch(
         optimizer: the optimiser whose rates are set.
         config: configuration of the run: ``learning_rate``, ``lr_scheduler`` and their options.
         epoch: number of the epoch, from 0.
-        done: number of steps before the epoch.
-        total: number of steps of all epochs; read by schedules ``PER_STEP``.
+        done, total: number of steps before the epoch; of all epochs, for schedules ``PER_STEP``.
     """
     name, warmup = config["lr_scheduler"], config["warmup_steps"]
     decay_epochs, decay_rate = config["lr_decay_step"], config["lr_decay_rate"]

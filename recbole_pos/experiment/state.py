@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig, limit_workers, to_plain_options
-from recbole_pos.data.identity import Known, changed_fields
+from recbole_pos.data.identity import Known, find_changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
@@ -30,17 +30,9 @@ RESUMABLE = "config progress weights best_weights optimizer scaler random loader
 
 
 def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -> None:
-    """Copy the files of a training into another folder.
+    """Copy a training into another folder, ``with_results`` of its test too.
 
     The checkpoint is copied last: until it is there, the target does not count as a trained run.
-
-    Args:
-        source: folder of a run with a checkpoint.
-        target: folder to copy into, created if necessary.
-        with_results: whether to copy the result and the ranks of the test too.
-
-    Raises:
-        OSError, StorageError: if a file cannot be read or written.
     """
     make_folder(target.path)
     results = (source.result, source.ranks) if with_results else ()
@@ -54,11 +46,9 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
 
 
 def find_difference(found: Any, like: dict[str, Tensor]) -> str | None:
-    """Compare tensors of a file with those that have their names, and describe a difference.
+    """Describe how tensors of a file differ from those they should be like, or return None.
 
-    Args:
-        found: mapping of the file.
-        like: tensors of the same shape and type; those of the file are finite if these are.
+    Names, shapes and types must be the same, and numbers finite where those of ``like`` are.
     """
     if not isinstance(found, dict):
         return f"expected tensors by name, found {type(found).__name__}"
@@ -105,12 +95,9 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore the state that :func:`capture` returned.
+    """Restore the state that :func:`capture` returned, into a new trainer of its configuration.
 
-    Args:
-        trainer: a new trainer of the same configuration.
-        file: the checkpoint.
-        train_data: the loader that the trainer will train with; its sampler is restored, too.
+    The sampler of ``train_data``, the loader that it will train with, is restored too.
 
     Raises:
         CheckpointError: if anything in the file is not what such a trainer would have written, or
@@ -144,11 +131,9 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
 
 
 def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str | Path) -> None:
-    """Refuse moments that are not as an optimiser keeps them.
-
-    A step of a second optimiser of the same class shows what is kept of a parameter: numbers, or
-    tensors of its shape. A parameter without a gradient has no moments.
-    """
+    """Refuse moments that are not as an optimiser keeps them; some parameters may have none."""
+    # a step of another optimiser of this class shows what it keeps: numbers, or tensors like the
+    # parameter
     tiny = torch.zeros(1, requires_grad=True)
     tiny.grad = torch.ones(1)
     optimizer_class: Any = type(optimizer)
@@ -178,12 +163,7 @@ def extract_weights(model: Any) -> dict[str, Any]:
 def config_in(
     state: dict[str, Any], file: str | Path, options: dict[str, Any] | None = None
 ) -> PosConfig:
-    """Return the configuration in a checkpoint, for this machine and with other options.
-
-    Raises:
-        CheckpointError: if there is none.
-        UsageError: if it has options that this version refuses.
-    """
+    """Return the configuration in a checkpoint, for this machine and with other options."""
     plain = state.get("config") or {}
     if not {"model", "dataset"} <= plain.keys():
         raise CheckpointError(f"{file} names no model or no dataset")
@@ -209,9 +189,6 @@ def load_best(
 
     Returns:
         The fields whose values have changed since training.
-
-    Raises:
-        CheckpointError: if the file is damaged, or of another model or other data.
     """
     state = checkpoint.load(file, ("weights", "best_weights"))
     require_known(state, known, file)
@@ -219,7 +196,7 @@ def load_best(
         same = {**identity, "fields": {}} if changeable else identity
         checkpoint.require_same_data(state, same, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
-    return [] if identity is None else changed_fields(state, identity)
+    return [] if identity is None else find_changed_fields(state, identity)
 
 
 def require_known(state: dict[str, Any], known: Known | None, file: str | Path) -> None:
@@ -232,12 +209,7 @@ def require_known(state: dict[str, Any], known: Known | None, file: str | Path) 
 
 
 def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:
-    """Put weights into a model.
-
-    Args:
-        model: the model that gets the weights.
-        weights: weights as :func:`extract_weights` returns them.
-        source: file of the weights, for the message.
+    """Put weights, as :func:`extract_weights` returns them, into a model.
 
     Raises:
         CheckpointError: if they are of another architecture, or not finite.

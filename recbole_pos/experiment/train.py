@@ -112,8 +112,7 @@ def _train_and_test(
 ) -> Result:
     """Train and test an experiment, and write and report all that belongs to the run."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
-    _write_start(experiment, folder)
-    _report_start(experiment, folder, reporter)
+    _start(experiment, folder, reporter)
     shown = config["show_progress"]
     if report and trainer.finished:
         report(experiment)
@@ -137,26 +136,22 @@ def _train_and_test(
     return result
 
 
-def _write_start(experiment: Experiment, folder: RunFolder) -> None:
-    """Write configuration, vocabulary and content vectors; on resume too, as epochs may change."""
-    dataset = experiment.dataset
-    folder.write_config(experiment.config.plain)
+def _start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
+    """Write and report what is known before the first epoch, on resume too."""
+    config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
+    folder.write_config(config.plain)
     known = Known.from_dataset(dataset)
     experiment.trainer.known = known.digest
     folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)
-
-
-def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
-    """Report model, data and split before the first epoch."""
-    loaders, facts = experiment.loaders, start_facts(experiment, folder)
+    facts = start_facts(experiment, folder)
     reporter.line(make_headline(facts, folder))
     reporter.event("start", facts)
-    if split := describe(experiment.dataset.split.summary):
+    if split := describe(dataset.split.summary):
         reporter.line(split)
-    if not loaders["valid"] or not experiment.config["eval_step"]:
+    if not loaders["valid"] or not config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"
         reporter.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:

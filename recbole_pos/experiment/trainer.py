@@ -178,7 +178,11 @@ class PosTrainer(EvaluatingTrainer):
         if state.next_epoch == 0:
             every = self.loader.packed and self.config["train_windows"] != "prefix"
             tell_notices(self.model, every_position=every)
-        self.writer = self._writer(saved)
+        file = Path(self.saved_model_file)
+        if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
+            file.parent.mkdir(parents=True, exist_ok=True)
+        writes = saved and self.shard.rank == 0
+        self.writer = CheckpointWriter(file if writes else None, functools.partial(capture, self))
         try:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch
@@ -270,11 +274,13 @@ class PosTrainer(EvaluatingTrainer):
         self.optimizer.zero_grad()
         if self.kept:
             self.kept.clear()
-        loss = self._loss(loss_func, batch)
-        targets = len(batch)
-        value = loss.detach()
+        with self.precision.forward():
+            losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
+        loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
+        targets, value = len(batch), loss.detach()
         if not self.shard.alone:  # the mean loss of the whole batch, NaN in all if it is in one
-            targets, value = self.shard.whole, distributed.total(value)
+            loss = loss * self.shard.weight
+            targets, value = self.shard.whole, distributed.total(loss)
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         if is_fused and value.device.type != "cpu":
             # a loss that is not finite is read too late to stop this step: the optimiser skips it
@@ -314,16 +320,6 @@ class PosTrainer(EvaluatingTrainer):
             f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
         )
 
-    def _loss(self, loss_func: Any, batch: Any) -> Tensor:
-        """Return the loss of a batch, a scalar: the sum where the model has several.
-
-        That of a part of a batch is weighted by its share of the targets.
-        """
-        with self.precision.forward():
-            losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
-        loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
-        return loss if self.shard.alone else loss * self.shard.weight
-
     def _validate(self, valid_data: Any, line: dict[str, Any], shown: bool = False) -> bool:
         """Validate an epoch, if it is due: early stopping, best weights, and metrics in its line.
 
@@ -361,14 +357,6 @@ class PosTrainer(EvaluatingTrainer):
             CheckpointError: if they are of another architecture.
         """
         load_weights(self.model, weights)
-
-    def _writer(self, saved: bool) -> CheckpointWriter:
-        """Return the writer of checkpoints, which writes nothing unless they are ``saved``."""
-        file = Path(self.saved_model_file)
-        if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
-            file.parent.mkdir(parents=True, exist_ok=True)
-        writes = saved and self.shard.rank == 0
-        return CheckpointWriter(file if writes else None, functools.partial(capture, self))
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Restore the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""

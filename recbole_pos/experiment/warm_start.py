@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_from_runs
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
-from recbole_pos.data.attributes import item_attribute
+from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
@@ -36,17 +36,13 @@ from recbole_pos.values import Options, shown
 def start_from(
     model: nn.Module, config: Options, data: dict[str, Any], weights: bool = True
 ) -> None:
-    """Apply the options ``init_from`` and ``train_only`` of a configuration, if given.
+    """Apply the options ``init_from`` and ``train_only`` of a configuration to a new model.
 
     Args:
         model: a new model.
         config: configuration of the run.
-        data: ``identity`` of the dataset.
+        data: ``identity`` of the dataset, which must be that of the earlier run.
         weights: whether to load the weights of ``init_from``.
-
-    Raises:
-        UsageError: if the run in ``init_from`` is of other data or another model, or was never
-            trained, or the model lacks a scheme of ``train_only``.
     """
     if weights and config["init_from"]:
         _load_weights(model, RunFolder(config["init_from"]).require("init_from"), config, data)
@@ -106,15 +102,7 @@ def _require_same_function(earlier: dict[str, Any], ours: Options, option: str) 
     """Refuse weights that mean something else in this run; the shapes may be the same.
 
     Dataset, options of the model and options of the earlier run's schemes must be the same, and
-    none of its schemes may be missing.
-
-    Args:
-        earlier: configuration of the run that has the weights.
-        ours: configuration of this run.
-        option: option that names the earlier run, for messages.
-
-    Raises:
-        UsageError: naming the first difference.
+    none of its schemes may be missing. A UsageError names ``option`` and the first difference.
     """
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     lost = set(present) - {*(scheme_names(ours["position"]) if present else ()), "nope"}
@@ -156,11 +144,7 @@ def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) ->
 
 
 def updated_run(path: str | Path) -> RunFolder:
-    """Return the folder of ``update_from``.
-
-    Raises:
-        UsageError: if it holds no run, an unfinished one, or one without its vocabulary.
-    """
+    """Return the folder of ``update_from``, which must hold a finished run with its vocabulary."""
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():
         raise UsageError(
@@ -173,15 +157,9 @@ def updated_run(path: str | Path) -> RunFolder:
 
 
 def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
-    """Give a fresh model the weights of ``update_from``, and new items those of ``new_items``.
+    """Give a new model the weights of ``update_from``, and new items those of ``new_items``.
 
-    Args:
-        model: a new model for the grown data, changed in place.
-        config: configuration of the run.
-        dataset: the grown data, in which known names keep their ids.
-
-    Raises:
-        UsageError: if the weights do not fit, or ``new_items`` names no attribute.
+    In the dataset, which has grown since, known names keep their ids.
     """
     source = updated_run(config["update_from"])
     earlier = source.read_config()
@@ -215,7 +193,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
                 "new_items: with item_vectors_use: replace, items have no vectors of their own; "
                 "leave it out"
             )
-        tokens = item_attribute(dataset, config["new_items"])
+        tokens = read_item_attribute(dataset, config["new_items"])
         with torch.no_grad():
             fill_new(model.item_embedding.weight, known, tokens)
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from recbole_pos.data.attributes import item_attribute
+from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.clock import check_clock
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import (
@@ -56,7 +56,7 @@ class PosSASRec(PosRecommender):
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
             request_time=config["request_time"] == "target",
-            attribute=functools.partial(item_attribute, dataset),
+            attribute=functools.partial(read_item_attribute, dataset),
         )
         self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config)

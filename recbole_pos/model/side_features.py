@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.attributes import feature_columns, feature_names
+from recbole_pos.data.attributes import read_feature_names, read_features
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.layers.features import (
@@ -23,7 +23,7 @@ from recbole_pos.values import Options
 
 def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | None:
     """Build the part that adds ``item_features`` to item vectors; None without such fields."""
-    columns = feature_columns(dataset, "item_features")
+    columns = read_features(dataset, "item_features")
     fields = _build_embeddings(config, dataset, columns)
     size, fusion = config["hidden_size"], config["feature_fusion"]
     return ItemFeatures(fields, columns, size, fusion) if fields else None
@@ -37,9 +37,9 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
     """
     embeddings = []
     for option in ("event_features", "user_features"):
-        columns: Mapping[str, Tensor | None] = dict.fromkeys(feature_names(config, option))
+        columns: Mapping[str, Tensor | None] = dict.fromkeys(read_feature_names(config, option))
         if columns and getattr(type(dataset), "has_log", True):
-            columns = feature_columns(dataset, option)
+            columns = read_features(dataset, option)
             if option == "event_features":
                 trained = torch.from_numpy(dataset.part == TRAIN)
                 columns = {name: column[trained] for name, column in columns.items()}

@@ -36,12 +36,7 @@ def build(
 ) -> Path:
     """Make a public dataset from its raw files; the same files give the same bytes.
 
-    Args:
-        name: name of the public dataset.
-        files: raw files, in the order of ``PublicLog.files``.
-        data_path: folder in which the dataset's folder is made.
-        overwrite: whether to replace an existing dataset.
-        verbose: whether to print.
+    ``files`` are in the order of ``PublicLog.files``.
 
     Returns:
         folder of the dataset.

@@ -16,16 +16,12 @@ class PublicLog:
     """A public dataset.
 
     Attributes:
-        name: name of the dataset.
-        title: description in a few words.
         papers: papers that report metrics on it.
         source: address of the page to download it from.
-        licence: licence, in short.
         files: names of the raw files, as the source has them.
         recipe: function of ``recipes.py`` that reads the files.
         counts: users, items and events after the filters of its yaml, where they are known.
         md5: checksums of raw files by name, where the source publishes them.
-        note: further remarks.
     """
 
     name: str
@@ -56,11 +52,7 @@ def public_logs() -> dict[str, PublicLog]:
 
 
 def public_log(name: str) -> PublicLog:
-    """Return the public dataset of a name.
-
-    Raises:
-        UsageError: if there is none of this name.
-    """
+    """Return the public dataset of a name."""
     logs = public_logs()
     if name not in logs:
         raise UsageError(

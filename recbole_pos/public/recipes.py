@@ -9,10 +9,10 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -22,22 +22,16 @@ ZVUK_USERS = 5_000
 _RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Tables that a recipe makes of raw files.
+class Tables(NamedTuple):
+    """Tables that a recipe makes of raw files, and the kinds of their attributes by name.
 
-    Attributes:
-        events: in the order of the raw file; the first three columns are user, item and time, in
-            seconds since 1970.
-        items: attributes of items, or None; lists are sequences.
-        users: attributes of users, or None.
-        kinds: kinds of attribute columns by name: token, token_seq, float.
+    The first three columns of events are user, item and time, in seconds since 1970.
     """
 
     events: pd.DataFrame
     items: pd.DataFrame | None = None
     users: pd.DataFrame | None = None
-    kinds: dict[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = MappingProxyType({})
 
 
 def movielens(file: Path) -> Tables:

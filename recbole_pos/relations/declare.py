@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recbole_pos.data.attributes import loaded_fields, not_loaded, require_values
+from recbole_pos.data.attributes import explain_not_loaded, loaded_fields, require_values
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, nearest, shown
@@ -122,7 +122,7 @@ def _table(field: str, dataset: Dataset) -> str:
         return TIME if field == dataset.time_field else table
     if field in (POSITION, TIME):
         return field
-    raise UsageError(f"relations: {not_loaded(field, dataset, (POSITION, TIME))}")
+    raise UsageError(f"relations: {explain_not_loaded(field, dataset, (POSITION, TIME))}")
 
 
 def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
@@ -156,7 +156,7 @@ def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None
     if not isinstance(within, str):
         raise UsageError(f"{where}expected the name of a field, found {shown(within)}")
     if (found := loaded_fields(dataset).get(within)) is None:
-        raise UsageError(f"{where}{not_loaded(within, dataset)}")
+        raise UsageError(f"{where}{explain_not_loaded(within, dataset)}")
     if found != table or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
             f"{where}{shown(within)} must be a token or token_seq field of the {table} table"

@@ -21,25 +21,10 @@ from recbole_pos.values import shown
 
 @dataclass(frozen=True)
 class Resources:
-    """The CPUs and GPUs of each process of a run, and where runs are kept.
-
-    Attributes:
-        cpus: CPUs of each process, and its number of threads.
-        gpus: GPUs of each process, perhaps a fraction.
-        nproc: number of processes that train one run together.
-        storage: path or URI of copies of the runs, by the names of their folders; None where all
-            machines reach the folders themselves.
-    """
+    """The CPUs of a run, which are its threads, and its GPUs, perhaps a fraction."""
 
     cpus: float = 1
     gpus: float = 0
-    nproc: int = 1
-    storage: str | None = None
-
-    @property
-    def for_ray(self) -> dict[str, float]:
-        """Resources of one process, as options of a Ray task."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
 
 def connect(address: str | None) -> bool:
@@ -118,19 +103,14 @@ def stop(started: bool) -> None:
         ray.shutdown()
 
 
-def _nodes() -> list[dict[str, float]]:
-    """Return the resources of each machine of the cluster: name of a resource -> amount."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
 def room_for(resources: Resources) -> int:
     """Return how many runs the machines of the cluster can train at the same time.
 
     Raises:
-        UsageError: if no machine has the resources of a process, or the cluster those of a run;
-            Ray would wait for a machine that has.
+        UsageError: if no machine has the resources of a run; Ray would wait for one that has.
     """
-    nodes, required = _nodes(), {"CPU": resources.cpus, "GPU": resources.gpus}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    required = {"CPU": resources.cpus, "GPU": resources.gpus}
     for key, wanted in required.items():
         most = max((node.get(key, 0) for node in nodes), default=0)
         if wanted > most:
@@ -138,25 +118,8 @@ def room_for(resources: Resources) -> int:
                 f"--{key.lower()}s_per_trial: {wanted:g} is more than the {most:g} {key}s of "
                 "any machine in the cluster"
             )
-    rounding = 1e-9  # 0.3 GPUs hold three processes of 0.1, although 0.3 / 0.1 < 3
-    processes = sum(
+    rounding = 1e-9  # 0.3 GPUs hold three runs of 0.1, although 0.3 / 0.1 < 3
+    return sum(
         min(int(node.get(key, 0) / wanted + rounding) for key, wanted in required.items() if wanted)
         for node in nodes
-    )
-    if processes < resources.nproc:
-        raise UsageError(
-            f"--nproc: a trial of {resources.nproc} processes does not fit: there is room for "
-            f"{processes}"
-        )
-    return processes // resources.nproc
-
-
-def describe_cluster(resources: Resources) -> str:
-    """Return one line on the machines of the cluster, and the resources of a run."""
-    nodes = _nodes()
-    cpus, gpus = (sum(node.get(key, 0) for node in nodes) for key in ("CPU", "GPU"))
-    times = f"{resources.nproc} times " if resources.nproc > 1 else ""
-    return (
-        f"machines: {len(nodes)}, with {cpus:g} CPUs and {gpus:g} GPUs; a trial takes "
-        f"{times}{resources.cpus:g} CPU and {resources.gpus:g} GPU"
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from rich.live import Live
 from rich.text import Text
 
 from recbole_pos.reporter import SECOND, Reporter, repeat
+from recbole_pos.values import shown
 
 
 @contextmanager
@@ -32,3 +34,15 @@ def live_view(reporter: Reporter, lines: Callable[[], list[str]]) -> Iterator[No
         view = repeat(reporter.every, lambda: reporter.line(lines()[0]))
     with view:
         yield
+
+
+def show_options(options: dict[str, Any]) -> str:
+    """Return options in one line, numbers to three digits."""
+    return "  ".join(f"{name} {show_value(value)}" for name, value in options.items())
+
+
+def show_value(value: Any) -> str:
+    """Return the value of an option, a number to three digits."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return value if isinstance(value, str) and len(value) < 100 else shown(value)

@@ -9,6 +9,7 @@ import numpy as np
 import optuna
 from optuna.samplers import RandomSampler, TPESampler
 
+from recbole_pos.errors import UsageError
 from recbole_pos.runs.space import Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -22,18 +23,22 @@ class Searcher:
     """
 
     def __init__(self, sequence: Iterator[dict[str, Any]]) -> None:
-        self.sequence = sequence
+        self.sequence, self.listed = sequence, list[dict[str, Any]]()
 
-    def ask(self, key: int) -> dict[str, Any] | None:
-        """Return the options of the next trial, whose number is ``key``; None if none is left."""
-        return next(self.sequence, None)
+    def ask(self, key: int) -> dict[str, Any]:
+        """Return the options of the trial whose number is ``key``."""
+        while len(self.listed) <= key:
+            options = next(self.sequence, None)
+            if options is None:
+                raise UsageError(f"search: the space has {len(self.listed)} combinations")
+            self.listed.append(options)
+        return self.listed[key]
 
     def recall(self, key: int, options: dict[str, Any]) -> None:
         """Take over a trial of an earlier call, as if :meth:`ask` had just returned its options.
 
         A resumed search calls this for all its trials, in the order of their numbers.
         """
-        self.ask(key)
 
     def tell(self, key: int, score: float | None) -> None:
         """Record the best validation value of a trial that has ended; None if it failed."""

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import yaml
-
 from recbole_pos.config.option import DATA, SCHEDULE
 from recbole_pos.config.options import find_option
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, is_whole, shown, suggest
-from recbole_pos.yaml_files import ROOT, YamlLoader, parse_scalar, yaml_problem
+from recbole_pos.yaml_files import ROOT, parse_scalar, read_with_lines
 
 Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]
 KINDS: dict[Kind, str] = {
@@ -183,6 +181,13 @@ class Space:
         """Names of the parameters."""
         return [parameter.name for parameter in self.parameters]
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """The parameters as the mapping of a yaml file has them."""
+        whens = ({"when": p.when} if p.when else {} for p in self.parameters)
+        pairs = zip(self.parameters, whens, strict=True)
+        return {p.name: {p.kind: p.values, **when} for p, when in pairs}
+
     def without(self, names: Any) -> Space:
         """Return the space without options that the user gives a value."""
         left = [parameter for parameter in self.parameters if parameter.name not in names]
@@ -292,31 +297,15 @@ def read_space(path: str | Path) -> Space:
         UsageError: naming file and line of what is wrong.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read space file {path}: {error}") from error
-    read = _read_recbole if path.suffix in RECBOLE_SUFFIXES else _read_yaml
-    return parse_space(*read(path, text))
+    if path.suffix in RECBOLE_SUFFIXES:
+        return parse_space(*_read_recbole(path))
+    content, lines = read_with_lines(path, "space file")
+    return parse_space(
+        content, {str(part[0]): line for part, line in lines.items() if not part[1:]}
+    )
 
 
-def _read_yaml(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, str]]:
-    """Return the content of a yaml file, and file and line of each option."""
-    loader = YamlLoader(text)
-    try:
-        root = loader.get_single_node()
-        content = None if root is None else loader.construct_document(root)
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path}, {yaml_problem(error)} (not valid yaml)") from error
-    finally:
-        loader.dispose()
-    if not isinstance(content, dict):
-        raise UsageError(f"space file {path} must hold `option: ...` lines")
-    lines = {str(key.value): f"{path}, line {key.start_mark.line + 1}" for key, _ in root.value}
-    return content, lines
-
-
-def _read_recbole(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, str]]:
+def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     """Return the content of a file of RecBole, as of the same yaml, and the line of each option.
 
     A line is ``name kind values``, read without ``eval``. Ends of loguniform are natural logarithms
@@ -324,6 +313,10 @@ def _read_recbole(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, str]
     empty lines and comments are.
     """
     content, lines = dict[Any, Any](), dict[str, str]()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read space file {path}: {error}") from error
     for number, line in enumerate(text.splitlines(), 1):
         words, where = line.split(maxsplit=2), f"{path}, line {number}"
         if not words or words[0].startswith("#"):

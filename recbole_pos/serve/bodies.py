@@ -60,15 +60,15 @@ class RecommendBody(_Body):
             or users, and a body with only these.
         """
         field = "users" if self.histories is None else "histories"
-        asked: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
+        owners: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
         parts: dict[str, list[int]] = {}
-        for number, one in enumerate(asked):
+        for number, one in enumerate(owners):
             key = one.id if isinstance(one, History) else one
             parts.setdefault(self.model or choose(key), []).append(number)
             if key is None:
                 one.id = number
         return {
-            name: (numbers, self.model_copy(update={field: [asked[n] for n in numbers]}))
+            name: (numbers, self.model_copy(update={field: [owners[n] for n in numbers]}))
             for name, numbers in parts.items()
         }
 
@@ -103,7 +103,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         raise Refusal(422 if is_json else 400, message) from None
 
 
-def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments) -> list[dict]:
+def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments) -> list[dict]:
     """Return the recommendations of each history or user, in the order of the request: ``id``,
     ``items``, ``scores``, ``by``, ``unknown``; with ``because`` the reasons of each item.
 
@@ -111,38 +111,38 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
         UsageError: as :meth:`Recommender.recommend` does.
         Refusal: where a limit is exceeded.
     """
-    if (asked.histories is None) == (asked.users is None):
+    if (body.histories is None) == (body.users is None):
         raise UsageError("give histories or users, one of the two")
-    _limit("histories", len(asked.histories or ()), limits.max_histories)
-    _limit("users", len(asked.users or ()), limits.max_histories)
-    for number, history in enumerate(asked.histories or ()):
+    _limit("histories", len(body.histories or ()), limits.max_histories)
+    _limit("users", len(body.users or ()), limits.max_histories)
+    for number, history in enumerate(body.histories or ()):
         _limit(f"histories[{number}].items", len(history.items), limits.max_items)
-    _limit("k", asked.k, limits.max_k, 422)
-    choice = trained.choice(asked.allowed, asked.excluded, asked.boosts)
-    given = asked.histories
-    some = trained.of_users(asked.users) if given is None else trained.read(given)
-    some = trained.requested(some, asked.at)
-    require_reasons(trained.scorer, asked.because, some)
-    if asked.because:
+    _limit("k", body.k, limits.max_k, 422)
+    choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
+    given = body.histories
+    packed = trained.read_users(body.users) if given is None else trained.read(given)
+    packed = trained.add_request_time(packed, body.at)
+    require_reasons(trained.scorer, body.because, packed)
+    if body.because:
         reach = trained.scorer.reach
-        read = some.lengths if reach is None else np.minimum(some.lengths, reach)
+        read = packed.lengths if reach is None else np.minimum(packed.lengths, reach)
         _limit("because: interactions to leave out", int(read.sum()), limits.max_left_out)
-    row, _, item, score = trained.ranked(some, asked.k, asked.exclude_seen, choice)
-    best = _split(trained, len(some), row, item, score)
+    row, _, item, score = trained.rank_items(packed, body.k, body.exclude_seen, choice)
+    best = _split(trained, len(packed), row, item, score)
     answers: list[dict] = [
         {
-            "id": some.ids[n],
+            "id": packed.ids[n],
             "items": items,
             "scores": scores,
-            "by": MODEL if some.lengths[n] else POPULARITY,
-            "unknown": int(some.unknown[n]),
+            "by": MODEL if packed.lengths[n] else POPULARITY,
+            "unknown": int(packed.unknown[n]),
         }
         for n, (items, scores) in enumerate(best)
     ]
-    if asked.because:
-        hides_seen = trained.hides_seen(asked.exclude_seen)
-        effects = leave_one_out(trained.scorer, some, row, item, choice, hides_seen)
-        found = find_reasons(effects, asked.because)
+    if body.because:
+        hides_seen = trained.hides_seen(body.exclude_seen)
+        effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
+        found = find_reasons(effects, body.because)
         columns = ("pair", "past", "steps_back", "score_change", "rank_change")
         reasons: list[list[dict]] = [[] for _ in row]
         for pair, past, steps, score_change, rank_change in zip(
@@ -164,21 +164,21 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
     return answers
 
 
-def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) -> list[dict]:
+def find_similar(trained: Recommender, body: SimilarBody, limits: ServeArguments) -> list[dict]:
     """Return the neighbours of each item and their cosines, in the order of the request.
 
     Raises:
         UsageError: for unknown items, or a model without vectors.
         Refusal: where a limit is exceeded.
     """
-    names = list(map(str, asked.items))
+    names = list(map(str, body.items))
     _limit("items", len(names), limits.max_histories)
-    _limit("k", asked.k, limits.max_k, 422)
+    _limit("k", body.k, limits.max_k, 422)
     for name in names:  # not by require_id, whose search for similar names takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
-    choice = trained.choice(asked.allowed, asked.excluded)
-    row, _, item, cosine = trained.nearest(names, asked.k, choice)
+    choice = trained.choose_items(body.allowed, body.excluded)
+    row, _, item, cosine = trained.find_nearest(names, body.k, choice)
     best = _split(trained, len(names), row, item, cosine.astype(float))
     return [
         {"id": name, "items": items, "cosines": cosines}

@@ -14,13 +14,13 @@ from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import is_whole, shown
 
 BATCH = 256  # histories that are scored at once
-MOST = 100  # reasons that may be asked for, for an item
+MOST = 100  # reasons of an item at most
 NOISE = 1e-6  # relative to a score: a smaller change is rounding
 
 Effects = dict[str, np.ndarray]  # columns by name, see leave_one_out
 
 
-def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
+def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
     """Raise a UsageError unless past interactions can be left out, if ``because``, the number of
     reasons for each item, is not 0."""
     name = scorer.config["model"]
@@ -34,7 +34,7 @@ def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
             f"because: {name} reads no history, so no past interaction carries what it "
             "recommends; sequential models can be asked"
         )
-    if because and asked.users is not None and getattr(scorer.model, "needs_events", False):
+    if because and histories.users is not None and getattr(scorer.model, "needs_events", False):
         raise UsageError(
             f"because: {name} reads interactions of users from the dataset, where none can be "
             "left out; give the histories themselves"
@@ -83,7 +83,7 @@ def find_reasons(effects: Effects, most: int) -> Effects:
 @torch.inference_mode()
 def leave_one_out(
     scorer: Scorer,
-    asked: Histories,
+    histories: Histories,
     row: np.ndarray,
     item: np.ndarray,
     choice: Choice,
@@ -97,7 +97,7 @@ def leave_one_out(
 
     Args:
         scorer: scorer of the model.
-        asked: the histories; those without a known item have no effects.
+        histories: the histories; those without a known item have no effects.
         row: [p] numbers of histories, ascending.
         item: [p] ids of the items to explain.
         choice: the items among which they are ranked.
@@ -115,20 +115,22 @@ def leave_one_out(
     column = np.arange(len(row)) - (np.cumsum(count) - count)[owner]  # of the items of its history
     items = np.zeros((len(rows), count.max(initial=0)), dtype=np.int64)
     items[owner, column] = item
-    some = asked.some(rows)
-    read = some if reach is None else some.newest(reach + 1)  # the oldest one may move up
-    steps = some.lengths if reach is None else np.minimum(some.lengths, reach)
+    explained = histories.select(rows)
+    read = (
+        explained if reach is None else explained.keep_newest(reach + 1)
+    )  # the oldest one may move up
+    steps = explained.lengths if reach is None else np.minimum(explained.lengths, reach)
     # the variants of each history: all of it, and without the newest, the one before it, ...
     begin = np.cumsum(steps + 1) - (steps + 1)
     whose = np.repeat(np.arange(len(rows)), steps + 1)
     left_out = np.arange(len(whose)) - begin[whose]
     score = np.full((len(whose), items.shape[1]), np.nan)
     rank = score.copy()
-    possible = np.flatnonzero(some.lengths[whose] > (left_out > 0))
+    possible = np.flatnonzero(explained.lengths[whose] > (left_out > 0))
     for number in range(0, len(possible), BATCH):
         part = possible[number : number + BATCH]
-        barred = some.some(whose[part]).pairs() if exclude_seen else None
-        found = scorer.scores(read.some(whose[part]).without(left_out[part]))
+        barred = explained.select(whose[part]).list_pairs() if exclude_seen else None
+        found = scorer.make_scores(read.select(whose[part]).leave_out(left_out[part]))
         ids = torch.from_numpy(items[whose[part]])
         score[part], rank[part] = (x.numpy() for x in scores_and_ranks(found, choice, ids, barred))
     rank[np.isnan(score)] = np.nan
@@ -139,7 +141,7 @@ def leave_one_out(
     whole = begin[history]
     return {
         "pair": pair,
-        "past": some.items[np.cumsum(some.lengths)[history] - steps_back],
+        "past": explained.items[np.cumsum(explained.lengths)[history] - steps_back],
         "steps_back": steps_back,
         "score": score[whole, place],
         "rank": rank[whole, place],

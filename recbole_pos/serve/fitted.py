@@ -163,7 +163,7 @@ class FittedModel:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
-def folder_of(path: str | Path) -> RunFolder | None:
+def find_run_folder(path: str | Path) -> RunFolder | None:
     """Return the folder of a run; None for a checkpoint outside of one."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None

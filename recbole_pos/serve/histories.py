@@ -138,7 +138,7 @@ class Histories:
         return len(self.ids)
 
     @classmethod
-    def packed(
+    def pack(
         cls,
         ids: list[Any],
         items: np.ndarray,
@@ -162,7 +162,7 @@ class Histories:
         features = features.map(lambda x: x[place])
         return cls(ids, items[order], known, times, lengths - known, None, at, features)
 
-    def asked_at(self, default: float) -> Histories:
+    def with_request_time(self, default: float) -> Histories:
         """Return the histories with ``default`` as the time of each request without a time.
 
         Raises:
@@ -182,7 +182,7 @@ class Histories:
                 )
         return replace(self, at=at)
 
-    def some(self, rows: np.ndarray) -> Histories:
+    def select(self, rows: np.ndarray) -> Histories:
         """Return the histories of the given rows [r], in the order of ``rows``."""
         begin, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
         found = self._with_events(gather_index(begin, lengths), lengths)
@@ -196,17 +196,17 @@ class Histories:
             features=found.features.map(lambda x: x, lambda x: x[place]),
         )
 
-    def pairs(self) -> tuple[Tensor, Tensor]:
+    def list_pairs(self) -> tuple[Tensor, Tensor]:
         """Return the number of the history [m] and the item [m] of each event."""
         row = torch.repeat_interleave(torch.from_numpy(self.lengths))
         return row, torch.from_numpy(self.items)
 
-    def newest(self, most: int) -> Histories:
+    def keep_newest(self, most: int) -> Histories:
         """Return the histories cut to their ``most`` newest events."""
         events = np.flatnonzero(self._steps_back() <= most)
         return self._with_events(events, np.minimum(self.lengths, most))
 
-    def without(self, steps_back: np.ndarray) -> Histories:
+    def leave_out(self, steps_back: np.ndarray) -> Histories:
         """Return the histories without one interaction each, ``steps_back`` [b] of them: 1 is the
         newest, 0 leaves none out. The others keep their times."""
         events = np.flatnonzero(self._steps_back() != np.repeat(steps_back, self.lengths))
@@ -278,7 +278,7 @@ def read_histories(
     ]
     lengths = np.array([len(one.items) for one in histories], np.int64)
     names = [str(name) for one in histories for name in one.items]
-    return Histories.packed(
+    return Histories.pack(
         [number if one.id is None else one.id for number, one in enumerate(histories)],
         _look_up(pa.array(names, pa.large_string()), ids),
         lengths,
@@ -470,7 +470,7 @@ def _read_table(
     ):
         return None
     found = _look_up(items.cast(pa.large_string()), item_ids)
-    return Histories.packed(names.to_pylist(), found, lengths, times, at, Features())
+    return Histories.pack(names.to_pylist(), found, lengths, times, at, Features())
 
 
 def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:

@@ -84,7 +84,7 @@ class ModelHolder:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {reason}") from error
         try:
-            _try(trained)
+            _try_model(trained)
         except PosError:
             raise
         except Exception as error:
@@ -106,15 +106,15 @@ class ModelHolder:
         return LoadedModel(trained, run_dir, about)
 
 
-def _try(trained: Recommender) -> None:
+def _try_model(trained: Recommender) -> None:
     """Recommend once, which also computes what is cached at first use."""
     if trained.by_user:
         users = np.flatnonzero(trained.dataset.log.lengths)[:1]
         names = trained.dataset.field2id_token[trained.dataset.uid_field][users]
-        asked = trained.of_users(names.tolist())
+        packed = trained.read_users(names.tolist())
     else:
-        asked = trained.read([{"items": [trained.items[0]], "times": [0.0]}])
-    trained.ranked(asked, 1, False, trained.choice())
+        packed = trained.read([{"items": [trained.items[0]], "times": [0.0]}])
+    trained.rank_items(packed, 1, False, trained.choose_items())
 
 
 def _utc(seconds: float) -> str:

@@ -116,16 +116,16 @@ class Service:
     async def recommend(self, request: Request) -> Response:
         """Answer POST /recommend; with several models, by the model that each id belongs to."""
 
-        def compute(loaded: dict[str, LoadedModel], body: bytes) -> dict[str, Any]:
-            asked = parse(bodies.RecommendBody, body)
-            if asked.model is not None:
-                self.holders.require(asked.model)
+        def compute(loaded: dict[str, LoadedModel], content: bytes) -> dict[str, Any]:
+            body = parse(bodies.RecommendBody, content)
+            if body.model is not None:
+                self.holders.require(body.model)
             if len(loaded) == 1:
                 ((name, model),) = loaded.items()
-                answers = self._recommend(name, model, asked)
+                answers = self._recommend(name, model, body)
                 return {"run_dir": model.run_dir, "recommendations": answers}
             found: dict[int, dict] = {}
-            for name, (numbers, part) in asked.by_model(self.holders.choose).items():
+            for name, (numbers, part) in body.by_model(self.holders.choose).items():
                 try:
                     answers = self._recommend(name, loaded[name], part)
                 except UsageError as error:
@@ -138,22 +138,22 @@ class Service:
         return await self._compute(request, compute)
 
     def _recommend(
-        self, name: str, model: LoadedModel, asked: bodies.RecommendBody
+        self, name: str, model: LoadedModel, body: bodies.RecommendBody
     ) -> list[dict[str, Any]]:
         """Return the answers of one model, which are counted and timed."""
         with self.metrics.scoring.labels(name).time():
-            answers = bodies.recommend(model.recommender, asked, self.settings)
+            answers = bodies.recommend(model.recommender, body, self.settings)
         self.metrics.histories.labels(name).inc(len(answers))
         return answers
 
     async def similar(self, request: Request) -> Response:
         """Answer POST /similar."""
 
-        def compute(loaded: dict[str, LoadedModel], body: bytes) -> dict[str, Any]:
-            asked = parse(bodies.SimilarBody, body)
-            name = self.holders.first if asked.model is None else asked.model
+        def compute(loaded: dict[str, LoadedModel], content: bytes) -> dict[str, Any]:
+            body = parse(bodies.SimilarBody, content)
+            name = self.holders.first if body.model is None else body.model
             self.holders.require(name)
-            answers = bodies.find_similar(loaded[name].recommender, asked, self.settings)
+            answers = bodies.find_similar(loaded[name].recommender, body, self.settings)
             return {"run_dir": loaded[name].run_dir, "similar": answers}
 
         return await self._compute(request, compute)
@@ -204,14 +204,15 @@ class Service:
             raise Refusal(
                 403, "/reload is answered to this machine alone; --allow_reload lets others, too"
             )
-        asked = parse(bodies.ReloadBody, await _read_body(request, self.settings.max_body) or b"{}")
-        if asked.model is not None:
-            self.holders.require(asked.model)
-        names = list(self.holders.by_name) if asked.model is None else [asked.model]
-        if asked.run_dir is not None and len(names) > 1:
+        content = await _read_body(request, self.settings.max_body)
+        body = parse(bodies.ReloadBody, content or b"{}")
+        if body.model is not None:
+            self.holders.require(body.model)
+        names = list(self.holders.by_name) if body.model is None else [body.model]
+        if body.run_dir is not None and len(names) > 1:
             raise Refusal(422, f"model: give the one that changes, of {', '.join(names)}")
         for name in names:
-            await asyncio.to_thread(self.renew, name, asked.run_dir)
+            await asyncio.to_thread(self.renew, name, body.run_dir)
         return await self.health()
 
     def renew(self, name: str, run_dir: str | None = None) -> None:

@@ -109,14 +109,16 @@ def write_recommendations(
         if item_vectors is not None:
             reporter.line(trained.add_items(item_vectors))
         _report_growth(trained, reporter)
-        choice = trained.choice(names["items"], names["exclude"])
+        choice = trained.choose_items(names["items"], names["exclude"])
         report_unknown(trained, reporter, **names)
-        parts = iter([trained.of_users(users)]) if histories is None else _read(trained, histories)
+        parts = (
+            iter([trained.read_users(users)]) if histories is None else _read(trained, histories)
+        )
         with reporter.task("recommending") as task:
-            for asked in parts:
-                asked = trained.requested(asked, read_at(at))
-                counts["unknown"] += int(asked.unknown.sum())
-                for part, seen in trained.parts(asked, k, exclude_seen, choice, because):
+            for packed in parts:
+                packed = trained.add_request_time(packed, read_at(at))
+                counts["unknown"] += int(packed.unknown.sum())
+                for part, seen in trained.make_tables(packed, k, exclude_seen, choice, because):
                     is_first = part["rank"] == 1
                     task.advance(int(is_first.sum()))
                     counts["rows"] += len(part)

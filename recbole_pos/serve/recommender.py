@@ -31,9 +31,9 @@ from recbole_pos.serve.explain import (
     leave_one_out,
     require_reasons,
 )
-from recbole_pos.serve.fitted import FittedModel, folder_of, unpack
+from recbole_pos.serve.fitted import FittedModel, find_run_folder, unpack
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
-from recbole_pos.serve.scorer import Scorer, top_items
+from recbole_pos.serve.scorer import Scorer, find_best_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
@@ -65,7 +65,7 @@ class Recommender(FittedModel):
         self,
         experiment: Experiment,
         growth: Growth,
-        strangers: Iterable[str] = (),
+        unknown_users: Iterable[str] = (),
         folder: RunFolder | None = None,
         source: Sequence[Any] = (),
     ) -> None:
@@ -78,7 +78,7 @@ class Recommender(FittedModel):
         self.by_user = reads_users(self.config["model"], type(experiment.model))
         counts = torch.from_numpy(dataset.popularity).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
-        self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
+        self.unknown_users = dict.fromkeys(unknown_users)  # who are in the data all the same
         self._has_warned = False
 
     @classmethod
@@ -114,7 +114,7 @@ class Recommender(FittedModel):
         trained = None
         if not reads_data:
             try:
-                trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
+                trained = cls(load_without_data(run_dir), Growth(), folder=find_run_folder(run_dir))
             except NeedsDataset:
                 if not finds_dataset(run_dir):
                     raise
@@ -138,16 +138,15 @@ class Recommender(FittedModel):
             return dataset if later is None else extend_log(dataset, later, not is_by_user(dataset))
 
         experiment = load(run_dir, add_later, grown=True, data_path=data_path)
-        later, strangers = experiment.dataset.held_out, []
-        if later is not None:
-            unknown_users = later.users if is_by_user(experiment.dataset) else []
-            strangers = [*unknown_users, *later.lonely]
-        growth = Growth() if later is None else later.growth
-        return cls(experiment, growth, strangers, folder_of(run_dir))
+        later = experiment.dataset.held_out
+        if later is None:
+            return cls(experiment, Growth(), folder=find_run_folder(run_dir))
+        unknown_users = [*(later.users if is_by_user(experiment.dataset) else []), *later.lonely]
+        return cls(experiment, later.growth, unknown_users, find_run_folder(run_dir))
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
-        return unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
+        return unpack, (type(self), self.pack(), dataset, self.growth, [*self.unknown_users])
 
     def add_items(self, item_vectors: Any) -> str:
         """Add items that were not in the training data to the catalogue, by their content vectors.
@@ -174,13 +173,13 @@ class Recommender(FittedModel):
         self.ids |= {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
         self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
         self.scorer = Scorer(model, self.config)
-        for cached in ("_every", "_directions"):
+        for cached in ("_all_items", "_unit_vectors"):
             self.__dict__.pop(cached, None)
         try:
             with torch.inference_mode():
                 for name in names[:1]:
                     history = {"items": [name], "times": [0.0], "at": 0.0}
-                    self.scorer.scores(self.read([history]))
+                    self.scorer.make_scores(self.read([history]))
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
@@ -238,10 +237,10 @@ class Recommender(FittedModel):
         """
         if users is not None and histories is not None:
             raise UsageError("give users or histories, not both")
-        choice = self.choice(allowed, excluded, boosts)
-        asked = self.of_users(users) if histories is None else self.read(histories)
-        asked = self.requested(asked, at)
-        parts = self.parts(asked, k, exclude_seen, choice, because)
+        choice = self.choose_items(allowed, excluded, boosts)
+        packed = self.read_users(users) if histories is None else self.read(histories)
+        packed = self.add_request_time(packed, at)
+        parts = self.make_tables(packed, k, exclude_seen, choice, because)
         return pd.concat([table for table, _ in parts], ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
@@ -273,7 +272,9 @@ class Recommender(FittedModel):
             for table, embeds in self.scorer.fields.items()
         }
 
-    def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
+    def add_request_time(
+        self, histories: Histories, at: float | str | datetime | None = None
+    ) -> Histories:
         """Return histories with a time of the request each, if the model reads it: their own, or
         ``at``, or now, with a warning the first time.
 
@@ -281,16 +282,16 @@ class Recommender(FittedModel):
             UsageError: for a time that the model does not read, or before the newest event.
         """
         if not self.scorer.reads_request:
-            if at is not None or asked.at is not None:
+            if at is not None or histories.at is not None:
                 raise UsageError(
                     f"at: {self.config['model']} was trained with request_time: none and reads no "
                     "time of a request; leave it out"
                 )
-            return asked
+            return histories
         if at is not None:
-            return asked.asked_at(read_moment(at, "at", self._unit))
-        if asked.at is not None and not np.isnan(asked.at).any():
-            return asked.asked_at(0.0)
+            return histories.with_request_time(read_moment(at, "at", self._unit))
+        if histories.at is not None and not np.isnan(histories.at).any():
+            return histories.with_request_time(0.0)
         if self._unit is None:
             raise UsageError(
                 "at: the time field counts no time, so now has no value in it; give at"
@@ -299,7 +300,7 @@ class Recommender(FittedModel):
             self._has_warned = True
             text = "at: the model reads the time of the request: now is taken"
             warnings.warn(text, RunWarning, 3)
-        return asked.asked_at(time.time() / self._unit)
+        return histories.with_request_time(time.time() / self._unit)
 
     @cached_property
     def _unit(self) -> float | None:
@@ -312,7 +313,7 @@ class Recommender(FittedModel):
         first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
         return seconds if 1 < first and last < 2100 - 1970 else None
 
-    def of_users(self, users: Sequence[str | int] | None = None) -> Histories:
+    def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
         """Return the histories of users in the data, each user once; of all with an event if None.
 
         Raises:
@@ -321,14 +322,14 @@ class Recommender(FittedModel):
         dataset, log = self.dataset, self.dataset.log
         names = dataset.field2id_token[dataset.uid_field]
         if users is None:
-            wanted = [*names[log.lengths > 0], *self.strangers]
+            wanted = [*names[log.lengths > 0], *self.unknown_users]
         else:
             wanted = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
         known = dataset.field2token_id[dataset.uid_field]
         ids = np.array([known.get(user, 0) for user in wanted], dtype=np.int64)
         lengths = log.lengths[ids]
         has_events = dict(zip(wanted, lengths > 0, strict=True))
-        absent = [user for user in wanted if not (has_events[user] or user in self.strangers)]
+        absent = [user for user in wanted if not (has_events[user] or user in self.unknown_users)]
         if absent or not wanted:
             raise UsageError(
                 f"users: {len(absent)} of {len(wanted)} have no event in "
@@ -339,7 +340,7 @@ class Recommender(FittedModel):
         features = dataset.features().map(lambda x: x[events], lambda x: x[rows])
         return Histories(wanted, items, lengths, times, 0 * ids, ids, features=features)
 
-    def choice(
+    def choose_items(
         self,
         allowed: Iterable[str | int] | None = None,
         excluded: Iterable[str | int] | None = None,
@@ -351,7 +352,7 @@ class Recommender(FittedModel):
             UsageError: if no item is left, or a boost is not a finite number.
         """
         if allowed is None and excluded is None and not boosts:
-            return self._every
+            return self._all_items
         allows = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
         allows[1:] = allowed is None
         for key, names, is_allowed in (("allowed", allowed, True), ("excluded", excluded, False)):
@@ -374,20 +375,20 @@ class Recommender(FittedModel):
         return Choice(items, bonus[items] if boosts else None)
 
     @cached_property
-    def _every(self) -> Choice:
+    def _all_items(self) -> Choice:
         return Choice(torch.arange(1, len(self.ids) + 1))
 
-    def parts(
+    def make_tables(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
     ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Yield tables as :meth:`recommend` returns them, pool by pool in the order of ``asked``,
-        each with how many of its items are in the history already."""
+        """Yield tables as :meth:`recommend` returns them, pool by pool in their order, each
+        with how many of its items are in the history already."""
         require_reasons(self.scorer, because, asked)
         hides_seen = self.hides_seen(exclude_seen)
         size = EXPLAINED if because else POOL
         for begin in range(0, max(len(asked), 1), size):
-            pool = asked.some(np.arange(begin, min(begin + size, len(asked))))
-            row, rank, item, score = self.ranked(pool, k, exclude_seen, choice)
+            pool = asked.select(np.arange(begin, min(begin + size, len(asked))))
+            row, rank, item, score = self.rank_items(pool, k, exclude_seen, choice)
             table = pd.DataFrame(
                 {
                     "id": np.array(pool.ids, dtype=object)[row],
@@ -411,23 +412,24 @@ class Recommender(FittedModel):
         return self.ids[name]
 
     @torch.inference_mode()
-    def ranked(
-        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
+    def rank_items(
+        self, histories: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> tuple[np.ndarray, ...]:
         """Return recommendations as arrays [p], history by history and the best first: number of
         the history, rank from 1, id of the item, and score."""
         self.require_k(k)
-        hides_seen, by_length = self.hides_seen(exclude_seen), asked.lengths.argsort(kind="stable")
-        empty, known = np.split(by_length, [int((asked.lengths == 0).sum())])
+        hides_seen = self.hides_seen(exclude_seen)
+        by_length = histories.lengths.argsort(kind="stable")
+        empty, known = np.split(by_length, [int((histories.lengths == 0).sum())])
         found = [tuple(np.empty(0, kind) for kind in ("i8", "i8", "i8", "f4"))]
         if len(empty):  # the same for all of them
-            best = top_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
+            best = find_best_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
             found.append(_to_rows(empty, *(np.repeat(x, len(empty), 0) for x in best)))
         for begin in range(0, len(known), BATCH):
             rows = known[begin : begin + BATCH]
-            batch = asked.some(rows)
-            barred = batch.pairs() if hides_seen else None
-            best = top_items(self.scorer.scores(batch), choice, k, barred)
+            batch = histories.select(rows)
+            barred = batch.list_pairs() if hides_seen else None
+            best = find_best_items(self.scorer.make_scores(batch), choice, k, barred)
             found.append(_to_rows(rows, *best))
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.lexsort((columns[1], columns[0]))
@@ -473,27 +475,27 @@ class Recommender(FittedModel):
         """
         if (history is None) == (user is None):
             raise UsageError("give a history or a user, one of the two")
-        asked = self.read([history]) if user is None else self.of_users([user])
-        asked = self.requested(asked, at)
-        require_reasons(self.scorer, 1, asked)
-        if not asked.lengths[0]:
+        packed = self.read([history]) if user is None else self.read_users([user])
+        packed = self.add_request_time(packed, at)
+        require_reasons(self.scorer, 1, packed)
+        if not packed.lengths[0]:
             raise UsageError(
                 "history: no item of it is known to the model, so it gets the most popular items"
             )
-        choice = self.choice()
+        choice = self.choose_items()
         if items is None:
-            item = self.ranked(asked, k, exclude_seen, choice)[2]
+            item = self.rank_items(packed, k, exclude_seen, choice)[2]
         else:
             item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
         if not len(item):
             raise UsageError("items: none to explain")
-        if self.hides_seen(exclude_seen) and (seen := np.isin(item, asked.items)).any():
+        if self.hides_seen(exclude_seen) and (seen := np.isin(item, packed.items)).any():
             raise UsageError(
                 f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
                 "are excluded; set exclude_seen to false"
             )
         row, hides_seen = np.zeros(len(item), dtype=np.int64), self.hides_seen(exclude_seen)
-        effects = leave_one_out(self.scorer, asked, row, item, choice, hides_seen)
+        effects = leave_one_out(self.scorer, packed, row, item, choice, hides_seen)
         found = pd.DataFrame(effects).sort_values(
             ["pair", "score_change"], kind="stable", ignore_index=True
         )
@@ -512,12 +514,12 @@ class Recommender(FittedModel):
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
         """
-        vectors, asked = self.scorer.require_vectors(), self.requested(self.read(histories))
-        states = np.zeros((len(asked), vectors.size(1)), dtype=np.float32)
-        known = np.flatnonzero(asked.lengths)
+        vectors, packed = self.scorer.require_vectors(), self.add_request_time(self.read(histories))
+        states = np.zeros((len(packed), vectors.size(1)), dtype=np.float32)
+        known = np.flatnonzero(packed.lengths)
         for begin in range(0, len(known), BATCH):
             rows = known[begin : begin + BATCH]
-            states[rows] = self.scorer.states(asked.some(rows)).cpu().numpy()
+            states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -552,7 +554,7 @@ class Recommender(FittedModel):
         names = list(map(str, np.atleast_1d(items)))
         for name in names:
             self.require_id(name)
-        row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
+        row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
         return pd.DataFrame(
             {
                 "item": np.array(names, dtype=object)[row],
@@ -562,18 +564,19 @@ class Recommender(FittedModel):
             }
         )
 
-    def nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
+    def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
         """Return the neighbours of :meth:`similar` as arrays: for each the number of the item in
         ``names``, the rank from 1, the id of the neighbour, and the cosine."""
         self.require_k(k)
-        vectors = self._directions
+        vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         barred = torch.arange(len(ids)), ids
-        best = top_items(lambda some: products(vectors[ids], vectors, some), choice, k, barred)
+        score = lambda items: products(vectors[ids], vectors, items)  # noqa: E731
+        best = find_best_items(score, choice, k, barred)
         return _to_rows(np.arange(len(ids)), *best)
 
     @cached_property
-    def _directions(self) -> Tensor:
+    def _unit_vectors(self) -> Tensor:
         """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
@@ -585,8 +588,8 @@ class Recommender(FittedModel):
             )
 
 
-def _to_rows(asked: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the best items [b, k] of what is asked for [b] as arrays [p]: what is asked for, rank
-    from 1, item and score; without those whose score is -inf, where few are left."""
+def _to_rows(owners: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the best items [b, k] of owners [b] as arrays [p]: owner, rank from 1, item and score;
+    without those whose score is -inf, where few are left."""
     row, rank = np.nonzero(score > -np.inf)
-    return asked[row], rank + 1, item[row, rank], score[row, rank]
+    return owners[row], rank + 1, item[row, rank], score[row, rank]

@@ -51,25 +51,27 @@ class Scorer:
             )
         return self.vectors
 
-    def scores(self, asked: Histories) -> Callable[[Tensor], Tensor]:
+    def make_scores(self, histories: Histories) -> Callable[[Tensor], Tensor]:
         """Return a function from item ids [c] to scores [b, c] after b histories, none empty."""
         if self.vectors is not None:
-            states, vectors = self.states(asked), self.vectors
+            states, vectors = self.encode(histories), self.vectors
             return lambda items: products(states, vectors, items).cpu()
-        every = self.model.full_sort_predict(self.rows(asked)).view(len(asked), -1).cpu()
+        every = (
+            self.model.full_sort_predict(self.make_rows(histories)).view(len(histories), -1).cpu()
+        )
         return lambda items: every[:, items]
 
-    def states(self, asked: Histories) -> Tensor:
+    def encode(self, histories: Histories) -> Tensor:
         """Return the states [b, d] that predict the event after each history, none empty."""
-        if self.model.needs_events and asked.users is not None:
-            return self.model.after_users(asked.users)
-        asked = asked if self.reach is None else asked.newest(self.reach)
-        parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
+        if self.model.needs_events and histories.users is not None:
+            return self.model.after_users(histories.users)
+        histories = histories if self.reach is None else histories.keep_newest(self.reach)
+        parts = [histories.items, histories.lengths, histories.times if self.needs_time else None]
         if self.reads_request:
-            parts.append(asked.at)
+            parts.append(histories.at)
         options = {}
         if any(self.fields.values()):
-            options["features"] = map_tensors(asked.features, self._send)
+            options["features"] = map_tensors(histories.features, self._send)
         return self.model.after(
             *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **options
         )
@@ -77,19 +79,19 @@ class Scorer:
     def _send(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
-    def rows(self, asked: Histories) -> Interaction:
+    def make_rows(self, histories: Histories) -> Interaction:
         """Return histories as examples of RecBole: lists padded on the right to [b, L]."""
         config, length = self.config, self.config["MAX_ITEM_LIST_LENGTH"]
-        users = np.zeros(len(asked), np.int64) if asked.users is None else asked.users
+        users = np.zeros(len(histories), np.int64) if histories.users is None else histories.users
         columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            asked = asked.newest(length)
-            lengths = torch.from_numpy(asked.lengths)
+            histories = histories.keep_newest(length)
+            lengths = torch.from_numpy(histories.lengths)
             is_event = torch.arange(length) < lengths[:, None]
-            items, features = torch.from_numpy(asked.items), asked.features
+            items, features = torch.from_numpy(histories.items), histories.features
             lists = {config["ITEM_ID_FIELD"]: items, **features.events}
-            if asked.times is not None:
-                lists[config["TIME_FIELD"]] = torch.from_numpy(asked.times)
+            if histories.times is not None:
+                lists[config["TIME_FIELD"]] = torch.from_numpy(histories.times)
             for field, values in lists.items():
                 block = values.new_zeros(*is_event.shape, *values.shape[1:])
                 block[is_event] = values
@@ -99,7 +101,7 @@ class Scorer:
         return Interaction(columns).to(self.device)
 
 
-def top_items(
+def find_best_items(
     scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return scores and ids [rows, k'] of the best items of every row, best first.

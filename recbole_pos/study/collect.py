@@ -34,8 +34,7 @@ from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import (
     KNOWN_FROM,
     StudyFolder,
-    parse_epochs,
-    read_bounded,
+    read_curve,
     read_facts,
 )
 from recbole_pos.study.study_report import html
@@ -72,11 +71,7 @@ class _Collector:
         self.curves: list[dict[str, Any]] = []
 
     def add(self, facts: dict[str, Any], run: RunFolder, trained: bool = True) -> None:
-        """Add a run by its facts; one that was tested only, not trained, has no cost and no curve.
-
-        Raises:
-            UsageError: if a file of the run is damaged.
-        """
+        """Add a run by its facts; one that was only tested has no cost and no curve."""
         row, seed, path = facts["row"], facts["seed"], run.path
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")
@@ -95,13 +90,8 @@ class _Collector:
         self.lines.append(line)
         if facts["status"] == DONE and run.ranks.is_file():
             self.ranks[row, seed] = _read_ranks(facts, run)
-        content = read_bounded(run.metrics) if trained else b""
-        whole_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
-        for epoch in parse_epochs(whole_lines, str(run.metrics)):
-            value = (epoch.get("valid") or {}).get(self.metric)
-            if value is not None:
-                point = {"epoch": epoch["epoch"] + 1, "value": value}
-                self.curves.append({"row": row, "seed": seed, **point})
+        for epoch, value in read_curve(run, self.metric).items() if trained else ():
+            self.curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
 
     def results(self, plan: Plan, facts: Mapping[str, Any], **others: Any) -> Results:
         """Return the results of the runs, with the facts of the study, its searches and command."""
@@ -127,11 +117,7 @@ class _Collector:
 
 
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
-    """Return the results of a study so far, from the folders of its runs.
-
-    Raises:
-        UsageError: if a file of a run is damaged.
-    """
+    """Return the results of a study so far, from its runs; a UsageError names a damaged file."""
     collector = _Collector(plan.metrics[0], folder.path)
     facts, current = folder.facts(), folder.current(plan)
     chosen, chosen_by, unmade = (facts.get(key, {}) for key in ("chosen", "chosen_by", "unmade"))

@@ -25,11 +25,11 @@ from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.study.charts import KINDS, all_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
 from recbole_pos.study.configs import check_plan, complete, note_unread, require_twins
-from recbole_pos.study.dispatcher import Dispatcher, keep_state
+from recbole_pos.study.dispatcher import ActiveRuns, keep_state
 from recbole_pos.study.packed import PackedStudy, pack, require_place
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
-from recbole_pos.study.rendered_table import Cell, RenderedTable
+from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import all_tables, tidy
 from recbole_pos.study.results import DONE, Comparison, Results
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
@@ -128,7 +128,7 @@ def compare(
         given: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
             ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
-            ``known``, ``pack``, ``max_concurrent``, ``address``, ``storage``, ``cpus_per_trial``,
+            ``known``, ``pack``, ``max_concurrent``, ``address``, ``cpus_per_trial``,
             ``gpus_per_trial``, ``verbose``.
 
     Returns:
@@ -167,8 +167,7 @@ def compare(
         require_twins(configs)
         for config in configs.values():
             require_dataset(plan.dataset, Path(config["data_path"]), [], config)
-        if not args.report:
-            folder.use_storage(args.storage, make=not args.dry_run)
+
         if packed or args.dry_run:
             rehearsal = Scheduler(plan, folder, args.rows, packed)
             if args.dry_run:
@@ -187,7 +186,7 @@ def compare(
                     keep_state(scheduler)
                 else:
                     models = {config["model"] for config in configs.values()}
-                    Dispatcher(scheduler, args, reporter, models).train()
+                    ActiveRuns(scheduler, args, reporter, models).train(scheduler.ready())
         finally:
             stop(joined)
     results = collect_results(plan, folder)
@@ -289,9 +288,16 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
 
     The data are read only if the study has runs already, to find which of them are still its.
     """
-    folder = scheduler.folder
+    plan, folder, rows = scheduler.plan, scheduler.folder, len(scheduler.rows)
     left = scheduler.left() if folder.runs.is_dir() or scheduler.packed else {}
-    reporter.line(describe_size(scheduler))
+    fits = [fit for fit in scheduler.fits if not fit.repeats]
+    searched, seeds = sum(fit.trial is not None for fit in fits), len(plan.seeds)
+    parts = f" ({searched} of a search, {len(fits) - searched} after it)" if searched else ""
+    reporter.line(
+        f"{plan.title}: {rows} configuration{'s' * (rows > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
+        f"{len(fits)} runs{parts} on {plan.dataset}; differences are from {plan.reference}"
+    )
+    reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
     if left:
         # a final run that a trial has trained counts only if it has to be trained again
         fits = [fit for fit in scheduler.fits if not fit.repeats or left[fit.name] == NEW]
@@ -300,51 +306,6 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
         reporter.line(f"In {folder.path}: {', '.join(states)}")
     for study in scheduler.packed:
         reporter.line(str(study))
-    reporter.table(plan_table(scheduler, left))
-
-
-def describe_size(scheduler: Scheduler) -> str:
-    """Return one line on the size of a study: configurations, seeds and runs."""
-    plan, rows, seeds = scheduler.plan, len(scheduler.rows), len(scheduler.plan.seeds)
-    fits = [fit for fit in scheduler.fits if not fit.repeats]
-    searched = sum(fit.stage == "trial" for fit in fits)
-    parts = f" ({searched} of a search, {len(fits) - searched} after it)" if searched else ""
-    return (
-        f"{plan.title}: {rows} configuration{'s' * (rows > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
-        f"{len(fits)} runs{parts} on {plan.dataset}; differences are from {plan.reference}"
-    )
-
-
-def plan_table(scheduler: Scheduler, left: Mapping[str, str]) -> RenderedTable:
-    """Return a table of the configurations of a study, with the states of their runs if known."""
-    lines = []
-    for name in scheduler.rows:
-        row = scheduler.plan.rows[name]
-        fits = [fit for fit in scheduler.fits if fit.row == name and not fit.repeats]
-        options = {
-            **row.options,
-            **({"config_files": row.config_files} if row.config_files else {}),
-        }
-        line = {"configuration": name}
-        line["options"] = ", ".join(f"{key}: {_written(v)}" for key, v in options.items())
-        line |= {
-            "search": str(row.search or ""),
-            "made of": row.parent or "",
-            "runs": str(len(fits)),
-        }
-        for state in (DONE, CONTINUED) if left else ():
-            line[state] = str(sum(left[fit.name] == state for fit in fits))
-        lines.append(line)
-    columns = [key for key in lines[0] if any(line[key] for line in lines)]
-    cells = tuple(tuple(Cell(line[key]) for key in columns) for line in lines)
-    words = frozenset(range(columns.index("runs")))
-    spare = tuple(columns.index(key) for key in ("made of", "search") if key in columns)
-    return RenderedTable("", tuple(columns), cells, (), words, spare)
-
-
-def _written(value: Any) -> str:
-    """Return a value of an option as text."""
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:

@@ -1,4 +1,4 @@
-"""Training the fits of a study: Ray tasks, as many at a time as fit, and what became of them."""
+"""The runs in training: how they begin, what became of them, and their progress."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import ray
 
-from recbole_pos.config.arguments import CompareArguments
+from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.targets import describe_warnings
 from recbole_pos.experiment.folder import versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources, connect, room_for, stop
-from recbole_pos.runs.progress import live_view
+from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.runs.storage import Mirror
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.study.configs import data_key
 from recbole_pos.study.rendered_table import span
@@ -27,90 +27,57 @@ from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import commit
 
 
-class Dispatcher:
-    """Trains the fits that are left as Ray tasks, and shows the progress.
+class ActiveRuns:
+    """The runs in training, by what trains them: a Ray task, or a trial of Ray Tune.
 
     Args:
         scheduler: the fits.
-        args: arguments of the comparison, with resources and limits.
+        args: arguments of the command, with resources and limits.
         reporter: where progress is shown.
         models: names of the models, whose custom code other processes need.
 
     Attributes:
-        running: active task -> its job and start time.
+        running: key of an active run -> its job and start time.
     """
 
     def __init__(
-        self, scheduler: Scheduler, args: CompareArguments, reporter: Reporter, models: set[str]
+        self, scheduler: Scheduler, args: ClusterArguments, reporter: Reporter, models: set[str]
     ) -> None:
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter, self.packed = reporter, {model: pack(model) for model in models}
-        self.resources = Resources(
-            args.cpus_per_trial, args.gpus_per_trial, storage=self.folder.storage
-        )
+        self.resources = Resources(args.cpus_per_trial, args.gpus_per_trial)
         self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = commit()
         self.running: dict[Any, tuple[Job, float]] = {}
         self.twins: list[Job] = []  # fits with the same run as one that is in training
         self.seconds: list[float] = []  # of runs that have ended
 
-    def train(self) -> None:
-        """Train until every fit has ended.
+    def share(self, config: PosConfig, test: bool) -> Any:
+        """Return Ray's reference of the data of a configuration, which all its runs share.
 
-        Raises:
-            KeyboardInterrupt: with the command that resumes the study.
+        Args:
+            config: configuration of a run.
+            test: whether the run is tested; trials have no test events.
         """
-        waiting = self.scheduler.ready()
-        keep_state(self.scheduler)
-        if waiting is None:
-            return
-        started = connect(self.args.address)
-        try:
-            most = self.args.max_concurrent or room_for(self.resources)
-            with live_view(self.reporter, self.lines):
-                while waiting is not None or self.running:
-                    while waiting is not None and len(self.running) < most:
-                        self._begin(waiting)
-                        waiting = self.scheduler.ready()
-                    for task in ray.wait(list(self.running), timeout=1.0)[0]:
-                        self._end(task)
-                    waiting = waiting or self.scheduler.ready()
-        except KeyboardInterrupt:
-            for task in self.running:
-                ray.cancel(task, force=True)
-            folder = self.folder.path
-            raise KeyboardInterrupt(
-                "interrupted; finished runs and the last checkpoints of others are kept in "
-                f"{folder}; continue with `recbole-pos compare {folder}`"
-            ) from None
-        finally:
-            keep_state(self.scheduler)
-            stop(started)
+        key = data_key(config), test
+        if key not in self.shared:
+            self.shared[key] = ray.put(SharedData(self.scheduler.prepare(config), test))
+        return self.shared[key]
 
-    def _begin(self, job: Job) -> None:
-        """Write the facts of a run, and start its training, unless it is in training already."""
+    def note_begin(self, job: Job) -> bool:
+        """Write the facts of a run that begins; return False if another fit has it in training,
+        with which this fit then ends, too."""
         if any(job.digest == other.digest for other, _ in self.running.values()):
             self.twins.append(job)
-            return
-        fit, model, folder = job.fit, job.config["model"], self.folder
-        test = fit.stage != "trial"
-        key = data_key(job.config), test
-        if key not in self.shared:
-            self.shared[key] = ray.put(SharedData(self.scheduler.prepare(job.config), test))
-        facts = {"status": "running", "commit": self.commit, "model": model}
-        folder.write_fit(job.digest, {**facts, **self.scheduler.describe(fit)})
-        folder.write_current(self.scheduler.plan, self.scheduler.digests)
-        path = str(folder.run(job.digest).path.resolve())
-        source = str(folder.run(job.begin).path.resolve()) if job.begin else None
-        code = self.packed.get(model, b"")
-        options: dict[str, Any] = {"max_retries": MOST_LOSSES, **self.resources.for_ray}
-        given = (job.config.plain, path, self.shared[key], self.resources, code, source)
-        self.running[_train_run.options(**options).remote(*given)] = job, time.monotonic()
+            return False
+        facts = {"status": "running", "commit": self.commit, "model": job.config["model"]}
+        self.folder.write_fit(job.digest, {**facts, **self.scheduler.describe(job.fit)})
+        self.folder.write_current(self.scheduler.plan, self.scheduler.digests)
+        return True
 
-    def _end(self, task: Any) -> None:
-        """Record a run that has ended, and print a line about it."""
-        job, since = self.running.pop(task)
-        facts = _outcome(task, self.folder.mirror(job.digest))
+    def end(self, key: Any, facts: dict[str, Any]) -> None:
+        """Record a run that has ended with its facts, and print a line about it."""
+        job, since = self.running.pop(key)
         self.folder.write_fit(job.digest, facts)
         for one in (job, *(twin for twin in self.twins if twin.digest == job.digest)):
             self.scheduler.end(one.fit, facts["status"], facts.get("reason", ""), facts)
@@ -120,11 +87,13 @@ class Dispatcher:
         text, seconds = f"failed: {facts.get('reason', '')}", time.monotonic() - since
         if facts["status"] == DONE:
             self.seconds.append(seconds)
-            metric, best = self.scheduler.plan.metrics[0], facts.get("best_valid") or {}
+            metric, best = self.scheduler.metric(job.fit.row), facts.get("best_valid") or {}
             valid = f"  valid {metric} {best[metric]:.4f}" if metric in best else ""
-            text = f"{facts['epochs']} epochs{valid}  {span(seconds)}"
+            how = "stopped after " if facts.get("stopped") else ""
+            text = f"{how}{facts['epochs']} epochs{valid}  {span(seconds)}"
+        searched = show_options(self.scheduler.describe(job.fit).get("searched") or {})
         ended, count = len(self.scheduler.status), len(self.scheduler.fits)
-        self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}")
+        self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}  {searched}".rstrip())
 
     def lines(self) -> list[str]:
         """Return the lines of the progress: an overview, and one for each active run."""
@@ -139,25 +108,63 @@ class Dispatcher:
         lines = [f"{self.scheduler.plan.title}: {', '.join(parts)}"]
         for job, since in running:
             text = f"  {job.fit.name}: "
-            with suppress(OSError):  # its files may be on another machine
+            with suppress(OSError):  # it has no epoch yet
                 epoch = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
                 text += f"epoch {epoch} of {job.config['epochs']}, "
             lines.append(f"{text}{span(time.monotonic() - since)}")
         return lines
 
+    def train(self, waiting: Job | None) -> None:
+        """Train as Ray tasks, from the job ``waiting`` on, until every fit has ended.
 
-_train_run = ray.remote(train_run)
+        Raises:
+            KeyboardInterrupt: with the command that resumes the study.
+        """
+        keep_state(self.scheduler)
+        if waiting is None:
+            return
+        started = connect(self.args.address)
+        try:
+            most = self.args.max_concurrent or room_for(self.resources)
+            with live_view(self.reporter, self.lines):
+                while waiting is not None or self.running:
+                    while waiting is not None and len(self.running) < most:
+                        if self.note_begin(waiting):
+                            self.running[self._start(waiting)] = waiting, time.monotonic()
+                        waiting = self.scheduler.ready()
+                    for task in ray.wait(list(self.running), timeout=1.0)[0]:
+                        self.end(task, _outcome(task))
+                    waiting = waiting or self.scheduler.ready()
+        except KeyboardInterrupt:
+            for task in self.running:
+                ray.cancel(task, force=True)
+            folder = self.folder.path
+            raise KeyboardInterrupt(
+                "interrupted; finished runs and the last checkpoints of others are kept in "
+                f"{folder}; continue with `recbole-pos compare {folder}`"
+            ) from None
+        finally:
+            keep_state(self.scheduler)
+            stop(started)
+
+    def _start(self, job: Job) -> Any:
+        """Return the Ray task that trains a run; one whose process is lost is started again."""
+        path = str(self.folder.run(job.digest).path.resolve())
+        source = str(self.folder.run(job.begin).path.resolve()) if job.begin else None
+        code = self.packed.get(job.config["model"], b"")
+        data = self.share(job.config, job.fit.stage != "trial")
+        own = {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus}
+        task = _train_run.options(max_retries=MOST_LOSSES, **own)
+        return task.remote(job.config.plain, path, data, self.resources, code, source)
 
 
-def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
+_train_run: Any = ray.remote(train_run)
+
+
+def _outcome(task: Any) -> dict[str, Any]:
     """Return the facts of a run from its task; a failed run if its process was lost too often."""
     try:
-        facts = ray.get(task)
-        if mirror is not None and facts["status"] == DONE:
-            mirror.fetch()
-        return {**facts, "status": DONE if facts["status"] == DONE else FAILED}
-    except OSError as error:
-        return {"status": FAILED, "reason": f"its run cannot be read from the storage: {error}"}
+        return ray.get(task)
     except ray.exceptions.RayError as error:
         text = str(error).strip().splitlines()
         return {"status": FAILED, "reason": f"its process was lost: {text[0] if text else error}"}

@@ -25,6 +25,7 @@ from recbole_pos.values import is_number, is_whole, shown, suggest
 
 FIRST_SEED = 2020  # RecBole's default
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
+SEARCHERS = ("optuna", "random", "grid")
 _NAME_OF_A_RUN = re.compile(r"\n|, (trial|seed) \d+")
 
 
@@ -37,11 +38,15 @@ class Search:
         grid: option -> values, of which every combination is tried; None for a space.
         space: option -> how it is sampled, as in a space file; or the name of a space file; None
             for a grid.
+        searcher: what chooses from a space: optuna, random or grid.
+        seed: seed of the searcher; that of the first run if None.
     """
 
     trials: int
     grid: dict[str, list[Any]] | None = None
     space: dict[str, Any] | str | None = None
+    searcher: str = "optuna"
+    seed: int | None = None
 
     def points(self) -> list[dict[str, Any]]:
         """Return all combinations of a grid, the last option changing first."""
@@ -102,11 +107,13 @@ def _search(value: Any) -> Search | Literal[True] | None:
     if not isinstance(value, dict):
         raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
     if {"trials", "space"} & set(value):
-        trials, space = value.get("trials"), value.get("space")
-        sampled = isinstance(space, (str, dict)) and space
-        if not is_whole(trials) or trials < 1 or not sampled or len(value) > 2:
+        trials, space, seed = (value.get(key) for key in ("trials", "space", "seed"))
+        searcher = value.get("searcher", "optuna")
+        numbers = is_whole(trials) and trials >= 1 and (seed is None or is_whole(seed))
+        known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
+        if not (numbers and known and isinstance(space, (str, dict)) and space):
             raise ValueError("expected {trials: NUMBER, space: options or a file}")
-        return Search(trials, space=space)
+        return Search(trials, None, space, searcher, seed)
     for name, values in value.items():
         if isinstance(values, dict):
             raise ValueError(f"{name} is sampled: write {{trials: 20, space: {{{name}: ..}}}}")

@@ -39,18 +39,12 @@ def is_from_ranks(metric: str) -> bool:
 
 
 def gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """Return the gain of each target, whose mean is the metric.
+    """Return the gain of each target, whose mean is the metric; a UsageError for an unknown one.
 
     Args:
         rank: rank of the target among all items, 0 for the first; a half rank is allowed for
             ties, infinity for a target that cannot be ranked.
         metric: one of ``_GAINS`` and a cutoff: ``ndcg@10``.
-
-    Returns:
-        Values of the shape of ``rank``.
-
-    Raises:
-        UsageError: for another metric.
     """
     match = _METRIC.fullmatch(metric.lower())
     if not match or match[1] not in _GAINS:
@@ -67,16 +61,14 @@ def gains(rank: np.ndarray, metric: str) -> np.ndarray:
 def require_metrics(
     metrics: Mapping[str, float], rank: np.ndarray, decimals: int, name: str
 ) -> None:
-    """Require that the metrics of a test agree with the ranks of its targets.
+    """Require that the metrics of a test agree with the ranks of its targets; a UsageError names
+    one that does not.
 
     Args:
         metrics: metrics of a test; those that do not follow from ranks are not checked.
         rank: [targets] ranks.
         decimals: number of decimals that metrics are rounded to.
         name: name of the file, for messages.
-
-    Raises:
-        UsageError: naming the metric if one differs by more than rounding.
     """
     for metric, value in metrics.items():
         if len(rank) and is_from_ranks(metric):
@@ -107,15 +99,11 @@ class RankTable:
 
     @classmethod
     def from_runs(cls, frames: Mapping[tuple[str, int], pd.DataFrame]) -> RankTable:
-        """Align the ranks of runs by target.
+        """Align the ranks of runs by target; a UsageError names runs of which that cannot be done.
 
         Args:
             frames: (row, seed) -> a line for each test target, with the columns rank and user,
                 and perhaps item, history, age, popularity. The order of lines does not matter.
-
-        Raises:
-            UsageError: if a column is missing, a rank is wrong, or two runs were not tested on the
-                same targets; names the run.
         """
         sorted_runs = {key: _sorted(frame, *key) for key, frame in frames.items()}
         (row, seed), (first, _) = next(iter(sorted_runs.items()))
@@ -151,7 +139,7 @@ class RankTable:
             Row -> [seeds, users] sums over targets, seeds ascending; and [users] the number of
             targets of each user. Users without targets are left out.
         """
-        keep = np.ones(len(self.targets), dtype=bool) if where is None else where
+        keep = np.full(len(self.targets), True) if where is None else where
         _, user = np.unique(self.targets["user"].to_numpy()[keep], return_inverse=True)
         size = np.bincount(user)
         values = gains(self.rank[:, keep], metric)
@@ -189,7 +177,7 @@ def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[
     Raises:
         UsageError: if the runs have not recorded the column of the bins.
     """
-    found: dict[str, dict[str, np.ndarray]] = {}
+    masks: dict[str, dict[str, np.ndarray]] = {}
     for kind, edges in bins.items():
         column = "popularity" if kind == COLD else kind
         if column not in targets.columns:
@@ -199,11 +187,11 @@ def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[
             )
         values = targets[column].to_numpy()
         if kind == COLD:
-            found[kind] = {"cold items": values == 0, "other items": values != 0}
+            masks[kind] = {"cold items": values == 0, "other items": values != 0}
         else:
             place = np.searchsorted(edges, values)
-            found[kind] = {name: place == n for n, name in enumerate(labels(kind, edges))}
-    return found
+            masks[kind] = {name: place == n for n, name in enumerate(labels(kind, edges))}
+    return masks
 
 
 def labels(kind: str, edges: Sequence[float]) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.runs.searchers import OptunaSearcher
-from recbole_pos.runs.space import fit_space, parse_space, read_space, space_file
+from recbole_pos.runs.searchers import Searcher, make_searcher
+from recbole_pos.runs.space import Space, fit_space, parse_space, read_space, space_file
 from recbole_pos.study.configs import attached, data_key, digest, row_config, run_digest
 from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Fit, Plan, Search, list_fits
@@ -281,6 +281,10 @@ class Scheduler:
         config = row_config(options, changes)
         return Job(fit, config, self._digest(config, source), None if schemes else source)
 
+    def metric(self, row: str) -> str:
+        """Return the validation metric by which the runs of a row are shown."""
+        return self.searches[row].metric if row in self.searches else self.plan.metrics[0]
+
     def describe(self, fit: Fit) -> dict[str, Any]:
         """Return the facts of a fit that are known before it is trained."""
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
@@ -305,9 +309,11 @@ class RowSearch:
 
     Attributes:
         metric: validation metric that chooses, which is that of early stopping.
+        mode: max or min.
         asked: trial -> options that the search gives it.
         values: trial -> validation value with each seed that has ended, None if it failed.
         fixed: options that a space sets for all trials.
+        searched: the space; without parameters for a grid.
         space: digest of a space and its sampler; empty for a grid.
     """
 
@@ -316,11 +322,12 @@ class RowSearch:
         options = {**plan.options(name), "seed": plan.seeds[0]}
         config = row_config(plan.first_options(name))
         self.metric = str(config["valid_metric"]).lower()
-        self.sign = 1 if config["valid_metric_bigger"] else -1
+        self.mode = "max" if config["valid_metric_bigger"] else "min"
         self.asked: dict[int, dict[str, Any]] = {}
         self.values: dict[int, list[float | None]] = {}
         self.fixed: dict[str, Any] = {}
-        self.searcher: OptunaSearcher | None = None
+        self.searched = Space([])
+        self.searcher: Searcher | None = None
         self.space = ""
         search = plan.rows[name].search
         assert isinstance(search, Search)
@@ -335,10 +342,16 @@ class RowSearch:
             given = config.external_config_dict  # wins over what the space fixes
             self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
             fit_space(space, lambda drawn: row_config(options, {**self.fixed, **drawn}))
-            mode = "max" if self.sign > 0 else "min"
-            self.searcher = OptunaSearcher(space, mode, plan.seeds[0])
+            seed = plan.seeds[0] if search.seed is None else search.seed
+            self.searched, self.searcher = (
+                space,
+                make_searcher(search.searcher, space, self.mode, seed),
+            )
             parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
-            self.space = digest({"space": parameters, "given": space.context}, plan.seeds[0], mode)
+            how = [] if search.searcher == "optuna" else [search.searcher]
+            self.space = digest(
+                {"space": parameters, "given": space.context}, seed, self.mode, *how
+            )
             names = space.names
         for option in names:
             for path, given_to in ((("base",), plan.base), (("rows", name), plan.rows[name])):
@@ -351,11 +364,9 @@ class RowSearch:
 
     def select_drawn(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the options that can be sampled from the space; None if some cannot."""
-        assert self.searcher is not None
         drawn: dict[str, Any] = {}
-        space = self.searcher.space
-        for parameter in space.parameters:
-            if space.exists(parameter, drawn):
+        for parameter in self.searched.parameters:
+            if self.searched.exists(parameter, drawn):
                 if parameter.name not in options or not parameter.has(options[parameter.name]):
                     return None
                 drawn[parameter.name] = options[parameter.name]
@@ -383,8 +394,9 @@ class RowSearch:
     def best(self) -> int | None:
         """Return the trial with the best mean over its seeds, the first of equals, or None."""
         means = {trial: mean_of_seeds(v, self.seeds) for trial, v in sorted(self.values.items())}
-        scores = {trial: self.sign * mean for trial, mean in means.items() if mean is not None}
-        return max(scores, key=scores.__getitem__, default=None)
+        scores = {trial: mean for trial, mean in means.items() if mean is not None}
+        best = max if self.mode == "max" else min
+        return best(scores, key=scores.__getitem__, default=None)
 
 
 def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:

@@ -107,7 +107,7 @@ class SeedNoise:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference of two means, its standard error, and the degrees of freedom of the error.
+    """A difference of two means, row less reference, its standard error and degrees of freedom.
 
     Attributes:
         error: nan where it cannot be estimated: for one unit, or if no unit differs.
@@ -151,9 +151,6 @@ def estimate(
         pooled: noise between seeds over the study, for a side that has one seed.
         coupled: whether seed s of a side was made from seed s of the other, so that they share its
             noise: then it is estimated from the differences of each seed, not from the two sides.
-
-    Returns:
-        The difference of the means, row less reference, with its standard error.
     """
     difference = float(row.mean() - reference.mean())
     # the noise of one coupled seed is unknown; that of two independent sides is an upper bound
@@ -247,15 +244,9 @@ def holm(p: np.ndarray) -> np.ndarray:
 
     Args:
         p: [tests] p-values; nan where there is no test, which does not count.
-
-    Returns:
-        [tests] the smallest familywise level at which each test is significant; nan where there is
-        no test.
     """
-    p = np.asarray(p, dtype=float)
     adjusted = np.full(p.shape, np.nan)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
+    order = np.argsort(p, kind="stable")[: np.count_nonzero(~np.isnan(p))]  # nan are last
     corrected = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
     adjusted[order] = np.minimum(corrected, 1.0)
     return adjusted
@@ -355,15 +346,13 @@ def _compare(
         if not any(coupled(row, other) for other in independent):
             independent.append(row)
     pooled = SeedNoise.pool(values[row] for row in independent)
-    flipped = []
+    flipped, baseline = [], np.array(table.seeds(reference))
     for row in rows:
-        seeds, baseline = table.seeds(row), table.seeds(reference)
-        common = [seed for seed in seeds if seed in baseline]
+        seeds = np.array(table.seeds(row))
+        mine, other = np.arange(len(seeds)), np.arange(len(baseline))
         are_coupled = coupled(row, reference)
-        if are_coupled and common:  # all runs, but of coupled rows those of the seeds of both
-            mine, other = ([side.index(seed) for seed in common] for side in (seeds, baseline))
-        else:
-            mine, other = list(range(len(seeds))), list(range(len(baseline)))
+        if are_coupled and np.isin(seeds, baseline).any():  # only the seeds of both
+            _, mine, other = np.intersect1d(seeds, baseline, return_indices=True)
         line: dict[str, Any] = {"row": row, "reference": reference, "seeds": len(mine)}
         line |= {"reference_seeds": len(other), "targets": int(size.sum()), "units": len(size)}
         lines.append(line)

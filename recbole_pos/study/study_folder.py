@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import write_json
-from recbole_pos.runs.storage import Mirror, resolve_storage
 from recbole_pos.study.configs import request_digest
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.results import DONE, FAILED
@@ -36,20 +35,20 @@ _Metrics = dict[Annotated[str, Field(pattern=r"^(gauc|[a-z0-9_]+@[1-9][0-9]{0,8}
 _Options = dict[_Name, JsonValue]
 
 
-class _Layout(BaseModel):
+class Layout(BaseModel):
     """Layout of a mapping: types are strict, numbers finite, and further keys are kept."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
 
-class _Device(_Layout):
+class _Device(Layout):
     name: _Name
     threads: _Count
     precision: _Name
     processor: _Name | None = None
 
 
-class RunFacts(_Layout):
+class RunFacts(Layout):
     """``fit.json``: the fit, status and results of a run, as far as tables show them."""
 
     status: _Name = ""
@@ -71,19 +70,19 @@ class RunFacts(_Layout):
     device: _Device | Annotated[dict[str, JsonValue], Field(max_length=0)] | None = None
 
 
-class Epoch(_Layout):
+class Epoch(Layout):
     """A line of ``metrics.jsonl``."""
 
     epoch: _Count
     valid: _Metrics | None = None
 
 
-class _Ties(_Layout):
+class _Ties(Layout):
     users: _Count
     test: _Count
 
 
-class _Facts(_Layout):
+class _Facts(Layout):
     """``facts.json``: facts of the data, and the choices of the searches."""
 
     versions: dict[_Name, _Name] = {}
@@ -95,23 +94,22 @@ class _Facts(_Layout):
     warnings: list[_Name] = []
 
 
-class _Noted(_Layout):
+class _Noted(Layout):
     run: _Digest
     asked: _Name
 
 
-class _Current(_Layout):
+class _Current(Layout):
     """``current.json``: fit -> digests of its run and of what the plan asked of it."""
 
     __pydantic_extra__: dict[str, _Noted]
 
 
-class _Kept(_Layout):
+class _Kept(Layout):
     """``study.json``: the name and content of the study's file."""
 
     name: _Name
     content: _Options
-    storage: _Name | None = None
 
 
 def parse(layout: type[BaseModel], content: bytes | str, name: str) -> dict[str, Any]:
@@ -147,20 +145,20 @@ def parse_epochs(content: bytes, name: str) -> list[dict[str, Any]]:
     return [parse(Epoch, line, f"{name}, line {number}") for number, line in lines]
 
 
+def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
+    """Return epoch, from 1 on -> validation value of a run."""
+    content = read_bounded(run.metrics)
+    whole_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
+    epochs = parse_epochs(whole_lines, str(run.metrics))
+    values = ((line["epoch"] + 1, (line.get("valid") or {}).get(metric)) for line in epochs)
+    return {epoch: value for epoch, value in values if value is not None}
+
+
 class StudyFolder:
-    """The folder of one study.
-
-    Args:
-        path: path of the folder.
-
-    Attributes:
-        storage: path or URI for copies of runs in training; None where all machines reach the
-            folder itself.
-    """
+    """The folder of one study, at a path."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.storage: str | None = None
         self.runs = self.path / "runs"
 
     @classmethod
@@ -171,25 +169,14 @@ class StudyFolder:
             path = Path("saved") / plan.dataset / "studies" / title
         return cls(path)
 
-    def use_storage(self, given: str | None, make: bool) -> None:
-        """Set the storage of runs, a path or URI, which may be made; if None that of before."""
-        kept = self._read(_Kept, "study.json").get("storage")
-        self.storage = resolve_storage(given, self.path, make) if given else kept
-
-    def mirror(self, digest: str) -> Mirror | None:
-        """Return the copy of a run on the storage; None without a storage."""
-        return Mirror(self.run(digest), f"{self.storage}/{digest}") if self.storage else None
-
     def is_begun(self, digest: str) -> bool:
-        """Return whether a run has a checkpoint to resume from, here or on the storage."""
-        mirror, file = self.mirror(digest), self.run(digest).checkpoint
-        return file.is_file() or (mirror is not None and mirror.has(file))
+        """Return whether a run has a checkpoint to resume from."""
+        return self.run(digest).checkpoint.is_file()
 
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, so that the study can be resumed and reported without its file."""
-        storage = self.storage or self._read(_Kept, "study.json").get("storage")
         content = {"name": plan.source.name, "content": plan.source.content}
-        self._write("study.json", {**content, **({"storage": storage} if storage else {})})
+        self._write("study.json", content)
 
     def read_plan(self) -> Plan | None:
         """Return the plan of the study in this folder; None if it has none."""
@@ -203,8 +190,8 @@ class StudyFolder:
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
         """Write facts of a run, over those of an earlier attempt."""
         merged = {**self.fit(digest), **facts, "digest": digest}
-        if merged.get("status") != FAILED:
-            merged.pop("reason", None)  # of an earlier attempt
+        if merged.get("status") != FAILED:  # reasons of an earlier attempt
+            merged = {key: merged[key] for key in merged if key not in ("reason", "lost")}
         self._write(f"runs/{digest}/fit.json", merged)
 
     def fit(self, digest: str) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recbole_pos.errors import UsageError
-from recbole_pos.values import nearest, short, shown
-from recbole_pos.yaml_files import YamlLoader, read_text, yaml_problem
+from recbole_pos.values import nearest, shown
+from recbole_pos.yaml_files import read_with_lines
 
 LIKE = "like"  # the key that names another study
 _MERGED = ("base", "rows")  # keys that are taken over option by option
@@ -60,7 +58,7 @@ def read_source(path: str | Path, above: tuple[Path, ...] = ()) -> Source:
         UsageError: naming the line, if a file cannot be read, is not yaml or has no mapping.
     """
     path = Path(path)
-    source = _read(path)
+    source = Source(str(path), *read_with_lines(path, "study"))
     if LIKE not in source.content:
         return source
     name = source.content.pop(LIKE)
@@ -120,35 +118,3 @@ def _restrict(value: Any, names: list[str]) -> Any:
             if rows and table.get("reference", rows[0]) in rows:
                 tables.append({**table, "rows": rows} if "rows" in table else table)
     return tables or None
-
-
-def _read(path: Path) -> Source:
-    """Return the content and lines of one file; an error names the line."""
-    name = short(str(path))
-    try:
-        loader = YamlLoader(read_text(path))
-        try:
-            root = loader.get_single_node()
-            content = None if root is None else loader.construct_document(root)
-        finally:
-            loader.dispose()
-    except OSError as error:
-        raise UsageError(f"cannot read study {name}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{name}, {yaml_problem(error)} (not valid yaml)") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"study {name} must hold `key: value` lines")
-    lines = {part: f"{path}, line {line + 1}" for part, line in _lines(root)}
-    return Source(str(path), content, lines)
-
-
-def _lines(node: yaml.Node, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
-    """Yield the path and the line of every key and every value of a list in a node."""
-    parts: list[tuple[Any, yaml.Node, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        parts = [(key.value, key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        parts = [(place, value, value) for place, value in enumerate(node.value)]
-    for name, key, value in parts:
-        yield (*path, name), key.start_mark.line
-        yield from _lines(value, (*path, name))

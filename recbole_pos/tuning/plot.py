@@ -1,4 +1,4 @@
-"""Pictures of a search: learning curves, scores by option, importance of options.
+"""Pictures of a search: learning curves, and scores by option.
 
 Not Optuna's own, which have a legend of all trials and cut off long names.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
-
-import optuna
 
 from recbole_pos.inspect.pictures import (
     ABREAST,
@@ -24,12 +22,10 @@ from recbole_pos.inspect.pictures import (
     shorten,
     write,
 )
-from recbole_pos.runs.searchers import OptunaSearcher
+from recbole_pos.runs.progress import show_value
 from recbole_pos.runs.space import Space
 from recbole_pos.tuning.record import Trial, find_best_trial
-from recbole_pos.tuning.trials import show_value
 
-FEWEST = 4  # least trials for importance
 LABELS = 12  # most labels of values on an axis
 # state of a trial -> marker at the end of its line, and colour of both
 ENDS = {
@@ -43,7 +39,7 @@ ENDS = {
 def draw(
     trials: list[Trial], space: Space, metric: str, mode: str, what: str, folder: Path
 ) -> list[Path]:
-    """Write curves.png, options.png and, from four scored trials on, importance.png.
+    """Write curves.png and options.png.
 
     Args:
         trials: trials of a search.
@@ -65,9 +61,6 @@ def draw(
     if scored:
         titles = (f"{what}: options of {len(scored)} trials", f"{better}; orange: the best")
         files.append(_draw_options(scored, space, metric, titles, folder / "options.png"))
-    if shares := importance(scored, space, mode):
-        titles = (f"{what}: importance of options", f"fANOVA of {len(scored)} trials")
-        files.append(_draw_importance(shares, metric, titles, folder / "importance.png"))
     return files
 
 
@@ -132,43 +125,5 @@ def _draw_options(
         panel.grid(alpha=0.3)
     for panel in panels[:, 0]:
         panel.set_ylabel(f"validation {metric}")
-    set_title(figure, *titles)
-    return write(figure, file)
-
-
-def importance(scored: list[Trial], space: Space, mode: str) -> dict[str, float]:
-    """Return the share of the variance of scores that each parameter explains, by Optuna's fANOVA.
-
-    Hutter, Hoos and Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance",
-    2014: a random forest predicts the score, and its variance is divided among the parameters.
-    Parameters under a condition are left out, since fANOVA needs values in every trial.
-
-    Returns:
-        Shares that add up to one, the largest first; empty with too few trials, or equal scores.
-    """
-    everywhere = [p for p in space.parameters if all(p.name in t.options for t in scored)]
-    if len(scored) < FEWEST or not everywhere or len({t.score for t in scored}) == 1:
-        return {}
-    searcher = OptunaSearcher(space, mode, 0)
-    for trial in sorted(scored, key=lambda trial: trial.number):
-        searcher.recall(trial.number, trial.options)
-        searcher.tell(trial.number, trial.score)
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    return dict(optuna.importance.get_param_importances(searcher.study, evaluator=evaluator))
-
-
-def _draw_importance(
-    shares: dict[str, float], metric: str, titles: tuple[str, str], file: Path
-) -> Path:
-    """Draw a bar for the importance of each parameter."""
-    figure = new_figure(7, 1.9 + 0.42 * len(shares))
-    panel = figure.subplots()
-    names = list(shares)[::-1]
-    bars = panel.barh(range(len(names)), [shares[name] for name in names], color=BLUE)
-    panel.set_yticks(range(len(names)), [shorten(name) for name in names], parse_math=False)
-    panel.bar_label(bars, fmt="%.2f", padding=3, fontsize=9)
-    panel.set(xlabel=f"share of the spread of validation {metric}")
-    panel.set_xlim(0, 1.12 * max(shares.values()))
-    panel.spines[["top", "right"]].set_visible(False)
     set_title(figure, *titles)
     return write(figure, file)

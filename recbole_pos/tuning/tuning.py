@@ -1,49 +1,44 @@
-"""A search from beginning to end: check everything, prepare the data once, let Ray run the trials,
-evaluate the best one on test data."""
+"""A search from beginning to end: check everything, prepare the data once, let Ray Tune run the
+trials, evaluate the best one on test data."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ray
+import yaml
 from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
-from recbole_pos.config.plugins import allow, pack
+from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import beside
-from recbole_pos.data.identity import describe_changes
 from recbole_pos.data.location import dataset_name
 from recbole_pos.data.targets import describe, describe_warnings
-from recbole_pos.errors import StorageError, TrainingError, UsageError
-from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.folder import RunFolder, versions
-from recbole_pos.experiment.state import copy_run, load_best
-from recbole_pos.files import only_writer, write_json
+from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.folder import SEARCH, RunFolder, unused_path, versions
+from recbole_pos.experiment.state import copy_run
+from recbole_pos.files import only_writer, write_json, write_text
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
-from recbole_pos.runs.progress import live_view
-from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.runs.storage import Mirror
-from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
+from recbole_pos.runs.cluster import connect, room_for, stop
+from recbole_pos.runs.progress import live_view, show_options
+from recbole_pos.runs.worker import MOST_LOSSES, QUIET
+from recbole_pos.study.configs import data_key, row_config
+from recbole_pos.study.dispatcher import ActiveRuns
+from recbole_pos.study.results import DONE
+from recbole_pos.study.scheduler import Job, Scheduler
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.tuning.plot import draw
-from recbole_pos.tuning.record import ENDED, Record, Trial, find_best_trial, write_trials
-from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings, resumed_settings
-from recbole_pos.tuning.trials import (
-    BEST,
-    Trials,
-    quiet_tune,
-    run_trial,
-    show_options,
-    trial_folder,
-)
+from recbole_pos.tuning.record import STATES, Trial, read_trials, write_trials
+from recbole_pos.tuning.search_plan import SearchFacts, check_arguments, extend_plan, plan_search
+from recbole_pos.tuning.trials import BEST, Trials, quiet_tune, run_trial, trial_folder
 
 REDUCTION = 3  # of ASHA: a third of the trials continues beyond each rung
 
@@ -104,15 +99,15 @@ def search(
         given: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.SearchArguments`: ``num_samples``,
             ``max_concurrent``, ``metric``, ``grace_epochs``, ``searcher``, ``run_dir``,
-            ``storage``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``nproc`` and
-            ``verbose`` are those of the command; ``scheduler`` may also be a scheduler object of
-            Ray's; ``seed`` is that of the searcher; ``resume`` names the folder of a search to
-            continue, or with more ``num_samples`` to extend.
+            ``address``, ``cpus_per_trial``, ``gpus_per_trial`` and ``verbose`` are those of the
+            command; ``scheduler`` may also be a scheduler object of Ray's; ``seed`` is that of the
+            searcher; ``resume`` names the folder of a search to continue, or with more
+            ``num_samples`` to extend.
 
     Raises:
         UsageError: if something given is wrong, before any trial starts.
         TrainingError: if every trial failed, or if some could not be trained because a process, a
-            machine or the storage failed; then nothing was tested.
+            machine or the disk failed; then nothing was tested.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
     args, options = split_keywords(settings or SearchArguments(), given)
@@ -121,135 +116,171 @@ def search(
     if args.run_dir is None and args.resume is None:
         args = replace(args, run_dir=beside(data, f"tune-{time.time_ns()}"))
     allow(config_dict.get("plugins"))
+    check_arguments(args)
     reporter, began = Reporter(args.verbose), time.perf_counter()
     with ExitStack() as held:
         if args.resume is None:
-            search = read_settings(model, dataset, space, config_file_list, config_dict, args)
+            given_to = (model, dataset, space, config_file_list, config_dict)
+            plan, overruled = plan_search(*given_to, args)
+            facts = SearchFacts.from_arguments(args)
+            path = args.run_dir
+            if path is None:
+                path = unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
+            folder = StudyFolder(path)
         else:
-            folder = SearchFolder(args.resume)
+            folder, overruled = StudyFolder(args.resume), []
             others = {"model": model, "dataset": dataset, "space": space}
-            files = {"config_file_list": config_file_list}
-            search = resumed_settings(folder, args, config_dict, **others, **files)
+            others["config_file_list"] = config_file_list
+            plan = extend_plan(folder, args, config_dict, **others)
+            facts = SearchFacts.read(folder, args)
             held.enter_context(only_writer(folder.path, "searched"))
-            record = folder.read_record(search)
-        experiment = _prepare(search)
-        if args.resume is None or len(record.ended) < search.num_samples:
+        scheduler = Scheduler(plan, folder)
+        _prepare(scheduler)
+        job = scheduler.ready()
+        if job is not None:
+            _require_same_runs(scheduler, job)
             quiet_tune()
-            started = connect(args.address)
-            try:
-                room = room_for(search.resources)
-                if args.resume is None:  # nothing is left behind by wrong arguments
-                    folder = SearchFolder.create(args.run_dir, search)
-                    held.enter_context(only_writer(folder.path, "searched"))
-                    record = Record(folder.record)
-                else:
-                    folder.write(search)
-                trials = Trials(record, search, reporter, room)
-                _train(trials, folder, experiment, args.scheduler)
-            finally:
-                stop(started)
-        best = _find_best(search, folder, record)
-        _test(search, folder, experiment, record, best)
-        found = Found(
-            folder.path, record.trials, best, best.test or None, time.perf_counter() - began, data
-        )
-        _report(search, folder, found, reporter)
+            held.callback(stop, connect(args.address))
+        runs = ActiveRuns(scheduler, args, reporter, set(plan.rows))
+        room = room_for(runs.resources) if job else 0
+        if args.resume is None:  # nothing is left behind by wrong arguments
+            RunFolder.create(path, plan.dataset, next(iter(plan.rows)))
+            if folder.read_plan() is not None:
+                raise UsageError(f"{folder.path} holds a study; choose another --run_dir")
+            held.enter_context(only_writer(folder.path, "searched"))
+        folder.write_plan(plan)
+        write_json(folder.path / SEARCH, facts.model_dump())
+        _print_head(scheduler, overruled, facts, reporter)
+        try:
+            if job is not None and job.fit.trial is not None:
+                job = _run_trials(Trials(runs, job, room), facts, args.scheduler)
+            runs.train(job)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted; {_write_table(scheduler)} has the trials so far; the last "
+                "checkpoints of trials that have not ended are kept; " + _how_to_resume(folder)
+            ) from None
+        _write_table(scheduler)
+        best, test = _keep_best(scheduler)
+        trials, seconds = read_trials(scheduler), time.perf_counter() - began
+        found = Found(folder.path, trials, trials[best], test, seconds, data)
+        _report(scheduler, found, reporter)
         return found
 
 
-def _prepare(settings: Settings) -> Experiment:
+def _prepare(scheduler: Scheduler) -> None:
     """Prepare the data, and a model without sampled options, so that wrong input fails now."""
-    experiment = prepare(settings.config())
-    if changed := describe_changes(settings.identity, experiment.dataset.identity):
-        raise UsageError(
-            f"--resume: {changed} have changed since the search began; give the folder that has "
-            "the data of then as --data_path, or start a new search"
-        )
+    (row,) = scheduler.plan.rows
+    config = row_config(scheduler.plan.first_options(row))
+    if config["eval_step"] < 1:
+        raise UsageError("eval_step: a search needs validation; expected at least 1")
+    experiment = prepare(config)
     if not experiment.loaders["valid"]:
         raise UsageError(
             "tune: this split has no validation targets to choose by; see eval_args, for example "
             "--eval_args='{split: {LS: valid_and_test}}'"
         )
-    settings.identity = experiment.dataset.identity
-    return experiment
+    scheduler.datasets[data_key(config)] = experiment.dataset
 
 
-def _train(trials: Trials, folder: SearchFolder, experiment: Experiment, scheduler: Any) -> None:
-    """Train all trials that have not ended; if interrupted, write the table of those so far.
+def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
+    """Refuse to resume a search whose first trial is another run now, as with other data."""
+    noted = scheduler.noted.get(job.fit.name, {}).get("run", job.digest)
+    if job.fit.trial is not None and noted != job.digest:
+        raise UsageError(
+            "--resume: the data, or the code of the model, have changed since the search began; "
+            "give the folder that has the data of then as --data_path, or start a new search"
+        )
 
-    ``scheduler`` is a scheduler object of Ray's, where the settings name none of ours.
+
+def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | None:
+    """Train the trials that have not ended, and return the test of the best.
+
+    Args:
+        trials: the trials for Ray Tune.
+        facts: the scheduler and its settings.
+        scheduler: a scheduler object of Ray's, where the search has none of ours.
+
+    Raises:
+        TrainingError: if the search stopped, or trials could not be trained.
     """
-    record, settings = trials.record, trials.settings
-    shared = SharedData(experiment.dataset)
-    _print_head(trials, folder, experiment, shared)
-    tuner = _tuner(trials, folder, shared, scheduler)
-    resume = f"continue with `recbole-pos tune --resume {folder.path}`"
+    runs = trials.runs
+    tuner = _tuner(trials, facts, scheduler)
     try:
-        with live_view(trials.reporter, trials.lines):
+        with live_view(runs.reporter, runs.lines):
             tuner.fit()
-        if any(trial.state == "interrupted" for trial in record.trials):
-            raise KeyboardInterrupt  # Ray has caught it
-    except KeyboardInterrupt:
-        write_trials(record.trials, settings.space.names, settings.metric, folder.trials)
-        raise KeyboardInterrupt(
-            f"interrupted; {folder.trials} has the trials so far; the last checkpoints of trials "
-            f"that have not ended are kept; {resume}"
-        ) from None
     except Exception as error:  # Ray raises errors of callbacks as text with their stack
-        problem = record.failure or (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise TrainingError(f"the search stopped: {problem}; then {resume}") from error
+        problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        advice = _how_to_resume(runs.folder)
+        raise TrainingError(f"the search stopped: {problem}; then {advice}") from error
+    job = trials.waiting or runs.scheduler.ready()
+    if runs.running or (job is not None and job.fit.trial is not None):
+        raise KeyboardInterrupt  # Ray has caught it
+    found = read_trials(runs.scheduler)
+    if lost := [trial for trial in found if trial.is_lost]:
+        raise TrainingError(
+            f"{len(lost)} of {len(found)} trials could not be trained; trial {lost[0].number}: "
+            f"{lost[0].reason}. Nothing was tested; {_write_table(runs.scheduler)} has the reasons "
+            f"of all; {_how_to_resume(runs.folder)}"
+        )
+    return job
 
 
-def _tuner(trials: Trials, folder: SearchFolder, shared: SharedData, scheduler: Any) -> tune.Tuner:
+def _how_to_resume(folder: StudyFolder) -> str:
+    """Return the end of a message about an unfinished search."""
+    return f"continue with `recbole-pos tune --resume {folder.path}`"
+
+
+def _tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
     """Return the Ray tuner of the trials that have not ended."""
-    record, settings = trials.record, trials.settings
-    bundle = {"CPU": settings.cpus_per_trial, "GPU": settings.gpus_per_trial}
+    runs = trials.runs
+    config, resources = trials.first.config, runs.resources
     trainable = tune.with_resources(
         tune.with_parameters(
             run_trial,
-            base=settings.options({}),
-            resources=settings.resources,
-            packed=pack(settings.model),
-            data=[ray.put(shared)],  # in a list: a bare reference would be replaced by its data
-            runs=str(folder.runs.resolve()),
+            resources=resources,
+            packed=runs.packed[config["model"]],
+            data=[runs.share(config, False)],
         ),
-        tune.PlacementGroupFactory([bundle] * settings.nproc),
+        {"CPU": resources.cpus, "GPU": resources.gpus},
     )
-    schedulers = {"asha": _asha(settings, record.ended), "none": None}
-    has_metric = settings.scheduler == "asha"
+    has_metric = facts.scheduler == "asha"
+    if has_metric:
+        scheduler = _asha(trials, facts.grace_epochs)
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
             metric=None if has_metric else BEST,
-            mode=None if has_metric else settings.mode,
+            mode=None if has_metric else trials.mode,
             search_alg=trials,
-            scheduler=schedulers.get(settings.scheduler, scheduler),
-            num_samples=settings.num_samples - len(record.ended),
-            max_concurrent_trials=settings.max_concurrent,
+            scheduler=None if facts.scheduler == "none" else scheduler,
+            num_samples=-1,  # as many as there are
+            max_concurrent_trials=runs.args.max_concurrent,
             reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
             trial_dirname_creator=trial_folder,
         ),
         run_config=tune.RunConfig(
-            name=folder.ray.name,
-            storage_path=str(folder.path.resolve()),
+            name="trials",
+            storage_path=str(runs.folder.path.resolve()),
             failure_config=tune.FailureConfig(max_failures=MOST_LOSSES),
             verbose=0,
         ),
     )
 
 
-def _asha(settings: Settings, ended: list[Trial]) -> Any:
+def _asha(trials: Trials, grace_epochs: int) -> Any:
     """Return an ASHA scheduler that knows the curves of the trials that ended in earlier calls."""
+    epochs = trials.first.config["epochs"]
     asha = tune.schedulers.AsyncHyperBandScheduler(
         time_attr="epoch",
         metric=BEST,
-        mode=settings.mode,
-        max_t=settings.epochs,
-        grace_period=min(settings.grace_epochs, settings.epochs),
+        mode=trials.mode,
+        max_t=epochs,
+        grace_period=min(grace_epochs, epochs),
         reduction_factor=REDUCTION,
     )
-    best = max if settings.mode == "max" else min
-    for trial in ended:
+    best = max if trials.mode == "max" else min
+    for trial in read_trials(trials.runs.scheduler):
         earlier: Any = SimpleNamespace(trial_id=f"earlier {trial.number}")
         asha.on_trial_add(None, earlier)  # type: ignore[arg-type]
         values = itertools.accumulate(trial.curve.values(), best)
@@ -259,91 +290,81 @@ def _asha(settings: Settings, ended: list[Trial]) -> Any:
 
 
 def _print_head(
-    trials: Trials, folder: SearchFolder, experiment: Experiment, shared: SharedData
+    scheduler: Scheduler, overruled: list[str], facts: SearchFacts, reporter: Reporter
 ) -> None:
-    """Print the settings of the search, its resources, and facts and warnings about its data."""
-    record, settings, reporter = trials.record, trials.settings, trials.reporter
-    split = experiment.dataset.split.summary
+    """Print the settings of the search, and facts and warnings about its data."""
+    plan, folder = scheduler.plan, scheduler.folder
+    (search,) = scheduler.searches.values()
+    how = plan.source.content["search"]
     reporter.line(
-        f"{settings.model} on {settings.dataset}: {settings.num_samples} trials by "
-        f"{settings.searcher}, scheduler {settings.scheduler}, best valid {settings.metric}; "
-        f"searching {', '.join(settings.space.names)}; {folder.path}"
+        f"{plan.title}: {how['trials']} trials by {how['searcher']}, scheduler {facts.scheduler}, "
+        f"best valid {search.metric}; searching {', '.join(search.searched.names)}; {folder.path}"
     )
-    size = f"data shared by trials: {shared.nbytes / 1e6:.1f} MB"
-    reporter.line(f"{describe_cluster(settings.resources)}; {size}")
-    if record.trials:
-        ended = len(record.ended)
-        reporter.line(f"{ended} trials have ended before; {len(record.unfinished)} resume")
-    if settings.overruled:
-        reporter.line(f"given, so not searched: {', '.join(settings.overruled)}")
-    if text := describe(split):
+    if ended := sum(
+        fit.trial is not None and fit.name in scheduler.status for fit in scheduler.fits
+    ):
+        reporter.line(f"{ended} trials have ended before")
+    if overruled:
+        reporter.line(f"given, so not searched: {', '.join(overruled)}")
+    (dataset,) = scheduler.datasets.values()
+    if text := describe(dataset.split.summary):
         reporter.line(text)
-    for text in describe_warnings(split):
+    for text in describe_warnings(dataset.split.summary):
         reporter.warning(text)
 
 
-def _find_best(settings: Settings, folder: SearchFolder, record: Record) -> Trial:
-    """Write the table of all trials and return the best, if all could be trained."""
-    trials = record.trials
-    write_trials(trials, settings.space.names, settings.metric, folder.trials)
-    if lost := [trial for trial in trials if trial.state == LOST]:
-        raise TrainingError(
-            f"{len(lost)} of {settings.num_samples} trials could not be trained, "
-            f"{len(record.ended)} have ended; trial {lost[0].number}: {lost[0].reason}. Nothing "
-            f"was tested; {folder.trials} has the reasons of all; "
-            f"`recbole-pos tune --resume {folder.path}` trains them"
-        )
-    best = find_best_trial(trials, settings.mode)
-    if best is None:
-        raise TrainingError(
-            f"all {len(trials)} trials failed; the first one: {trials[0].reason} "
-            f"({show_options(trials[0].options)}). {folder.trials} has the reasons of all"
-        )
-    return best
+def _write_table(scheduler: Scheduler) -> Path:
+    """Write trials.csv, the table of the trials so far, and return its path."""
+    (search,) = scheduler.searches.values()
+    file = scheduler.folder.path / "trials.csv"
+    write_trials(read_trials(scheduler), search.searched.names, search.metric, file)
+    return file
 
 
-def _test(
-    settings: Settings, folder: SearchFolder, experiment: Experiment, record: Record, best: Trial
-) -> None:
-    """Copy the run of the best trial, for ``plot``, ``inspect`` and ``load``, and test it once.
+def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
+    """Keep the tested run of the best trial as ``best/``, for ``plot``, ``inspect`` and ``load``.
 
-    Nothing else in a search reads test data.
+    Writes best.yaml and test.json, which keeps the tests of trials that were best before.
+
+    Returns:
+        Number of the best trial, and the metrics of its test; None without test data.
+
+    Raises:
+        TrainingError: if all trials failed, or the test.
     """
-    config, best_run = settings.config(best.options), RunFolder(folder.best)
-    if best.test is None or not best_run.checkpoint.is_file():
-        run = RunFolder(folder.runs / best.key)
-        try:
-            if settings.storage is not None:
-                Mirror(run, f"{settings.storage}/{best.key}").fetch()
-            copy_run(run, best_run)
-        except OSError as error:
-            raise StorageError(
-                f"{settings.storage or run.path}: the run of trial {best.number}, the best, cannot "
-                f"be read: {reason(error)}; give the place where it is now as --storage"
-            ) from error
-    best_run.write_config(config.plain)
-    shutil.copy(best_run.config, folder.best_yaml)
-    if best.test is None:
-        dataset = experiment.dataset.for_config(config)
-        tested = prepare(config, fresh=False, dataset=dataset)
-        load_best(tested.model, best_run.checkpoint, experiment.dataset.identity)
-        metrics = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False) or {}
-        test = {name: float(value) for name, value in metrics.items()}
-        record.add(best.number, test=test)
-    about = {"model": settings.model, "dataset": settings.dataset}
-    tests = {t.number: {"trial": t.number, **about, "test": t.test or None} for t in record.trials}
-    earlier = [tests[t.number] for t in record.trials if t.test is not None and t is not best]
-    write_json(folder.test, {**tests[best.number], **({"earlier": earlier} if earlier else {})})
+    folder, final = scheduler.folder, scheduler.fits[-1]
+    (row,) = scheduler.plan.rows
+    number = scheduler.chosen()[row]
+    if scheduler.status[final.name] != DONE or number is None:
+        table = folder.path / "trials.csv"
+        raise TrainingError(f"{scheduler.reasons[final.name]}. {table} has the reasons of all")
+    digest = scheduler.digests[final.name]
+    run, best = folder.run(digest), RunFolder(folder.path / "best")
+    copy_run(run, best, with_results=True)
+    plain = {k: v for k, v in scheduler.configs[digest].plain.items() if k not in QUIET}
+    write_text(folder.path / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
+    others = [folder.fit(path.name) for path in sorted(folder.runs.iterdir())]
+    earlier = [
+        {"options": facts["searched"], "test": facts["test"]}
+        for facts in others
+        if facts["stage"] == "final" and facts["status"] == DONE and facts["digest"] != digest
+    ]
+    test = folder.fit(digest).get("test") or None
+    content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}
+    content |= {"earlier": earlier} if earlier else {}
+    write_json(folder.path / "test.json", content)
+    return number, test
 
 
-def _report(settings: Settings, folder: SearchFolder, found: Found, reporter: Reporter) -> None:
+def _report(scheduler: Scheduler, found: Found, reporter: Reporter) -> None:
     """Write tune.json and the pictures, and print the result."""
-    trials, best = found.trials, found.best
-    states: list[str] = [trial.state for trial in trials]
+    plan, trials, best = scheduler.plan, found.trials, found.best
+    (search,) = scheduler.searches.values()
+    states = [trial.state for trial in trials]
     content: dict[str, Any] = {
-        "search": asdict(settings),
+        "search": plan.source.content,
         "trials": len(trials),
-        "states": {state: states.count(state) for state in ENDED},
+        "states": {state: states.count(state) for state in STATES[:3]},
         "seconds": round(found.seconds, 1),
         "best": {
             "trial": best.number,
@@ -351,19 +372,14 @@ def _report(settings: Settings, folder: SearchFolder, found: Found, reporter: Re
             "best_epoch": best.best_epoch,
             "options": best.options,
         },
-        "failures": {trial.number: trial.reason for trial in trials if trial.state == FAILED},
+        "failures": {trial.number: trial.reason for trial in trials if trial.state == "failed"},
         "versions": {**versions(), "ray": ray.__version__},
     }
-    content["search"]["space"] = content["search"]["space"]["parameters"]
-    write_json(folder.result, content)
-    what = f"{settings.model} on {settings.dataset}"
-    pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
+    write_json(found.folder / "tune.json", content)
+    pictures = draw(trials, search.searched, search.metric, search.mode, plan.title, found.folder)
     reporter.results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
         {"valid": best.best_valid, "test (once)": found.test},
     )
-    for trial in trials:
-        if trial.test is not None and trial is not best:
-            reporter.line(f"trial {trial.number}, a best before, was tested too: {folder.test}")
-    for file in (folder.best_yaml, folder.trials, *pictures):
+    for file in (*(found.folder / name for name in ("best.yaml", "trials.csv")), *pictures):
         reporter.line(str(file))

@@ -1,0 +1,257 @@
+"""Finding, loading and filtering the tables of a dataset: what is wrong is answered with advice."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recbole.data.dataset import Dataset
+
+import recbole_pos
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.item_vectors import read_vectors
+from recbole_pos.data.loading import NAMING_FIELDS, AtomicTables
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
+
+TOYSHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with datasets in ``dataset``, the default data_path, and in ``more``."""
+    for folder in ("dataset/toyshop", "more/toyshop", "flat", "raw/my shop/data"):
+        (tmp_path / folder).mkdir(parents=True)
+        shutil.copy(TOYSHOP / "toyshop.inter", tmp_path / folder)
+    folder = tmp_path / "raw" / "my shop" / "data"
+    (folder / "toyshop.inter").rename(folder / "train-0.parquet")
+    (tmp_path / "orders.csv").write_text("a,b\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("dataset/toyshop/toyshop.item", "`-d toyshop --data_path=dataset`"),
+        ("more/toyshop/toyshop.inter", "`-d toyshop --data_path=more`"),
+        ("more", "datasets toyshop; type `-d NAME --data_path=more`"),
+        ("flat", "move toyshop.* to flat/toyshop/ and type `-d toyshop --data_path=flat`"),
+        ("orders.csv", "type `recbole-pos convert orders.csv --name orders` and then `-d orders`"),
+        ("raw/my shop/", "convert 'raw/my shop' --name 'my shop'"),
+        ("dataset/toyshpo", "did you mean toyshop?"),
+        ("/", "there is no"),
+    ],
+)
+def test_what_is_no_name_of_a_dataset(home: Path, typed: str, answer: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        read_dataset(PosConfig("SASRec", typed, None, None))
+    assert answer in str(refusal.value) and "dataset/dataset" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("typed", ["toyshop", "dataset/toyshop/", "./more/toyshop", "."])
+def test_a_name_or_the_path_of_a_folder(home: Path, monkeypatch, typed: str) -> None:
+    folder = home / ("dataset" if typed.strip("/").startswith(("toy", "data")) else "more")
+    if typed == ".":
+        monkeypatch.chdir(folder / "toyshop")
+    config = PosConfig("SASRec", typed, None, None)
+    assert config["dataset"] == config.plain["dataset"] == "toyshop"  # run folders are named so
+    assert config.plain["data_path"] == str(folder)
+    assert len(read_dataset(config).inter_feat) == 4000
+
+
+@pytest.mark.parametrize("suffix", ["inter", "item"])
+def test_a_folder_in_place_of_a_file(home: Path, suffix: str) -> None:
+    file = home / "dataset" / "toyshop" / f"toyshop.{suffix}"
+    file.unlink(missing_ok=True)
+    file.mkdir()
+    with pytest.raises(UsageError, match=rf"toyshop.{suffix} is a folder"):
+        read_dataset(PosConfig("SASRec", "toyshop", None, None))
+
+
+class ReadsAll(recbole_pos.PosRecommender):
+    """A custom model, which may read any field."""
+
+    def encode(self, items: Any, ctx: Any) -> Any:
+        return self.item_embedding(items)
+
+
+def read(folder: Path, **options: Any) -> Any:
+    given = {"data_path": str(folder), **options}
+    return read_dataset(PosConfig(ReadsAll, "toyshop", None, given))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A copy of toyshop that may be spoilt."""
+    shutil.copytree(TOYSHOP, tmp_path / "toyshop")
+    return tmp_path
+
+
+VALUES = {"discretization": {"method": "LD"}, "seq_len": 3, "val_interval": "[3,inf)"}
+VALUES |= {"threshold": 3}
+
+
+@pytest.mark.parametrize("option", NAMING_FIELDS)
+def test_fields_that_options_name(shop: Path, option: str) -> None:
+    """They must be loaded, and of a type that the option can use."""
+
+    def name(field: str) -> Any:
+        if option == "unused_col":
+            return {"item": [field]}
+        if option == "preload_weight":
+            return {"item_id": field}
+        return {field: VALUES[option]} if option in VALUES else [field]
+
+    with pytest.raises(UsageError, match=rf"{option}: field 'prise' is not loaded \(did you mean"):
+        read(shop, **{option: name("prise")})
+    if kinds := NAMING_FIELDS[option]:
+        field, kind = ("price", "float") if "token" in kinds else ("brand", "token")
+        with pytest.raises(UsageError, match=f"{option}: field '{field}' is of type {kind}; "):
+            read(shop, **{option: name(field)})
+
+
+INTER = ["user_id", "item_id", "timestamp"]
+
+
+def test_columns_and_files_that_load_col_names(shop: Path) -> None:
+    with pytest.raises(UsageError, match=r"load_col: .*toyshop.inter has no column 'stars'"):
+        read(shop, load_col={"inter": [*INTER, "stars"]})
+    (shop / "toyshop" / "toyshop.item").unlink()
+    with pytest.raises(UsageError, match=r"load_col: item: found no file .*toyshop.item"):
+        read(shop, load_col={"inter": INTER, "item": ["item_id", "brand"]})
+    assert read(shop, load_col={"inter": INTER}).item_num == 121
+
+
+def test_lines_that_contradict_each_other(shop: Path) -> None:
+    """Repeated values do not; a column of two tables does."""
+    file = shop / "toyshop" / "toyshop.item"
+    header, first, second, *rest = file.read_text().splitlines()
+    file.write_text("\n".join([header, first, second, first, *rest]) + "\n")
+    read(shop)
+    name, _, other = first.partition("\t")[0], *second.partition("\t")[1:]
+    file.write_text("\n".join([header, first, f"{name}\t{other}", *rest]) + "\n")
+    with pytest.raises(UsageError, match=f"toyshop.item: 2 lines are about item_id '{name}'"):
+        read(shop)
+    users = shop / "toyshop" / "toyshop.user"
+    users.write_text(f"user_id:token\tprice:float\n{next(iter(_names(shop)))}\t1\n")
+    file.write_text("\n".join([header, first, second, *rest]) + "\n")
+    with pytest.raises(
+        UsageError, match="price: is loaded from toyshop.user and from toyshop.item"
+    ):
+        read(shop, load_col=None)
+
+
+def _names(shop: Path) -> list[str]:
+    """Names of users that have interactions."""
+    lines = (shop / "toyshop" / "toyshop.inter").read_text().splitlines()
+    return [line.split("\t")[0] for line in lines[1:]]
+
+
+def test_a_table_of_other_names(shop: Path) -> None:
+    """Ids in another case: nothing would be known of any item."""
+    file = shop / "toyshop" / "toyshop.item"
+    header, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([header, *(f"ID-{line}" for line in lines)]) + "\n")
+    load = {"inter": INTER, "item": ["item_id", "brand"]}
+    with pytest.raises(UsageError, match="toyshop.item: no item_id of it has an inter.*'ID-"):
+        read(shop, load_col=load, filter_inter_by_user_or_item=False)
+
+
+def test_vectors_of_one_size(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.parquet"
+    vectors = [[1.0, 2.0], None, [3.0], [4.0, 5.0]]
+    pd.DataFrame({"item_id": list("abcd"), "vector": vectors}).to_parquet(file)
+    with pytest.raises(UsageError, match="row 3: the vector has 1 numbers, others have 2"):
+        read_vectors(file, np.array(["[PAD]", "a"]), "item_id")
+
+
+class RecBoleTables(Dataset):
+    """RecBole's filters over tables at hand."""
+
+    uid_field, iid_field, time_field = "user", "item", "time"
+    logger = logging.getLogger()
+
+    def __init__(self, config: dict[str, Any], *tables: pd.DataFrame | None) -> None:
+        self.config = config
+        self.inter_feat, self.user_feat, self.item_feat = tables
+
+    def lines(self) -> list[list[int] | None]:
+        """The lines that are left of each table."""
+        feats = (self.inter_feat, self.user_feat, self.item_feat)
+        return [None if feat is None else list(feat.index) for feat in feats]
+
+
+class OurTables(AtomicTables, RecBoleTables):
+    """The plugin's filters, over codes of names."""
+
+    def __init__(self, config: dict[str, Any], *tables: pd.DataFrame | None) -> None:
+        coded = (
+            None if table is None else table.astype(dict.fromkeys({*table} - {"time"}, "category"))
+            for table in tables
+        )
+        super().__init__(config, *coded)
+
+
+def make_inter(pairs: list[tuple[int, int, int]]) -> pd.DataFrame:
+    rows = [(f"u{user}", f"i{item}", float(time)) for user, item, time in pairs]
+    return pd.DataFrame(rows, columns=["user", "item", "time"])
+
+
+logs = st.lists(st.tuples(*[st.integers(0, 6)] * 2, st.integers(0, 3)), min_size=1, max_size=50)
+ids = st.none() | st.lists(st.integers(0, 8), unique=True, max_size=8)
+intervals = st.sampled_from(["[0,inf)", "[2,inf)", "(1,4]", "[3,5);[1,1]", None])
+
+
+@settings(max_examples=100, deadline=None)
+@given(logs, ids, ids, intervals, intervals, st.booleans())
+def test_filters_by_counts_are_recboles(
+    log: list, users: Any, items: Any, of_users: Any, of_items: Any, is_known: bool
+) -> None:
+    config = {
+        "user_inter_num_interval": of_users,
+        "item_inter_num_interval": of_items,
+        "filter_inter_by_user_or_item": is_known,
+        "session_filter": None,
+    }
+    tables = [make_inter(log)]
+    for name, numbers in (("user", users), ("item", items)):
+        names = None if numbers is None else {name: [f"{name[0]}{n}" for n in numbers]}
+        tables.append(names and pd.DataFrame(names, dtype=object))
+    ours = OurTables(config, *tables)
+    peer = RecBoleTables(config, *(None if table is None else table.copy() for table in tables))
+    for one in (ours, peer):
+        one._filter_inter_by_user_or_item()
+        one._filter_by_inter_num()
+    assert ours.lines() == peer.lines()
+
+
+@settings(deadline=None, max_examples=50)
+@given(logs, st.sampled_from(["first", "last"]))
+def test_the_oldest_or_newest_of_each_pair(log: list, keep: str) -> None:
+    """Of interactions at one time, by their lines."""
+    ours = OurTables({"rm_dup_inter": keep, "rm_copies": False}, make_inter(log), None, None)
+    ours._remove_duplication()
+    best: dict[tuple[int, int], tuple[int, int]] = {}
+    choose = min if keep == "first" else max
+    for line, (user, item, time) in enumerate(log):
+        best[user, item] = choose(best.get((user, item), (time, line)), (time, line))
+    assert ours.lines()[0] == sorted(line for _, line in best.values())
+
+
+def test_lines_without_a_user_or_an_item(caplog: pytest.LogCaptureFixture) -> None:
+    """Exactly these go. RecBole, counting what is left after the first kind, drops others."""
+    log = make_inter([(n % 3, n % 4, n) for n in range(12)])
+    log.loc[[2, 5], "user"] = np.nan
+    log.loc[[4, 9], "item"] = np.nan
+    ours = OurTables({}, log, None, None)
+    ours._filter_nan_user_or_item()
+    assert ours.lines()[0] == [0, 1, 3, 6, 7, 8, 10, 11]
+    assert "line [4, 7], user" in caplog.text and "line [6, 11], item" in caplog.text

@@ -1,0 +1,354 @@
+"""Tables of a dataset: text as RecBole reads it through pandas, and stricter; parquet as text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import shop
+from pandas._libs.parsers import STR_NA_VALUES
+from pyarrow import parquet
+from recbole.data.dataset import Dataset
+from recbole.utils import FeatureSource
+
+from recbole_pos.config.posconfig import WHEEL_DATASETS, PosConfig
+from recbole_pos.data import tables
+from recbole_pos.data.loading import AtomicTables, spell_out
+from recbole_pos.data.location import name_and_folder
+from recbole_pos.data.tables import KINDS, MISSING, ParquetTable, TextTable
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
+
+INTER, ITEM, USER = FeatureSource.INTERACTION, FeatureSource.ITEM, FeatureSource.USER
+DEFAULTS = dict.fromkeys(("load_col", "unload_col", "seq_len", "encoding"))
+DEFAULTS |= {"field_separator": "\t", "seq_separator": " "}
+
+
+class Reader(AtomicTables):
+    """What ``_load_feat`` needs of a dataset, ours and RecBole's."""
+
+    uid_field, iid_field, time_field = "user_id", "item_id", "timestamp"
+    _get_load_and_unload_col = Dataset._get_load_and_unload_col
+    logger = logging.getLogger()
+
+    def __init__(self, **options: Any) -> None:
+        self.config = {**DEFAULTS, **options}
+        self.field2type, self.field2source = {}, {}
+        self.field2seqlen, self.field2bucketnum = {}, {}
+
+
+def load(file: Path, source: Any = INTER, **options: Any) -> pd.DataFrame:
+    return Reader(**options)._load_feat(str(file), source)
+
+
+def compare(file: Path, source: Any = INTER, **options: Any) -> pd.DataFrame:
+    """Read a file by our reader and by RecBole's; return the table, which must be the same."""
+    ours, peer = Reader(**options), Reader(**options)
+    table = spell_out(ours._load_feat(str(file), source))
+    expected = Dataset._load_feat(peer, str(file), source)
+    assert list(table) == list(expected) and table.index.equals(expected.index)
+    for name, column in table.items():
+        other = expected[name]
+        assert column.dtype == other.dtype, name
+        if column.dtype == np.float64:  # pandas is right to the last digit but one
+            np.testing.assert_allclose(column, other, rtol=1e-15, atol=0)
+        elif isinstance(column.iloc[0], np.ndarray):
+            for one, cell in zip(column, other, strict=True):
+                np.testing.assert_array_equal(one, cell, strict=True)
+        else:
+            pd.testing.assert_series_equal(column, other)
+    for facts in ("field2type", "field2source", "field2seqlen", "field2bucketnum"):
+        assert getattr(ours, facts) == getattr(peer, facts)
+    return table
+
+
+WORDS = ["a", "7", "1.0", " x ", 'in "the" mid', '7"', "true", "é€😀", "a,b", "#", "\\", "'"]
+NUMBERS = ["0", "-1.5", "1e-7", ".5", "5.", "0.1", "1704120945.123456", "123456789012345678901"]
+ODD_NUMBERS = ["+5", " 7 ", "inf", "-Infinity", "NAN", "1e400", "1e-400", "1_000"]
+
+
+def generate(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """A file that is right, with everything in it that may be, and the options to read it."""
+    separator = rng.choice("\t\t,;| ")
+    kinds = ["token", "token", "float", *rng.choices(KINDS, k=rng.randrange(5))]
+    names = ["user_id", "item_id", "timestamp"] + [f"f{i}" for i in range(len(kinds) - 3)]
+
+    def cell(kind: str) -> str:
+        if rng.random() < 0.15:
+            return rng.choice(MISSING)
+        if kind == "token":
+            return rng.choice([*WORDS, f"u{rng.randrange(99)}", separator, '"', '""', '"x"'])
+        if rng.random() < 0.02 and kind == "float":
+            return rng.choice(ODD_NUMBERS)
+        numbers = NUMBERS + [repr(rng.uniform(-1e3, 1e3)), str(rng.randrange(10**10))]
+        parts = WORDS if kind == "token_seq" else numbers
+        return " ".join(rng.choices(parts, k=1 if kind == "float" else rng.randrange(4)))
+
+    text = io.StringIO()
+    # RecBole reads no quotation marks in the header
+    text.write(separator.join(map(":".join, zip(names, kinds, strict=True))) + "\n")
+    quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+    write = csv.writer(text, delimiter=separator, lineterminator="\n", quoting=quoting)
+    for _ in range(rng.randrange(1, 30)):
+        write.writerow(map(cell, kinds))
+        if rng.random() < 0.05:
+            text.write(rng.choice(["\n", "\n\n", " \n" if separator != " " else "\n"]))
+    some = {"inter": [*names[:3], *names[3::2]]}
+    options = {"load_col": rng.choice([None, some]), "field_separator": separator}
+    if rng.random() < 0.3:
+        options["seq_len"] = dict.fromkeys(names[3:], 2)
+    return text.getvalue().replace("\n", rng.choice(["\n", "\r\n"])), options
+
+
+@pytest.mark.parametrize("block", [1 << 22, 40])
+def test_generated_files_read_as_through_pandas(tmp_path: Path, monkeypatch, block: int) -> None:
+    monkeypatch.setattr(tables, "_BLOCK", block)
+    for seed in range(60):
+        text, options = generate(random.Random(seed))
+        print(seed, options)  # shown on failure
+        (tmp_path / "x.inter").write_bytes(text.encode())
+        compare(tmp_path / "x.inter", **options)
+
+
+def test_files_that_ship_read_as_through_pandas() -> None:
+    for source in (INTER, ITEM, USER):
+        compare(WHEEL_DATASETS / "ml-100k" / f"ml-100k.{source.value}", source)
+
+
+def test_what_is_missing_is_what_pandas_takes_for_it() -> None:
+    assert set(MISSING) == set(STR_NA_VALUES)
+
+
+LINES = ["user_id:token\titem_id:token\ttimestamp:float\ttags:token_seq\tsize:float_seq"]
+LINES += [f"u{i % 7}\ti{i % 5}\t{1.5e9 + i}\tred blue\t1 2.5" for i in range(60)]
+HEAD, FIRST = LINES[:2]
+
+WRONG_LINES = [
+    ("u1\ti1\t5\tred\t1\t", "6, expected 5"),
+    ("u1\ti1\t5\tred", "4, expected 5"),
+    ('"u1\ti1\t5\tred\t1', "quotation mark"),
+    ("u1\ti1\t5 o'clock\tred\t1", "timestamp .float."),
+    ('u1\t"i"1\t5\tred\t1', "quotation mark"),
+    ("u1\ti1\t \tred\t1", "timestamp .float."),
+    ("u1\ti1\t5\tred\t1 2 x", "size .float_seq."),
+    ("u1\ti1\tnan(5)\tred\t1", "'nan.5.'"),
+    ("u1\ti1\t5\tred\t1 1e39", "size .float_seq."),
+    ("u1\ti\0\t5\tred\t1", "a NUL byte"),
+]
+# In small blocks Arrow reads the line, since the blank ones are in others.
+FORMS = [(1 << 22, "\n"), (64, "\r\n"), (64, "\r")]
+
+
+@pytest.mark.parametrize(("number", "line", "words"), [(n, *w) for n, w in enumerate(WRONG_LINES)])
+def test_the_first_wrong_line_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, line: str, words: str
+) -> None:
+    """By the number that an editor shows, in which blank lines count."""
+    block, end = FORMS[number % len(FORMS)]
+    monkeypatch.setattr(tables, "_BLOCK", block)
+    lines = [*LINES[:3], "  ", "  ", *LINES[3:20], "  ", *LINES[20:30], line, *LINES[30:], "short"]
+    (tmp_path / "x.inter").write_bytes("\n".join(lines).replace("\n", end).encode())
+    with pytest.raises(UsageError, match=f"x.inter, line {lines.index(line) + 1}: .*{words}"):
+        load(tmp_path / "x.inter")
+
+
+NO_FILES: dict[str, tuple[str | bytes, str]] = {
+    "blank": ("\n \n\r\n", "is empty"),
+    "no header": (FIRST, "line 1: cell 1 .*'u0'"),
+    "no data": (HEAD + "\n\n  \n", "no line of data"),
+    "a column twice": (f"\ufeff{HEAD}\tuser_id:float\n{FIRST}\t1", "two columns .*'user_id'"),
+    "no type": (HEAD.replace("item_id:token", "item_id"), "cell 2 .*'item_id'"),
+    "unknown type": (HEAD.replace("item_id:token", "item:id:token"), "cell 2 .*'item:id:token'"),
+    "empty name": ("\n \n" + HEAD + "\t\n", "line 3: cell 6 .*''"),
+    "no item": (f"{HEAD}\n{FIRST}".replace("item_id", "what"), "'item_id' .*not loaded"),
+    "ids of numbers": (f"{HEAD}\n{FIRST}".replace("item_id:token", "item_id:float"), "type float"),
+    "time of text": (f"{HEAD}\n{FIRST}".replace("timestamp:float", "timestamp:token"), "TIME_F"),
+    "binary": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is no utf-8 text"),
+    "utf-16": ("\n".join(LINES).encode("utf-16"), "line 1: .*is no utf-8 text"),
+    "cp1252": ("\n".join([*LINES, FIRST.replace("red", "größer")]).encode("cp1252"), "line 62: "),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), NO_FILES.values(), ids=NO_FILES)
+def test_what_is_no_table_of_interactions(tmp_path: Path, content: str | bytes, words: str) -> None:
+    (tmp_path / "x.inter").write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UsageError, match=f"x.inter.*{words}|{words}.*x.inter"):
+        load(tmp_path / "x.inter")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
+def test_encodings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setattr(tables, "_BLOCK", 7)
+    text = "\n".join([HEAD, *(line.replace("i", "é", 1) for line in LINES[1:])])
+    (tmp_path / "x.inter").write_bytes(text.replace("\n", "\r\n").encode(encoding))
+    table = load(tmp_path / "x.inter", encoding=encoding.removesuffix("-sig"))
+    assert list(table) == ["user_id", "item_id", "timestamp", "tags", "size"]
+    assert table.item_id.tolist() == [f"é{i % 5}" for i in range(60)]
+
+
+WRONG_OPTIONS = {"field_separator": "::", "seq_separator": "", "encoding": "base64"}
+
+
+@pytest.mark.parametrize("option", WRONG_OPTIONS)
+def test_options_of_the_format(tmp_path: Path, option: str) -> None:
+    (tmp_path / "x.inter").write_text("\n".join(LINES))
+    with pytest.raises(UsageError, match=option):
+        load(tmp_path / "x.inter", **{option: WRONG_OPTIONS[option]})
+
+
+def test_what_only_python_can_read(tmp_path: Path) -> None:
+    """A single column, a separator of two bytes, bools, and text that no file can hold."""
+    (tmp_path / "x.user").write_text("user_id:token\nu1\n\n  \nNA\nu2")
+    found = compare(tmp_path / "x.user", USER).user_id.tolist()  # a blank line is no empty cell
+    assert found[::2] == ["u1", "u2"] and np.isnan(found[1])
+    (tmp_path / "x.inter").write_text("\n".join(LINES).replace("\t", "§"), encoding="utf-8")
+    compare(tmp_path / "x.inter", field_separator="§")
+    (tmp_path / "x.extra").write_text("a:token\tclick:float\nx\tTrue\ny\tFALSE\nz\t")
+    np.testing.assert_array_equal(compare(tmp_path / "x.extra", "extra").click, [1, 0, np.nan])
+    (tmp_path / "x.inter").write_text("\n".join(LINES).replace("u3", "+2AA-"))
+    with pytest.raises(UsageError, match="line 5: .*no utf-7 text"):
+        load(tmp_path / "x.inter", encoding="utf-7")
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_cells_longer_than_a_block(tmp_path: Path, monkeypatch, quote: str) -> None:
+    """And than the cells that csv reads by default."""
+    monkeypatch.setattr(tables, "_BLOCK", 1 << 16)
+    text = quote + "x" * (1 << 18) + quote
+    odd = FIRST.replace("1500000000.0", "1_0").replace("u0", text)  # which Arrow does not read
+    lines = [HEAD, FIRST.replace("u0", text), LINES[2], odd]
+    (tmp_path / "x.inter").write_text("\n".join(lines))
+    table = load(tmp_path / "x.inter")
+    assert [len(user) for user in table.user_id] == [1 << 18, 2, 1 << 18]
+    assert table.timestamp[2] == 10
+    (tmp_path / "x.inter").write_text("\n".join([*lines, '"' + text + LINES[2]]))
+    with pytest.raises(UsageError, match="line 5: a cell starts with a quotation mark"):
+        load(tmp_path / "x.inter")
+
+
+def test_numbers_are_exact_and_as_python_reads_them(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    plain = [repr(rng.uniform(0, 10 ** rng.randrange(-9, 12))) for _ in range(3000)]
+    for cells in (plain, plain + ODD_NUMBERS):
+        lines = ["user_id:token\titem_id:token\ttimestamp:float", *(f"u\ti\t{c}" for c in cells)]
+        (tmp_path / "x.inter").write_text("\n".join(lines))
+        expected = [float(cell) for cell in cells]
+        np.testing.assert_array_equal(load(tmp_path / "x.inter").timestamp, expected)
+
+
+def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch) -> None:
+    """The large ones are ordinary; Python takes eight times as long."""
+    monkeypatch.setattr(tables, "_BLOCK", 100)
+    monkeypatch.setattr(TextTable, "_read_slowly", None)
+    text = "\n".join(LINES).replace("u3", '"u ""3"""').replace("red", '7"') + "\n\n"
+    (tmp_path / "x.inter").write_text(text.replace("\n", "\r\n"))
+    table = load(tmp_path / "x.inter")
+    assert table.user_id[3] == 'u "3"' and table.tags[0].tolist() == ['7"', "blue"]
+
+
+def test_tokens_that_would_fill_the_memory(tmp_path: Path, monkeypatch) -> None:
+    """RecBole keeps the names of a column in an array as wide as the longest."""
+    monkeypatch.setattr(tables, "_TOKENS_LIMIT", 4 * 7 * 1000)
+    (tmp_path / "x.inter").write_text("\n".join(LINES).replace("u3", "x" * 1000))
+    load(tmp_path / "x.inter")
+    (tmp_path / "x.inter").write_text("\n".join(LINES).replace("u3", "x" * 1001))
+    with pytest.raises(UsageError, match="user_id has 7 different tokens of up to 1,001"):
+        load(tmp_path / "x.inter")
+
+
+def as_parquet(table: pd.DataFrame, has_lists: bool) -> pa.Table:
+    """A table of texts as one whose columns have the types of their kinds."""
+    columns = {}
+    for called in table:
+        kind = called.partition(":")[2]
+        cells = [None if cell == "" else cell for cell in table[called]]
+        if kind == "token_seq" and has_lists:
+            columns[called] = pa.array([[] if c is None else c.split() for c in cells])
+        elif kind == "token" and has_lists:
+            columns[called] = pa.array(pd.Categorical(cells))  # codes by the alphabet
+        else:
+            columns[called] = pa.array(cells, pa.float64() if kind == "float" else pa.string())
+    return pa.table(columns)
+
+
+def read_shop(folder: Path, **options: Any) -> Any:
+    given = shop.shop_options(folder, **options)
+    dataset = read_dataset(PosConfig("AttrFormer", "shop", None, given))
+    dataset.build()
+    names = {field: list(names) for field, names in dataset.field2id_token.items()}
+    return dataset.identity, names, dataset.field2type, dataset.field2seqlen
+
+
+@pytest.mark.parametrize("has_lists", [True, False])
+def test_parquet_is_as_text(tmp_path: Path, has_lists: bool, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "_ROWS", 7)  # several blocks
+    expected = read_shop(shop.write(tmp_path / "text", shop.tables()))
+    folder, types = tmp_path / "parquet", {}
+    (folder / "shop").mkdir(parents=True)
+    for suffix, table in shop.tables().items():
+        made = as_parquet(table, has_lists)
+        if not has_lists:  # plain names, and types in yaml
+            types |= dict(called.split(":") for called in made.column_names)
+            made = made.rename_columns([called.split(":")[0] for called in made.column_names])
+        parquet.write_table(made, folder / "shop" / f"shop.{suffix}.parquet", row_group_size=50)
+    assert read_shop(folder, column_types=types or None) == expected
+    assert name_and_folder(str(folder / "shop"), "dataset/") == ("shop", str(folder))
+    shop.write(folder, {"item": shop.tables()["item"]})
+    with pytest.raises(UsageError, match=r"shop.item and shop.item.parquet are both there; remove"):
+        read_shop(folder)
+
+
+def column(tmp_path: Path, cells: Any, called: str) -> pd.Series:
+    file = tmp_path / "x.inter.parquet"
+    parquet.write_table(pa.table({called: cells}), file)
+    table = ParquetTable(file, {"seq_separator": " ", "column_types": None})
+    return table.read(table.columns).iloc[:, 0]
+
+
+def test_cells_of_parquet(tmp_path: Path) -> None:
+    big = 2**60 + 1  # no float
+    assert list(column(tmp_path, pa.array([big, 7, big]), "id:token")) == [str(big), "7", str(big)]
+    tokens = column(tmp_path, pa.array(["a", "NA", None, "", "a"]), "id:token")
+    assert tokens.isna().tolist() == [False, True, True, True, False]
+    numbers = column(tmp_path, pa.array([True, None, False]), "n:float")
+    np.testing.assert_array_equal(numbers, [1.0, np.nan, 0.0])
+    lists = column(tmp_path, pa.array([[1.5, None], None, []]), "n:float_seq")
+    assert [cell.tolist() for cell in lists] == [[1.5], [], []]
+    assert column(tmp_path, pa.nulls(3), "id:token").isna().all()
+
+
+@pytest.mark.parametrize(
+    ("cells", "called", "words"),
+    [
+        (pa.array([1.5]), "id:token", r"id \(token\) holds double"),
+        (pa.array([0], pa.timestamp("s")), "time:float", r"time \(float\) holds timestamp"),
+        (pa.array([["1"], ["b"]]), "v:float_seq", r"row 2: v \(float_seq\)"),
+        (pa.array([[1.0], [np.inf]]), "v:float_seq", "row 2: v "),
+        (pa.array(["a\0"]), "id:token", "a name of id has a NUL byte"),
+        (pa.array([], pa.string()), "id:token", "no line of data"),
+        (pa.array(["a"]), "id:text", "column 'id:text' has no type"),
+    ],
+    ids=str,
+)
+def test_wrong_cells_of_parquet(tmp_path: Path, cells: Any, called: str, words: str) -> None:
+    with pytest.raises(UsageError, match=f"x.inter.parquet.*{words}"):
+        column(tmp_path, cells, called)
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    column(tmp_path, ["a" * 50] * 9, "id:token")
+    file = tmp_path / "x.inter.parquet"
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:20], whole[:-1], b"PAR1" + bytes(len(whole) - 8) + b"PAR1"):
+        file.write_bytes(damaged)
+        with pytest.raises(UsageError, match="cannot be read as parquet"):
+            table = ParquetTable(file, {"seq_separator": " ", "column_types": None})
+            table.read(table.columns)
