@@ -24,7 +24,7 @@ test-fast: $(VENV)/installed  ## what a change most likely breaks, in a minute
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not long"
 
 RAY_OLDEST := $(shell sed -n 's/.*ray\[.*>=\([0-9.]*\),.*/\1/p' setup.cfg)
-RAY_TESTS := $(wildcard tests/test_tune*.py tests/test_study_driver.py tests/test_study_cluster.py tests/test_*ray*.py)
+RAY_TESTS := $(wildcard tests/test_tune*.py tests/test_study_driver.py tests/test_*ray*.py)
 
 test-ray: .venv-ray-oldest/installed .venv-ray-newest/installed  ## searches and studies on the oldest Ray that setup.cfg allows, and on the newest
 	.venv-ray-oldest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(RAY_TESTS)

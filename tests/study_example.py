@@ -7,7 +7,7 @@ import pandas as pd
 import yaml
 
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.ranks import RankTable, gains
+from recbole_pos.study.ranks import RankTable, compute_gains
 from recbole_pos.study.results import Results, TieCount
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source
@@ -81,7 +81,7 @@ def example(users: int = 1500, seed: int = 0) -> Results:
             logs[row, one] = log
             rank = np.floor(np.exp(np.maximum(log, 0.0))) - 1
             frames[row, one] = targets.assign(rank=rank)
-            line |= {name: gains(rank, name).mean() for name in ("ndcg@10", "hit@10")}
+            line |= {name: compute_gains(rank, name).mean() for name in ("ndcg@10", "hit@10")}
             best, epochs = line["ndcg@10"] * 1.3, int(rng.integers(14, 26)) if weights else 1
             for epoch, noise in enumerate(rng.normal(0, 0.001, epochs), 1):
                 point = {"row": row, "seed": one, "epoch": epoch}

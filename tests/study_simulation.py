@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from recbole_pos.study.ranks import gains
-from recbole_pos.study.statistics import SeedNoise, estimate, pseudo_values
+from recbole_pos.study.ranks import compute_gains
+from recbole_pos.study.statistics import SeedNoise, compute_pseudo_values, estimate
 
 # What 1,000 studies must cover: a share of 0.95 itself varies by 0.7% there, and intervals that are
 # a little wide, as these are where seeds hardly matter, are no fault. Three seeds of two rows of
@@ -71,7 +71,7 @@ class Case:
         logs = stats.norm(self.level + shift, spread)
         chance = np.diff(logs.cdf(np.log([*(rank + 1), len(rank) + 1])))
         chance[0] += logs.cdf(0.0)  # whatever is better than the first place is the first place
-        return float(chance @ gains(rank, self.metric))
+        return float(chance @ compute_gains(rank, self.metric))
 
     def ranks(self, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray]:
         """One study: for each row [seeds, targets] ranks, and [targets] the unit of each."""
@@ -96,13 +96,13 @@ class Case:
         ranks, unit = self.ranks(rng)
         size = np.bincount(unit)
         starts = np.cumsum(size) - size
-        rows = [np.add.reduceat(gains(rank, self.metric), starts, axis=1) for rank in ranks]
+        rows = [np.add.reduceat(compute_gains(rank, self.metric), starts, axis=1) for rank in ranks]
         return rows, size
 
 
 def interval(rows: list[np.ndarray], size: np.ndarray) -> tuple[float, float]:
     """What a study says about its second row and its first, as ``statistics.differences`` does."""
-    values = [pseudo_values(row, size) for row in rows]
+    values = [compute_pseudo_values(row, size) for row in rows]
     return estimate(values[1], values[0], SeedNoise.pool(values)).interval()
 
 

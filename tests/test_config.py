@@ -11,7 +11,7 @@ import recbole
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.config.presets import FOR, find_config_file, select_parts
+from recbole_pos.config.presets import FOR, select_parts
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.loggers import make_loggers
@@ -83,12 +83,6 @@ def test_both_loaders_read_the_same() -> None:
     assert len(files) > 150
     for text in (file.read_text("utf-8") for file in files):
         assert repr(yaml.load(text, PackagedLoader)) == repr(yaml.load(text, YamlLoader))
-
-
-def test_cross_entropy_needs_no_option(opened) -> None:
-    """RecBole refuses SASRec with its own defaults; the plugin leaves the negatives out."""
-    assert opened("SASRec")["train_neg_sample_args"]["distribution"] == "none"
-    assert opened("BPR")["train_neg_sample_args"]["distribution"] == "uniform"
 
 
 def test_plain_configuration_repeats_itself(opened) -> None:
@@ -189,13 +183,6 @@ def test_a_preset_is_what_its_model_runs_with(preset: str) -> None:
     own = {key: value for _, options in parts for key, value in options.items()}
     wanted = {k: v for k, v in {**content, **own}.items() if k not in (FOR, "eval_args")}
     assert {key: config.plain[key] for key in wanted} == wanted
-
-
-def test_presets_are_found_by_name() -> None:
-    config = PosConfig(None, "ml-100k", ["fparec/ml-1m.yaml"])
-    assert config["model"] == "FPARec" and config["MAX_ITEM_LIST_LENGTH"] == 500
-    assert PosConfig("PARec", "ml-100k", ["fparec/ml-1m.yaml"])["MAX_ITEM_LIST_LENGTH"] == 200
-    assert find_config_file("nothing.yaml") == Path("nothing.yaml")
 
 
 def test_options_are_for_the_model_that_runs(opened) -> None:

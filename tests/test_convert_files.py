@@ -161,7 +161,7 @@ def test_json_that_no_parser_may_be_given(tmp_path: Path, run: Run, bad: str) ->
 
 def test_blocks_of_json_count_on(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken rows are numbered through all blocks, and a number beyond 64 bits is no float."""
-    monkeypatch.setattr("recbole_pos.conversion.json_lines._BLOCK", 100)
+    monkeypatch.setattr("recbole_pos.conversion.reading._BLOCK", 100)
     rows = [json.dumps({"user": 2**64 + n, "item": "a", "time": NOW + n}) for n in range(9)]
     rows[2] = rows[6] = "{"
     assert run("\n".join(rows) + "\n", name="log.jsonl") == 0

@@ -21,9 +21,7 @@ from conftest import SMALL, make_log
 from pyarrow import parquet
 
 import recbole_pos as rp
-from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.build import read_dataset
 
 MEASURED = {"topk": [5], "valid_metric": "NDCG@5"}
 UNTRAINED = {**MEASURED, "verbose": False}
@@ -94,14 +92,15 @@ def test_a_frame_is_what_its_file_is(kind: str, tmp_path: Path) -> None:
 
 def test_given_parts(tmp_path: Path) -> None:
     frame = make_log()
+    data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts")
     parts = {"valid": frame.iloc[-90:-40], "test": frame.iloc[-40:]}
-    data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts", **parts)
-    dataset = read_dataset(PosConfig("Pop", str(data.path), None, MEASURED))
-    dataset.build()
+    trained = rp.fit("Pop", data, **parts, **UNTRAINED)
     given = {"train": len(frame) - 90, "valid": 50, "test": 40}
-    assert dataset.split.summary["events"] == given
+    assert trained.dataset.split.summary["events"] == given
     with pytest.raises(UsageError, match="^valid: "):
-        rp.Dataset.from_frame(frame, valid=frame.iloc[:3])
+        rp.fit("Pop", data, valid=frame.iloc[:3])
+    with pytest.raises(UsageError, match="^test: "):
+        rp.fit("Pop", rp.Dataset(data.path), test=frame.iloc[:3])
 
 
 def test_what_is_no_frame_of_interactions() -> None:

@@ -65,7 +65,7 @@ def encode(rng: random.Random, data: bytes) -> bytes:
 def change_lines(rng: random.Random, data: bytes) -> bytes:
     """Lines twice, gone, in another order, or with a cell too many."""
     header, *lines = data.split(b"\n")
-    some = rng.choices(lines, k=3)
+    some = rng.choices(lines or [b""], k=3)
     lines = rng.choice([lines + some, lines[3:], [], rng.sample(lines, len(lines))])
     return b"\n".join([header, *lines, *rng.choice([[], [some[0] + b"\t"], some])])
 

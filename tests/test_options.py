@@ -20,7 +20,6 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.attention import ACTIVATIONS
 from recbole_pos.model.models import built_in
 from recbole_pos.model.sasrec import BLOCKS
-from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import ROOT, read_yaml
 
@@ -127,9 +126,6 @@ def test_values_at_the_edge_are_allowed() -> None:
     given = {"clip_grad_norm": {"max_norm": 1.0, "norm_type": math.inf}, "worker": 2 * cores()}
     config = PosConfig("FPARec", "ml-100k", None, given)
     assert all(config[key] == value for key, value in given.items())
-    for scheme in SCHEMES:  # as the config.yaml of a run says them, which is read again
-        defaults = read_yaml(ROOT / "position" / f"{scheme}.yaml")
-        PosConfig("PosSASRec", "ml-100k", None, {"position": [scheme], **defaults})
 
 
 def test_messages_are_short_whatever_the_value() -> None:

@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 from study_example import STUDY, example
 
-from recbole_pos.study.charts import all_charts
+from recbole_pos.study.charts import draw_charts
 from recbole_pos.study.collect import write_results
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
@@ -22,26 +22,26 @@ from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
     count,
-    interval,
+    format_interval,
+    format_number,
     listed,
-    number,
     span,
 )
 from recbole_pos.study.result_tables import (
-    all_tables,
-    bins_table,
-    differences_table,
-    failures_table,
-    markdown,
+    make_bins_table,
+    make_differences_table,
+    make_failures_table,
+    make_metrics_table,
+    make_search_table,
+    make_tables,
     metric_name,
-    metrics_table,
-    search_table,
-    tidy,
+    render_markdown,
+    tabulate,
 )
 from recbole_pos.study.results import Comparison, Results, compare
 from recbole_pos.study.statistics import estimate
 from recbole_pos.study.study_file import make_plan
-from recbole_pos.study.study_report import findings, html, protocol
+from recbole_pos.study.study_report import describe_protocol, render_report, write_findings
 from recbole_pos.study.study_source import Source
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
@@ -86,7 +86,7 @@ def test_means_are_those_that_the_runs_report(results, found):
 def test_differences_need_ranks_and_are_by_seed_where_models_are_shared(results):
     found = compare(dataclasses.replace(results, ranks=None), results.plan.tables[0])
     assert len(found.means) == 21 and found.differences.empty and not found.bins
-    assert differences_table(found) is None
+    assert make_differences_table(found) is None
     # a metric that is no mean over targets cannot be compared by target
     table = table_plan("NoPE", "RoPE", metric="itemcoverage@10")
     assert compare(results, table).differences.empty
@@ -97,7 +97,7 @@ def test_differences_need_ranks_and_are_by_seed_where_models_are_shared(results)
 
 
 def test_the_main_table(results, found):
-    table = metrics_table(results, found)
+    table = make_metrics_table(results, found)
     kernel, lonely, failed = (line_of(table, r) for r in ("Kernel", LONELY, "FPARec"))
     assert kernel["seeds"] == Cell("3") and lonely["seeds"] == Cell("1 of 3")
     assert failed["seeds"] == Cell("0 of 3", "3 failed") and failed["NDCG@10"] == Cell()
@@ -106,6 +106,7 @@ def test_the_main_table(results, found):
     assert sum(line_of(table, row)["HR@10"].bold for row in results.plan.rows) == 1
     assert line_of(table, "Pop")["NDCG@10 - NoPE"].text.endswith("*")
     assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
+    assert not lonely["NDCG@10 - NoPE"].text.endswith("*")
     assert "600 targets; users are taken as independent." in table.notes
     assert any(note.startswith("† one seed") for note in table.notes)
 
@@ -120,16 +121,16 @@ def test_columns_that_not_every_table_has(results, found):
     ranks = dataclasses.replace(results.ranks, targets=targets)
     other = dataclasses.replace(results, plan=plan, ranks=ranks)
     both = compare(other, plan.tables[0])
-    table, column = metrics_table(other, both), "NDCG@10, validation"
-    names = " ".join(metrics_table(results, found).columns)
+    table, column = make_metrics_table(other, both), "NDCG@10, validation"
+    names = " ".join(make_metrics_table(results, found).columns)
     assert "validation" not in names and "cold" not in names
     reported = results.done.groupby("row")["validation"].mean()
-    assert line_of(table, "RoPE")[column].text.startswith(number(reported["RoPE"]))
+    assert line_of(table, "RoPE")[column].text.startswith(format_number(reported["RoPE"]))
     assert line_of(table, "Pop")[column] == Cell()  # it has none
     assert line_of(table, reported.idxmax())[column].bold
     cold = targets["popularity"].to_numpy() == 0
     of_row = (ranks.runs["row"] == "RoPE").to_numpy()
-    want = number((ranks.rank[of_row][:, cold] < 10).mean())
+    want = format_number((ranks.rank[of_row][:, cold] < 10).mean())
     assert line_of(table, "RoPE")["Recall@10, cold targets"].text.startswith(want)
     assert any(f"Cold targets: {cold.sum():,}," in note for note in table.notes)
     assert "600 targets of 71 sessions; sessions are taken as independent." in table.notes
@@ -142,26 +143,26 @@ def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
     alone = dataclasses.replace(results, runs=results.runs[first], ranks=ranks)
     found = compare(alone, results.plan.tables[0])
     assert found.differences["p_holm"].min() < 0.05 and not found.differences["star"].any()
-    table = metrics_table(alone, found)
+    table = make_metrics_table(alone, found)
     assert any("noise between seeds is unknown" in note for note in table.notes)
-    assert any("needs two seeds on both sides" in message for message in findings(alone, found))
+    assert "needs two seeds on both sides" in " ".join(write_findings(alone, found))
 
 
 def test_bins_and_failures_and_searches(results, found):
-    table = bins_table(found, "history")
+    table = make_bins_table(found, "history")
     assert re.fullmatch(r"history 6 to 15 \(\d+ targets\)", table.columns[2])
     assert re.match(r"[+-]0\.\d{4}\*? \[", line_of(table, "Pop")[table.columns[1]].detail)
-    failed, searched = failures_table(results), search_table(results)
+    failed, searched = make_failures_table(results), make_search_table(results)
     assert len(failed.lines) == 3 and "not a number" in failed.lines[0][2].text
-    assert failures_table(nothing_yet(results)) is None
+    assert make_failures_table(nothing_yet(results)) is None
     assert line_of(searched, "RoPE")["chosen"] == Cell("hidden_dropout_prob: 0.3")
     assert "validation only" in searched.notes[0]
     unfinished = dataclasses.replace(results, searches=results.searches.assign(chosen=False))
-    assert line_of(search_table(unfinished), "RoPE")["chosen"] == Cell("not yet")
+    assert line_of(make_search_table(unfinished), "RoPE")["chosen"] == Cell("not yet")
 
 
 def test_tables_as_text(results, found):
-    page = markdown(results, [found])
+    page = render_markdown(results, [found])
     lines = [line for line in page.splitlines() if line.startswith("| Kernel |")]
     assert re.search(r"\| \*\*0\.\d{4} ± 0\.\d{4}\*\* \(paper 0\.0394\) \|", lines[0])
     for block in page.split("\n\n"):
@@ -176,7 +177,7 @@ def test_tables_as_text(results, found):
 
 
 def test_a_csv_has_everything_that_is_known(results, found):
-    frame = tidy([found])
+    frame = tabulate([found])
     line = frame[(frame["row"] == "Kernel") & (frame["bin"] == "all targets")].iloc[0]
     expected = found.differences.set_index("row").loc["Kernel"]
     for name in ("difference", "low", "high", "p_holm", "star", "detectable", "seed_noise"):
@@ -188,9 +189,9 @@ def test_a_csv_has_everything_that_is_known(results, found):
 def test_numbers_are_written_for_people():
     nan = float("nan")
     written = {
-        number(0.04249): "0.0425",
-        number(-0.00001, sign=True): "0.0000",
-        interval(-0.001, 0.0035): "[-0.0010, +0.0035]",
+        format_number(0.04249): "0.0425",
+        format_number(-0.00001, sign=True): "0.0000",
+        format_interval(-0.001, 0.0035): "[-0.0010, +0.0035]",
         span(0.42): "0.4 s",
         span(200): "3 min 20 s",
         span(3599.9): "1 h",
@@ -202,20 +203,20 @@ def test_numbers_are_written_for_people():
         metric_name("hit@10"): "HR@10",
     }
     assert list(written) == list(written.values())
-    assert number(nan) == interval(nan, 1.0) == span(nan) == listed([]) == ""
+    assert format_number(nan) == format_interval(nan, 1.0) == span(nan) == listed([]) == ""
 
 
 def test_findings_say_no_more_than_the_intervals(results, found):
-    message = " ".join(findings(results, found))
+    message = " ".join(write_findings(results, found))
     assert "Highest NDCG@10: Kernel" in message
     assert re.search(r"\d of 6 configurations differ significantly from NoPE", message)
     assert f"No statement on {LONELY}" in message
     assert "2 of 24 runs are not finished" in message
     assert re.search(r"detectable difference .*: 0\.\d{4} to 0\.\d{4}", message)
     none = dataclasses.replace(found, differences=found.differences.assign(star=False))
-    message = " ".join(findings(results, none))
+    message = " ".join(write_findings(results, none))
     assert "None of 6 configurations differs significantly from NoPE (Holm-corrected)." in message
-    message = " ".join(protocol(results))
+    message = " ".join(describe_protocol(results))
     assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
     assert "the same tuning budget, 2 trials (Pop: none) with seed 2020" in message
     assert "On shop, 200 of 600 test items (33%) depend on the order" in message
@@ -229,7 +230,7 @@ def words_of(page: str) -> str:
 
 @pytest.fixture(scope="module")
 def text(results, found) -> str:
-    return html(results, [found])
+    return render_report(results, [found])
 
 
 def test_the_report_needs_nothing_else(text):
@@ -244,12 +245,12 @@ def test_the_report_says_everything(results, found, text):
     assert re.search(r"0\.\d{4} ±\N{NO-BREAK SPACE}0\.\d{4}<", text)  # figures keep their sign
     assert re.search(r">\d+\N{NO-BREAK SPACE}min \d+\N{NO-BREAK SPACE}s<", text)
     words = words_of(text)
-    charts = all_charts(results, found)
+    charts = draw_charts(results, found)
     assert len(charts) == 4 and all("Kernel" in chart.alternative for chart in charts)
-    assert [chart.svg for chart in all_charts(results, found)] == [chart.svg for chart in charts]
+    assert [chart.svg for chart in draw_charts(results, found)] == [chart.svg for chart in charts]
     facts = ("the loss is not a number after 3 epochs", "recbole-pos compare shop.yaml", "2.13.0")
     facts += ("NDCG@10 by history", "NDCG@10 against training time", "Validation ", "question: ")
-    sentences = (*findings(results, found), *protocol(results))
+    sentences = (*write_findings(results, found), *describe_protocol(results))
     for part in (results.plan.title, results.plan.question, *sentences, *facts):
         assert part in words
 
@@ -275,10 +276,10 @@ def test_names_of_the_users_are_no_formula_and_no_html(results, tmp_path):
 def test_a_report_of_nothing_yet(results, found):
     empty = nothing_yet(results)
     none = compare(empty, empty.plan.tables[0])
-    words = words_of(html(empty, [none]))
-    assert "No run has finished yet." in words and "0 of 3" in markdown(empty, [none])
-    assert all_charts(empty, none) == [] and len(tidy([none])) == 0
-    pd.testing.assert_frame_equal(tidy([found, none]), tidy([found]))
+    words = words_of(render_report(empty, [none]))
+    assert "No run has finished yet." in words and "0 of 3" in render_markdown(empty, [none])
+    assert draw_charts(empty, none) == [] and len(tabulate([none])) == 0
+    pd.testing.assert_frame_equal(tabulate([found, none]), tabulate([found]))
 
 
 def on_terminal(table: RenderedTable, width: int) -> str:
@@ -297,7 +298,7 @@ def body(text: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [120, 60])
 def test_no_figure_and_no_word_is_broken(results, found, width: int) -> None:
-    for table in all_tables(results, [found]):
+    for table in make_tables(results, [found]):
         cells = [cell for line in table.lines for cell in line]
         names = [cell.text for cell in cells] + [cell.detail for cell in cells] + [*table.columns]
         words = {word for name in names for word in re.split(r"[ |]", name)}

@@ -14,11 +14,11 @@ from recbole_pos.study.collect import collect_results
 from recbole_pos.study.comparing import _plan_and_folder, _require_metrics
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan, list_fits
-from recbole_pos.study.result_tables import search_table
+from recbole_pos.study.result_tables import make_search_table
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.study.study_report import protocol
+from recbole_pos.study.study_report import describe_protocol
 
 GRID = {"learning_rate": [0.01, 0.001]}
 SPACE = {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}}}
@@ -67,7 +67,7 @@ def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None
     for search, seeds in ((more, 1), (GRID, 2), (None, 1)):
         other = plan(tiny, search=search, search_seeds=seeds)
         assert done(other, folder) == []
-        assert search_table(collect_results(other, folder)) is None
+        assert make_search_table(collect_results(other, folder)) is None
     made = plan(tiny, seeds=1, search={"learning_rate": [0.1, 0.2]})
     train(Scheduler(made, folder), {(0, 2020): None, (1, 2020): None})
     runs = collect_results(made, folder).runs
@@ -96,7 +96,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder)
         scheduler.end(job.fit, DONE, facts=facts)
     train(scheduler)
     assert scheduler.chosen() == {"NoPE": 1, "Learned": 0}
-    table = search_table(collect_results(made, folder))
+    table = make_search_table(collect_results(made, folder))
     assert table is not None
     assert "0.3000 (MRR@10)" in table.markdown() and "0.9000 (NDCG@10)" in table.markdown()
 
@@ -154,8 +154,8 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     assert set(Scheduler(made, folder).left().values()) == {"done"}
     results = collect_results(made, folder)
     assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
-    assert "the mean of 2 seeds" in search_table(results).notes[0]
-    assert "2 trials with seeds 2020 and 2021 each" in " ".join(protocol(results))
+    assert "the mean of 2 seeds" in make_search_table(results).notes[0]
+    assert "2 trials with seeds 2020 and 2021 each" in " ".join(describe_protocol(results))
     at_once = StudyFolder(tmp_path / "at once")
     train(whole := Scheduler(made, at_once), VALUES)
     assert whole.digests == scheduler.digests

@@ -9,16 +9,16 @@ from scipy import stats
 from study_simulation import Case, cover
 
 from recbole_pos.errors import UsageError
-from recbole_pos.study.ranks import RankTable, all_masks, gains, is_from_ranks, labels
+from recbole_pos.study.ranks import RankTable, assign_bins, compute_gains, is_from_ranks, name_bins
 from recbole_pos.study.results import TieCount, count_ties
 from recbole_pos.study.statistics import (
     SeedNoise,
-    differences,
+    compute_differences,
+    compute_means,
+    compute_pseudo_values,
+    correct_by_holm,
     estimate,
-    holm,
-    means,
-    pseudo_values,
-    sign_flips,
+    flip_signs,
 )
 
 
@@ -42,14 +42,15 @@ def rng() -> np.random.Generator:
 
 def test_metrics_follow_from_ranks():
     rank = np.array([0, 1, 9, 10, np.inf])
-    assert gains(rank, "hit@10").tolist() == [1, 1, 1, 0, 0]
-    assert gains(rank, "recall@1").tolist() == [1, 0, 0, 0, 0]
-    assert gains(rank, "NDCG@10") == pytest.approx([1, 1 / np.log2(3), 1 / np.log2(11), 0, 0])
-    assert gains(rank, "mrr@10") == pytest.approx([1, 0.5, 0.1, 0, 0])
+    assert compute_gains(rank, "hit@10").tolist() == [1, 1, 1, 0, 0]
+    assert compute_gains(rank, "recall@1").tolist() == [1, 0, 0, 0, 0]
+    ndcg = [1, 1 / np.log2(3), 1 / np.log2(11), 0, 0]
+    assert compute_gains(rank, "NDCG@10") == pytest.approx(ndcg)
+    assert compute_gains(rank, "mrr@10") == pytest.approx([1, 0.5, 0.1, 0, 0])
     assert is_from_ranks("NDCG@5") and not is_from_ranks("itemcoverage@10")
     for wrong in ("ncdg@10", "ndcg@0"):
         with pytest.raises(UsageError, match=wrong):
-            gains(rank, wrong)
+            compute_gains(rank, wrong)
 
 
 def test_runs_are_compared_target_by_target_whatever_the_order_of_lines_and_seeds():
@@ -88,8 +89,8 @@ def test_pseudo_values_are_the_jackknife(rng):
         - 11 * np.delete(total, unit, 1).sum(1) / np.delete(size, unit).sum()
         for unit in range(12)
     ]
-    assert pseudo_values(total, size) == pytest.approx(np.stack(brute, 1))
-    assert pseudo_values(total, np.ones(12, dtype=int)) == pytest.approx(total)
+    assert compute_pseudo_values(total, size) == pytest.approx(np.stack(brute, 1))
+    assert compute_pseudo_values(total, np.ones(12, dtype=int)) == pytest.approx(total)
 
 
 def test_where_seeds_do_nothing_it_is_the_paired_t_test(rng):
@@ -112,7 +113,7 @@ def test_where_only_seeds_matter_it_is_welchs_t_test(rng):
 
 def test_the_error_is_the_deviation_of_the_difference(rng):
     """Noise of seeds on units is in both mean squares, and counts once."""
-    errors, differences = [], []
+    errors, found_differences = [], []
     for _ in range(400):
         unit = rng.normal(0, 0.5, 50)
         row, reference = (
@@ -121,10 +122,10 @@ def test_the_error_is_the_deviation_of_the_difference(rng):
         )
         found = estimate(row, reference)
         errors.append(found.error**2)
-        differences.append(found.difference)
+        found_differences.append(found.difference)
     truth = 2 * (0.5**2 / 5 + 0.5**2 / 50 + 3**2 / 250)
     assert np.mean(errors) == pytest.approx(truth, rel=0.08)
-    assert np.var(differences) == pytest.approx(truth, rel=0.2)
+    assert np.var(found_differences) == pytest.approx(truth, rel=0.2)
 
 
 def test_rows_without_noise_between_seeds_are_left_out_of_the_pool(rng):
@@ -161,32 +162,32 @@ def test_sign_flips_are_exact_for_few_units(rng):
     exact = stats.permutation_test(
         (values,), np.sum, permutation_type="samples", n_resamples=np.inf
     )
-    assert sign_flips(values[:, None])[0] == pytest.approx(exact.pvalue)
+    assert flip_signs(values[:, None])[0] == pytest.approx(exact.pvalue)
     # units that do not differ change nothing; all to one side is 2 of 2^n
-    assert sign_flips(np.r_[values, 0, 0, 0, 0, 0, 0][:, None])[0] == pytest.approx(exact.pvalue)
-    assert sign_flips(np.ones((5, 1)))[0] == 2 / 2**5
-    assert sign_flips(np.zeros((5, 1)))[0] == 1
+    assert flip_signs(np.r_[values, 0, 0, 0, 0, 0, 0][:, None])[0] == pytest.approx(exact.pvalue)
+    assert flip_signs(np.ones((5, 1)))[0] == 2 / 2**5
+    assert flip_signs(np.zeros((5, 1)))[0] == 1
 
 
 def test_sign_flips_of_many_units(rng):
     values = rng.normal(0, 1, (3000, 3)) + np.array([0, 0.04, 1])
-    found = sign_flips(values)
+    found = flip_signs(values)
     normal = 2 * stats.norm.sf(np.abs(values.sum(0)) / np.sqrt((values**2).sum(0)))
     assert found[:2] == pytest.approx(normal[:2], abs=0.02)
     assert found[2] == 1 / 10_000
-    assert (sign_flips(values) == found).all()  # the same flips each time
+    assert (flip_signs(values) == found).all()  # the same flips each time
 
 
 def test_holm():
-    found = holm(np.array([0.04, np.nan, 0.01, 0.03]))
+    found = correct_by_holm(np.array([0.04, np.nan, 0.01, 0.03]))
     assert found == pytest.approx([0.06, np.nan, 0.03, 0.06], nan_ok=True)
-    assert holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
+    assert correct_by_holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
 
 
 def test_differences_are_those_of_the_means(rng):
     table = table_of(Case((3, 2, 1), units=300, targets=3.0), rng)
-    mean = means(table, "ndcg@10").set_index("row")
-    found = differences(table, "ndcg@10", "A", "BC").set_index("row")
+    mean = compute_means(table, "ndcg@10").set_index("row")
+    found = compute_differences(table, "ndcg@10", "A", "BC").set_index("row")
     assert list(found.index) == ["B", "C"]
     expected = mean["mean"] - mean["mean"]["A"]
     assert found["difference"].to_dict() == pytest.approx(expected.drop("A").to_dict())
@@ -200,34 +201,38 @@ def test_rows_of_the_same_models_count_once_in_the_pool(rng):
     twin = pd.DataFrame({"row": ["D"] * 3, "seed": [2020, 2021, 2022]})
     runs = pd.concat([table.runs, twin], ignore_index=True)
     both = RankTable(runs, table.targets, np.vstack([table.rank, table.rank[2:]]))
-    alone = differences(table, "ndcg@10", "A", "B")
-    bound = differences(both, "ndcg@10", "A", "B", coupled=lambda a, b: {a, b} == {*"CD"})
-    loose = differences(both, "ndcg@10", "A", "B")
+    alone = compute_differences(table, "ndcg@10", "A", "B")
+    bound = compute_differences(both, "ndcg@10", "A", "B", coupled=lambda a, b: {a, b} == {*"CD"})
+    loose = compute_differences(both, "ndcg@10", "A", "B")
     assert alone["df"][0] == bound["df"][0] < loose["df"][0]
+    # of rows that share models, the seeds of both are compared
+    apart = table_of(Case((2, 3), units=300), rng)
+    shared = compute_differences(apart, "ndcg@10", "A", "B", coupled=lambda a, b: True)
+    assert (shared["seeds"][0], shared["reference_seeds"][0]) == (2, 2)
 
 
 def test_a_star_needs_two_seeds_on_both_sides(rng):
     table = table_of(Case((2, 2, 1), units=3000, shift=-1.5, of_seed=0.02), rng)
     same = pd.concat([table.runs, table.runs[:1].assign(row="D")], ignore_index=True)
     table = RankTable(same, table.targets, np.vstack([table.rank, table.rank[2]]))
-    found = differences(table, "ndcg@10", "A", "BCD").set_index("row")
+    found = compute_differences(table, "ndcg@10", "A", "BCD").set_index("row")
     assert found.loc["B", "star"] and found.loc["B", "p_holm"] < 0.05
     assert found.loc["D", "p_holm"] < 0.05 and not found.loc["D", "star"]
     assert not found.loc["C", "star"]
-    assert not differences(table, "ndcg@10", "D", "A")["star"].any()
+    assert not compute_differences(table, "ndcg@10", "D", "A")["star"].any()
 
 
 def test_bins_are_compared_on_their_targets_alone(rng):
     table = table_of(Case((2, 2), units=200), rng)
     first = np.arange(200) < 50
     bins = {"first": first, "rest": ~first, "none": np.zeros(200, dtype=bool)}
-    found = differences(table, "hit@10", "A", "B", bins).set_index("bin")
+    found = compute_differences(table, "hit@10", "A", "B", bins).set_index("bin")
     assert found["targets"].to_dict() == {"first": 50, "rest": 150, "none": 0}
-    whole = differences(table, "hit@10", "A", "B")["difference"][0]
+    whole = compute_differences(table, "hit@10", "A", "B")["difference"][0]
     parts = found["difference"]["first"] * 50 + found["difference"]["rest"] * 150
     assert parts / 200 == pytest.approx(whole)
     assert np.isnan(found["difference"]["none"]) and not found["star"]["none"]
-    empty = means(table, "hit@10", bins).set_index("bin").loc["none"]
+    empty = compute_means(table, "hit@10", bins).set_index("bin").loc["none"]
     assert empty["mean"].isna().all()
 
 
@@ -286,18 +291,19 @@ def test_ties_are_those_of_every_order_tried():
 
 
 def test_bins_are_named_by_what_is_in_them():
-    assert labels("history", [5, 15]) == ["history up to 5", "history 6 to 15", "history over 15"]
-    assert labels("popularity", [1, 2])[1] == "popularity 2"
+    names = ["history up to 5", "history 6 to 15", "history over 15"]
+    assert name_bins("history", [5, 15]) == names
+    assert name_bins("popularity", [1, 2])[1] == "popularity 2"
     ages = ["age up to 1 h", "age 1 h to 1 d", "age 1 d to 7 d", "age over 7 d"]
-    assert labels("age", [3600, 86400, 7 * 86400]) == ages
+    assert name_bins("age", [3600, 86400, 7 * 86400]) == ages
 
 
 def test_every_target_is_in_one_bin_of_each_kind():
     targets = pd.DataFrame({"history": [1, 5, 6, 15, 16, 99], "popularity": [0, 1, 2, 3, 0, 9]})
-    found = all_masks(targets, {"history": [5, 15], "popularity": [2], "cold": True})
+    found = assign_bins(targets, {"history": [5, 15], "popularity": [2], "cold": True})
     for bins in found.values():
         assert (np.stack(list(bins.values())).sum(0) == 1).all()
     assert found["history"]["history 6 to 15"].tolist() == [False, False, True, True, False, False]
     assert found["cold"]["cold items"].sum() == 2
     with pytest.raises(UsageError, match="no column age"):
-        all_masks(targets, {"age": [5]})
+        assign_bins(targets, {"age": [5]})

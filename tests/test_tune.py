@@ -321,7 +321,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
         failed = {"status": "failed", "lost": lost, "reason": why}
         trials.on_trial_complete(name, {FACTS: json.dumps(failed)})
     assert "2 of 6 runs done, 1 running, 2 failed" in trials.runs.lines()[0]
-    trials.on_trial_complete("t4", error=True)
+    trials.on_trial_complete("t4", {FACTS: json.dumps(facts)}, error=True)  # after its first epoch
     assert why in capsys.readouterr().out
     assert trials.suggest("t5") == Trials.FINISHED and trials.waiting.fit.trial is None
     again = Scheduler(plan, folder)

@@ -142,6 +142,9 @@ def test_the_command_line_wins_over_the_space(tmp_path: Path) -> None:
     )
     assert lower.base["epochs"] == 7
     assert (lower.search.metric, lower.search.mode) == ("averagepopularity@10", "min")
+    for trial, value in enumerate((0.2, 0.1, 0.3)):
+        lower.search.tell(trial, value)
+    assert lower.search.best() == 1
     with pytest.raises(UsageError, match="nothing is left"):
         search_of(write(tmp_path, "n_layers: {choice: [1, 2]}\n"), given={"n_layers": 1})
     for file, model, named in ((Path("nowhere.yaml"), "FPARec", "no file"), (None, "Pop", "Pop")):
@@ -290,6 +293,7 @@ def test_tpe_recalls_what_it_asked() -> None:
     space = Space(SEARCHED)
     old, new, other = (OptunaSearcher(space, "max", seed) for seed in (3, 3, 4))
     asked = [old.ask(number) for number in range(8)]
+    assert len({str(options) for options in asked}) > 6
     for number, options in enumerate(asked):
         new.recall(number, options)
         other.recall(number, options)  # what was asked, not what it would ask

@@ -43,7 +43,9 @@ _FRAMES |= {"valid": "valid", "test": "test"}
 _RELATED = 4_000  # most lists of a field that relates interactions, which AttrFormer keeps in pairs
 _PARTS = ("train", "valid", "test")
 _INTER = ("inter", *(f"{part}.inter" for part in _PARTS))
-_BY_COLUMN = ("rename", "decimal", "thousands")
+# Options of single columns, and the arguments that have them.
+_BY_COLUMN = {"type": "types", "table": "tables"}
+_BY_COLUMN |= {option: option for option in ("rename", "decimal", "thousands")}
 _NAME = re.compile(r"\w[\w.-]*")
 _LONGEST = 200  # bytes of a name; file systems allow 255, of which suffixes need some
 
@@ -102,8 +104,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     name = args.name or (path.name or path.resolve().name).split(".")[0]
     folder = Path(args.data_path) / name
     _require_name(name, folder, args)
-    options = {"type": "types", "table": "tables"} | {o: o for o in _BY_COLUMN}
-    overrides = {option: _pairs(option, getattr(args, key)) for option, key in options.items()}
+    overrides = {option: _pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()}
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _sources(events, args)
@@ -195,7 +196,8 @@ def _dataset_options(
 
 def _split_parts(inter: Table, cuts: dict[str, int], rows: np.ndarray) -> dict[str, Table]:
     """Return the table of interactions as one for each part; ``rows`` are those of the source."""
-    tables, number = {}, np.searchsorted(list(cuts.values()), rows, side="right")
+    tables: dict[str, Table] = {}
+    number = np.searchsorted(list(cuts.values()), rows, side="right")
     for place, part in enumerate(("train", *cuts)):
         chosen = np.flatnonzero(number == place)
         if not len(chosen):

@@ -6,18 +6,22 @@ import csv
 import gzip
 import io
 import itertools
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
-from pyarrow import csv as arrow
+from pyarrow import compute as pc
+from pyarrow import csv as csv_reader
+from pyarrow import json as json_reader
 from pyarrow import parquet
 
 from recbole_pos.config.arguments import ConvertArguments
-from recbole_pos.conversion.json_lines import read_json
 from recbole_pos.conversion.source import (
     Columns,
     Part,
@@ -39,6 +43,8 @@ _KNOWN = "csv, tsv, json lines (.jsonl) and parquet, each but parquet also as .g
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SEPARATORS = ",;\t|"
 _BLOCK = 1 << 22  # bytes
+_NESTED = 200  # most nested brackets; parsers recurse, and deeper text could overflow the stack
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _HEAD = 1 << 20  # bytes by which types are chosen
 _ROWS = 1 << 20  # most rows of a chunk of a frame, so that its text has under 2 GiB
 
@@ -65,7 +71,7 @@ def read(path: Path, args: ConvertArguments, option: str) -> Source:
         form = f"text separated by {shown(text.separator)}"
         has_comma = text.separator == ";"
     elif form == "json":
-        parts, form = [read_json(file, _open) for file in files], "json lines"
+        parts, form = [read_json(file) for file in files], "json lines"
     else:
         tables = [parquet.read_table(file, partitioning=None) for file in files]
         parts = [
@@ -279,26 +285,114 @@ class TextReader:
             return "skip"
 
         try:
-            table = arrow.read_csv(
+            table = csv_reader.read_csv(
                 stream,
-                arrow.ReadOptions(
+                csv_reader.ReadOptions(
                     use_threads=threads,
                     block_size=_BLOCK,
                     column_names=self.names,
                     skip_rows=header,
                     encoding=self.encoding,
                 ),
-                arrow.ParseOptions(
+                csv_reader.ParseOptions(
                     delimiter=self.separator,
                     quote_char='"' if self.quotes else False,
                     newlines_in_values=self.quotes,
                     ignore_empty_lines=False,  # every line is a row, so rows give line numbers
                     invalid_row_handler=skip_broken,
                 ),
-                arrow.ConvertOptions(
+                csv_reader.ConvertOptions(
                     column_types=self.types, null_values=[""], strings_can_be_null=True
                 ),
             )
         except (pa.ArrowException, UnicodeError) as error:
             raise self._unreadable(file, error) from error
         return flatten_records(table), broken
+
+
+def read_json(file: Path) -> Part:
+    """Read a file of json lines in blocks: by Arrow, or by Python if a line is broken."""
+    tables: list[tuple[Columns, int]] = []
+    broken: list[tuple[int, str]] = []
+    texts: dict[str, pa.DataType] = {}
+    rows = 0
+    with _open(file) as lines:
+        while block := lines.read(_BLOCK) + lines.readline():
+            if not tables:
+                block = block.removeprefix(b"\xef\xbb\xbf")
+                if block.lstrip().startswith(b"["):
+                    raise UsageError(
+                        f"{file} holds json lists, expected an object a line; write it again, as "
+                        f"in `jq -c '.[]' {file.name} > {file.stem}-lines.jsonl` for one list"
+                    )
+            table = _read_json_by_arrow(block, texts)
+            if table is None:
+                table, errors = _read_json_by_python(block)
+                broken += [(rows + len(broken) + number, why) for number, why in errors]
+            tables.append((flatten_records(table), table.num_rows))
+            rows += table.num_rows
+    return Part(file, stack_columns(tables), rows, broken)
+
+
+def _read_json_by_arrow(block: bytes, texts: dict[str, pa.DataType]) -> pa.Table | None:
+    """Parse whole lines by Arrow; None if one is not an object that Arrow reads exactly.
+
+    ``texts`` are columns to read as text, since Arrow takes them for times; it is extended.
+    """
+    marks = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(marks == ord("\n"))
+    line = np.searchsorted(ends, np.flatnonzero(np.isin(marks, tuple(b"[{"))))
+    if (line[_NESTED:] == line[:-_NESTED]).any():  # may be deep
+        return None
+    reading = json_reader.ReadOptions(block_size=len(block) + 1)
+    while True:
+        schema = json_reader.ParseOptions(explicit_schema=pa.schema(texts))
+        try:
+            table = json_reader.read_json(io.BytesIO(block), reading, schema)
+        except pa.ArrowException:
+            return None
+        times = {f.name: pa.string() for f in table.schema if pa.types.is_timestamp(f.type)}
+        if not times:
+            break
+        texts |= times
+    floats = [column for column in table.columns if pa.types.is_floating(column.type)]
+    # a whole number of more than 64 bits, such as an id, is a float
+    is_exact = all((pc.max(pc.abs(column)).as_py() or 0) < 2**53 for column in floats)
+    lines = len(ends) + (not block.endswith(b"\n"))
+    return table if is_exact and table.num_rows == lines else None
+
+
+def _read_json_by_python(block: bytes) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """Parse whole lines in Python; also return number from 0 and fault of those not an object."""
+    rows: list[dict[str, Any]] = []
+    broken: list[tuple[int, str]] = []
+    for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+        try:
+            rows.append(_parse_object(line))
+        except ValueError as error:
+            broken.append((number, f"no json: {error}" if line.strip() else "empty line"))
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _make_array([row.get(name) for row in rows]) for name in names}), broken
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    """Return the object of a line; ValueError if it is none, or no parser may be given it."""
+    if line.count(b"[") + line.count(b"{") > _NESTED:
+        marks = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+        steps = np.isin(marks, tuple(b"[{")).astype(np.int32) - np.isin(marks, tuple(b"]}"))
+        if steps.cumsum().max(initial=0) > _NESTED:
+            raise ValueError(f"more than {_NESTED} brackets within each other")
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    if b"\\u" in line:  # raises for a lone surrogate, which is no character
+        json.dumps(row, ensure_ascii=False).encode()
+    return row
+
+
+def _make_array(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):  # numbers and text under one name
+        texts = (v if v is None or isinstance(v, str) else json.dumps(v) for v in values)
+        return pa.array(texts, pa.string())

@@ -41,7 +41,7 @@ from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve import bodies
-from recbole_pos.serve.bodies import Refusal, parse, to_json
+from recbole_pos.serve.bodies import Body, Refusal, parse, to_json
 from recbole_pos.serve.holder import ALONE, LoadedModel, ModelHolders
 from recbole_pos.version import __version__
 
@@ -115,29 +115,31 @@ class Service:
 
     async def recommend(self, request: Request) -> Response:
         """Answer POST /recommend; with several models, by the model that each id belongs to."""
+        return await self._compute(request, bodies.RecommendBody, self._recommend)
 
-        def compute(loaded: dict[str, LoadedModel], content: bytes) -> dict[str, Any]:
-            body = parse(bodies.RecommendBody, content)
-            if body.model is not None:
-                self.holders.require(body.model)
-            if len(loaded) == 1:
-                ((name, model),) = loaded.items()
-                answers = self._recommend(name, model, body)
-                return {"run_dir": model.run_dir, "recommendations": answers}
-            found: dict[int, dict] = {}
-            for name, (numbers, part) in body.by_model(self.holders.choose).items():
-                try:
-                    answers = self._recommend(name, loaded[name], part)
-                except UsageError as error:
-                    status = getattr(error, "status", 422)
-                    raise Refusal(status, f"model {name}: {error}") from None
-                found |= {n: {**one, "model": name} for n, one in zip(numbers, answers)}  # noqa: B905
-            folders = {name: model.run_dir for name, model in loaded.items()}
-            return {"models": folders, "recommendations": [found[n] for n in sorted(found)]}
-
-        return await self._compute(request, compute)
+    async def similar(self, request: Request) -> Response:
+        """Answer POST /similar."""
+        return await self._compute(request, bodies.SimilarBody, self._find_similar)
 
     def _recommend(
+        self, loaded: dict[str, LoadedModel], body: bodies.RecommendBody
+    ) -> dict[str, Any]:
+        folders = {name: model.run_dir for name, model in loaded.items()}
+        if len(loaded) == 1:
+            ((name, run_dir),) = folders.items()
+            answers = self._recommend_by(name, loaded[name], body)
+            return {"run_dir": run_dir, "recommendations": answers}
+        found: dict[int, dict] = {}
+        for name, (numbers, part) in body.by_model(self.holders.choose).items():
+            try:
+                answers = self._recommend_by(name, loaded[name], part)
+            except UsageError as error:
+                status = getattr(error, "status", 422)
+                raise Refusal(status, f"model {name}: {error}") from None
+            found |= {n: {**one, "model": name} for n, one in zip(numbers, answers)}  # noqa: B905
+        return {"models": folders, "recommendations": [found[n] for n in sorted(found)]}
+
+    def _recommend_by(
         self, name: str, model: LoadedModel, body: bodies.RecommendBody
     ) -> list[dict[str, Any]]:
         """Return the answers of one model, which are counted and timed."""
@@ -146,27 +148,32 @@ class Service:
         self.metrics.histories.labels(name).inc(len(answers))
         return answers
 
-    async def similar(self, request: Request) -> Response:
-        """Answer POST /similar."""
+    def _find_similar(
+        self, loaded: dict[str, LoadedModel], body: bodies.SimilarBody
+    ) -> dict[str, Any]:
+        model = loaded[self.holders.first if body.model is None else body.model]
+        answers = bodies.find_similar(model.recommender, body, self.settings)
+        return {"run_dir": model.run_dir, "similar": answers}
 
-        def compute(loaded: dict[str, LoadedModel], content: bytes) -> dict[str, Any]:
-            body = parse(bodies.SimilarBody, content)
-            name = self.holders.first if body.model is None else body.model
-            self.holders.require(name)
-            answers = bodies.find_similar(loaded[name].recommender, body, self.settings)
-            return {"run_dir": loaded[name].run_dir, "similar": answers}
-
-        return await self._compute(request, compute)
+    def _parse(self, kind: type[Body], content: bytes) -> Body:
+        """Return the checked body of a request, whose model is served."""
+        body = parse(kind, content)
+        if body.model is not None:
+            self.holders.require(body.model)
+        return body
 
     async def _compute(
-        self, request: Request, compute: Callable[[dict[str, LoadedModel], bytes], dict[str, Any]]
+        self,
+        request: Request,
+        kind: type[Body],
+        answer: Callable[[dict[str, LoadedModel], Body], dict[str, Any]],
     ) -> Response:
-        """Answer a request by what ``compute`` makes of the loaded models and the body.
+        """Answer a request, in the scoring thread, by the loaded models and its body.
 
         Raises:
             Refusal: 503 while a model is being loaded, or too many requests are waiting.
         """
-        body = await _read_body(request, self.settings.max_body)
+        content = await _read_body(request, self.settings.max_body)
         now = {name: holder.now for name, holder in self.holders.by_name.items()}
         loaded = {name: model for name, model in now.items() if model is not None}
         if len(loaded) < len(now):
@@ -176,8 +183,8 @@ class Service:
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
         try:
-            answer = self.worker.submit(lambda: to_json(compute(loaded, body)))
-            return _json(200, await asyncio.wrap_future(answer))
+            work = lambda: to_json(answer(loaded, self._parse(kind, content)))  # noqa: E731
+            return _json(200, await asyncio.wrap_future(self.worker.submit(work)))
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
@@ -205,9 +212,7 @@ class Service:
                 403, "/reload is answered to this machine alone; --allow_reload lets others, too"
             )
         content = await _read_body(request, self.settings.max_body)
-        body = parse(bodies.ReloadBody, content or b"{}")
-        if body.model is not None:
-            self.holders.require(body.model)
+        body = self._parse(bodies.ReloadBody, content or b"{}")
         names = list(self.holders.by_name) if body.model is None else [body.model]
         if body.run_dir is not None and len(names) > 1:
             raise Refusal(422, f"model: give the one that changes, of {', '.join(names)}")

@@ -102,7 +102,8 @@ def write_recommendations(
     keep_freed_memory()
     file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
     # /dev/stdout gets the table alone
-    reporter, counts = Reporter(os.path.isfile(file) or not os.path.exists(file)), Counter()
+    reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
+    counts: Counter[str] = Counter()
     with _writer(file) as write:  # opened first: a path that cannot be written fails at once
         names = {"items": read_names(items), "exclude": read_names(exclude)}
         trained = Recommender.load(run_dir, data_path, histories is not None)

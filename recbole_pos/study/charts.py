@@ -86,7 +86,7 @@ class _Figure(Figure):
         return file.getvalue()
 
 
-def all_charts(results: Results, found: Comparison) -> list[Chart]:
+def draw_charts(results: Results, found: Comparison) -> list[Chart]:
     """Return all charts of one table that its results allow."""
     with matplotlib.rc_context(_STYLE):
         charts = [

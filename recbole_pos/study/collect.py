@@ -19,7 +19,7 @@ from recbole_pos.runs.worker import QUIET
 from recbole_pos.study.configs import require_twins
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.ranks import RankTable, require_metrics
-from recbole_pos.study.result_tables import markdown, tidy
+from recbole_pos.study.result_tables import render_markdown, tabulate
 from recbole_pos.study.results import (
     DONE,
     FAILED,
@@ -29,7 +29,7 @@ from recbole_pos.study.results import (
     TieCount,
     compare,
 )
-from recbole_pos.study.scheduler import mean_of_seeds
+from recbole_pos.study.scheduler import average_seeds
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import (
     KNOWN_FROM,
@@ -37,7 +37,7 @@ from recbole_pos.study.study_folder import (
     read_curve,
     read_facts,
 )
-from recbole_pos.study.study_report import html
+from recbole_pos.study.study_report import render_report
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import escape_formula, short
 from recbole_pos.yaml_files import read_yaml
@@ -143,7 +143,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
             for name, version in (run_facts.get("versions") or {}).items():
                 versions.setdefault(name, {})[version] = None
     for line in trials.values():
-        line["value"] = mean_of_seeds(line["value"], len(plan.tried_with))
+        line["value"] = average_seeds(line["value"], len(plan.tried_with))
     searches = pd.DataFrame(list(trials.values()))
     if trials:
         searches = searches.sort_values(["row", "trial"], ignore_index=True)
@@ -266,10 +266,10 @@ def write_results(results: Results, folder: Path) -> tuple[list[Comparison], lis
     make_folder(folder)
     comparisons = [compare(results, table) for table in results.plan.tables]
     texts = {
-        "table.md": markdown(results, comparisons),
-        "table.csv": _csv(tidy(comparisons)),
+        "table.md": render_markdown(results, comparisons),
+        "table.csv": _csv(tabulate(comparisons)),
         "runs.csv": _csv(results.runs),
-        "report.html": html(results, comparisons),
+        "report.html": render_report(results, comparisons),
     }
     for name, text in texts.items():
         write_text(folder / name, text)

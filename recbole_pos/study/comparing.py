@@ -22,15 +22,15 @@ from recbole_pos.files import only_writer
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, stop
-from recbole_pos.study.charts import KINDS, all_charts
+from recbole_pos.study.charts import KINDS, draw_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
-from recbole_pos.study.configs import check_plan, complete, note_unread, require_twins
+from recbole_pos.study.configs import check_plan, complete_options, note_unread, require_twins
 from recbole_pos.study.dispatcher import ActiveRuns, keep_state
 from recbole_pos.study.packed import PackedStudy, pack, require_place
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.rendered_table import RenderedTable
-from recbole_pos.study.result_tables import all_tables, tidy
+from recbole_pos.study.result_tables import make_tables, tabulate
 from recbole_pos.study.results import DONE, Comparison, Results
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
 from recbole_pos.study.statistics import ALL
@@ -83,7 +83,7 @@ class Compared:
             UsageError: for another kind, or if the results lack its values.
         """
         check_choice("kind", kind, KINDS)
-        charts = all_charts(self.results, self.comparisons[0]) if self.results else []
+        charts = draw_charts(self.results, self.comparisons[0]) if self.results else []
         for chart in charts:
             if chart.kind == kind:
                 return chart.figure
@@ -154,7 +154,7 @@ def compare(
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
     plan, folder = _plan_and_folder(what, dataset, base, args)
-    note_unread(plan, complete)
+    note_unread(plan, complete_options)
     _require_same_study(plan, folder)
     if args.pack:
         require_place(args.pack)
@@ -162,7 +162,7 @@ def compare(
     packed = [PackedStudy(path) for path in files]
     scheduler = None
     if packed or not args.report:
-        configs = check_plan(plan, complete)
+        configs = check_plan(plan, complete_options)
         _require_metrics(plan, configs)
         require_twins(configs)
         for config in configs.values():
@@ -311,7 +311,7 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
 def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write tables and report, and print the tables."""
     comparisons, files = write_results(results, folder)
-    tables = all_tables(results, comparisons)
+    tables = make_tables(results, comparisons)
     for table in tables:
         reporter.table(table)
         reporter.line("")
@@ -319,7 +319,7 @@ def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
         reporter.warning(text)
     for file in files:
         reporter.line(str(file))
-    frame = tidy(comparisons)
+    frame = tabulate(comparisons)
     frame = frame[frame["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
     pairs = pd.concat([found.differences for found in comparisons], ignore_index=True)
     return Compared(results.runs, pairs, folder, frame, tables, results, comparisons)

@@ -73,11 +73,11 @@ def row_config(
         config = PosConfig(model, dataset, files, merged, strict=False)
         if "position" not in config.plain:
             raise UsageError(f"attach: {config['model']} takes no position schemes")
-        merged["position"] = attached(config.plain["position"], attach)
+        merged["position"] = attach_schemes(config.plain["position"], attach)
     return PosConfig(model, dataset, files, {**merged, **QUIET}, strict=strict)
 
 
-def complete(options: dict[str, Any]) -> dict[str, Any]:
+def complete_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the complete configuration of a row, from its options.
 
     Raises:
@@ -93,7 +93,7 @@ def complete(options: dict[str, Any]) -> dict[str, Any]:
     return {**config.plain, "data_path": config["data_path"]}
 
 
-def attached(position: Any, schemes: Iterable[str]) -> list[str]:
+def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
     """Return the schemes of a model's option ``position``, with further schemes attached."""
     kept = [name for name in scheme_names(position) if name != "nope"]
     return [*kept, *scheme_names(list(schemes), "attach")]
@@ -233,10 +233,10 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
     plain = {**{key: config[key] for key in _OF_RECBOLE}, **plain}
     if plain.get("item_vectors"):
         plain["item_vectors"] = content_digest(plain["item_vectors"])
-    return digest(plain, dict(identity), NUMERICS, sources(config), *others)
+    return digest(plain, dict(identity), NUMERICS, digest_code(config), *others)
 
 
-def sources(config: PosConfig) -> list[str]:
+def digest_code(config: PosConfig) -> list[str]:
     """Return digests of the code of a custom model and custom schemes, so that edits make new runs.
 
     The whole module counts, since a class may call anything in it. Code that no file has, such as
@@ -281,7 +281,7 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def data_key(config: PosConfig) -> str:
+def digest_data_options(config: PosConfig) -> str:
     """Return a digest of the data options, equal for configurations that read the same data."""
     about = {
         key: value

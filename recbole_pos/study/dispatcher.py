@@ -20,7 +20,7 @@ from recbole_pos.runs.cluster import Resources, connect, room_for, stop
 from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
-from recbole_pos.study.configs import data_key
+from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import span
 from recbole_pos.study.results import DONE, FAILED, count_ties
 from recbole_pos.study.scheduler import Job, Scheduler
@@ -59,7 +59,7 @@ class ActiveRuns:
             config: configuration of a run.
             test: whether the run is tested; trials have no test events.
         """
-        key = data_key(config), test
+        key = digest_data_options(config), test
         if key not in self.shared:
             self.shared[key] = ray.put(SharedData(self.scheduler.prepare(config), test))
         return self.shared[key]

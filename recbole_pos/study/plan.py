@@ -109,9 +109,10 @@ def _search(value: Any) -> Search | Literal[True] | None:
     if {"trials", "space"} & set(value):
         trials, space, seed = (value.get(key) for key in ("trials", "space", "seed"))
         searcher = value.get("searcher", "optuna")
-        numbers = is_whole(trials) and trials >= 1 and (seed is None or is_whole(seed))
         known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
-        if not (numbers and known and isinstance(space, (str, dict)) and space):
+        sampled = isinstance(space, (str, dict)) and space
+        is_seed = seed is None or (is_whole(seed) and seed >= 0)
+        if not is_whole(trials) or trials < 1 or not (known and sampled and is_seed):
             raise ValueError("expected {trials: NUMBER, space: options or a file}")
         return Search(trials, None, space, searcher, seed)
     for name, values in value.items():

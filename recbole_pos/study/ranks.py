@@ -33,12 +33,12 @@ COLD = "cold"  # the bins of cold and of other items
 
 
 def is_from_ranks(metric: str) -> bool:
-    """Return whether a metric's name (``ndcg@10``) is one that :func:`gains` knows."""
+    """Return whether a metric's name (``ndcg@10``) is one that :func:`compute_gains` knows."""
     match = _METRIC.fullmatch(metric.lower())
     return match is not None and match[1] in _GAINS
 
 
-def gains(rank: np.ndarray, metric: str) -> np.ndarray:
+def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
     """Return the gain of each target, whose mean is the metric; a UsageError for an unknown one.
 
     Args:
@@ -72,7 +72,7 @@ def require_metrics(
     """
     for metric, value in metrics.items():
         if len(rank) and is_from_ranks(metric):
-            score = float(gains(rank, metric).mean())
+            score = float(compute_gains(rank, metric).mean())
             half_unit = 0.5001 * 10.0**-decimals + 1e-9  # of the last decimal, and float noise
             if abs(score - value) > half_unit:
                 raise UsageError(
@@ -132,7 +132,7 @@ class RankTable:
         """Return the gains of each user's targets, summed.
 
         Args:
-            metric: as in :func:`gains`.
+            metric: as in :func:`compute_gains`.
             where: [targets] whether a target counts; all if None.
 
         Returns:
@@ -142,7 +142,7 @@ class RankTable:
         keep = np.full(len(self.targets), True) if where is None else where
         _, user = np.unique(self.targets["user"].to_numpy()[keep], return_inverse=True)
         size = np.bincount(user)
-        values = gains(self.rank[:, keep], metric)
+        values = compute_gains(self.rank[:, keep], metric)
         total = np.stack([np.bincount(user, line, len(size)) for line in values])
         by_row = self.runs.sort_values("seed", kind="stable").groupby("row", sort=False)
         places = {row: part.index.to_numpy() for row, part in by_row}
@@ -162,7 +162,7 @@ def _sorted(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.
     return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
-def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Assign targets to the bins of a study.
 
     Args:
@@ -190,11 +190,11 @@ def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[
             masks[kind] = {"cold items": values == 0, "other items": values != 0}
         else:
             place = np.searchsorted(edges, values)
-            masks[kind] = {name: place == n for n, name in enumerate(labels(kind, edges))}
+            masks[kind] = {name: place == n for n, name in enumerate(name_bins(kind, edges))}
     return masks
 
 
-def labels(kind: str, edges: Sequence[float]) -> list[str]:
+def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     """Return names of the bins between ascending edges: ``history up to 5``, ``history 6 to 15``"""
     shown_edges = [span(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
     between = []

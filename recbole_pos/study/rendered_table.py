@@ -137,7 +137,7 @@ def _rich(cell: Cell, fold: bool) -> Text:
     return text.append(f"\n{_folded(cell.detail, fold)}", style="dim") if cell.detail else text
 
 
-def number(value: float, sign: bool = False) -> str:
+def format_number(value: float, sign: bool = False) -> str:
     """Return a metric with four decimals, zero without a sign; empty for nan."""
     if math.isnan(value):
         return ""
@@ -145,15 +145,16 @@ def number(value: float, sign: bool = False) -> str:
     return text.lstrip("+-") if float(text) == 0 else text
 
 
-def with_deviation(mean: float, deviation: float) -> str:
+def format_mean(mean: float, deviation: float) -> str:
     """Return ``0.0425 ± 0.0020``, or only the mean of a single seed."""
-    spread = number(deviation)
-    return f"{number(mean)} ± {spread}" if spread else number(mean)
+    spread = format_number(deviation)
+    return f"{format_number(mean)} ± {spread}" if spread else format_number(mean)
 
 
-def interval(low: float, high: float) -> str:
+def format_interval(low: float, high: float) -> str:
     """Return ``[-0.0010, +0.0035]``; empty for nan."""
-    return "" if math.isnan(low) else f"[{number(low, sign=True)}, {number(high, sign=True)}]"
+    ends = ", ".join(format_number(end, sign=True) for end in (low, high))
+    return "" if math.isnan(low) else f"[{ends}]"
 
 
 def span(seconds: float) -> str:

@@ -11,11 +11,11 @@ from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
     count,
-    interval,
+    format_interval,
+    format_mean,
+    format_number,
     listed,
-    number,
     span,
-    with_deviation,
 )
 from recbole_pos.study.results import COLD, DONE, FAILED, VALIDATION, Comparison, Results
 from recbole_pos.study.statistics import ALL
@@ -35,7 +35,7 @@ _MARKED = {
 }
 
 
-def metrics_table(results: Results, found: Comparison) -> RenderedTable:
+def make_metrics_table(results: Results, found: Comparison) -> RenderedTable:
     """Return the main table: seeds, metrics, values of the paper, difference from the reference and
     cost of every row."""
     table, plan, rows = found.table, results.plan, found.table.rows
@@ -72,7 +72,7 @@ def metrics_table(results: Results, found: Comparison) -> RenderedTable:
     return _table(table.title, columns, notes, spare=(*spare, *range(len(names) + 1, 2, -1), 1))
 
 
-def differences_table(found: Comparison) -> RenderedTable | None:
+def make_differences_table(found: Comparison) -> RenderedTable | None:
     """Return the differences from the reference with intervals and p-values; None without any."""
     pairs, lines = found.differences, found.differences.to_dict("records")
     if not lines:
@@ -84,7 +84,7 @@ def differences_table(found: Comparison) -> RenderedTable | None:
         "95% CI": [_difference(pairs, line["row"]).detail for line in lines],
         "p": [_p(line["p"]) for line in lines],
         "p after Holm": [_p(line["p_holm"]) for line in lines],
-        "minimum detectable difference": [number(line["detectable"]) for line in lines],
+        "minimum detectable difference": [format_number(line["detectable"]) for line in lines],
     }
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
@@ -99,7 +99,7 @@ def differences_table(found: Comparison) -> RenderedTable | None:
     return _table(title, columns, notes, spare=(1, 4, 6, 5))
 
 
-def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
+def make_bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
     """Return the main metric of every row in each bin, with the difference from the reference."""
     means, pairs = found.bins[kind]
     main = found.table.metrics[0]
@@ -109,7 +109,7 @@ def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTabl
         pair = pairs[pairs["bin"] == name]
         cells = []
         for row, value in zip(part["row"], part["mean"], strict=True):
-            beside, text = _difference(pair, row), number(value)
+            beside, text = _difference(pair, row), format_number(value)
             detail = f"{beside.text} {beside.detail}".strip()
             cells.append(Cell(text, detail, bool(text) and text == best))
         columns[f"{name} ({_size(part.iloc[0], unit)})"] = cells
@@ -119,7 +119,7 @@ def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTabl
     return _table(title, columns, [note, *_marks(pairs)])
 
 
-def failures_table(results: Results) -> RenderedTable | None:
+def make_failures_table(results: Results) -> RenderedTable | None:
     """Return the runs that failed, with their reasons; None if none did."""
     failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
@@ -129,7 +129,7 @@ def failures_table(results: Results) -> RenderedTable | None:
     return _table("Runs that failed", columns, words=frozenset({2}))
 
 
-def search_table(results: Results) -> RenderedTable | None:
+def make_search_table(results: Results) -> RenderedTable | None:
     """Return the options that the search of each row chose; None where nothing was searched."""
     trials = results.searches
     if trials.empty:
@@ -140,7 +140,7 @@ def search_table(results: Results) -> RenderedTable | None:
     columns: dict[str, list[Cell]] = {name: [] for name in names}
     for row, part in trials.groupby("row", sort=False):
         chosen = part[part["chosen"].astype(bool)]
-        value = number(chosen["value"].iloc[0]) if len(chosen) else ""
+        value = format_number(chosen["value"].iloc[0]) if len(chosen) else ""
         metric = metric_name(part["metric"].iloc[0]) if len(metrics) > 1 else ""
         columns["configuration"].append(Cell(str(row)))
         columns["trials"].append(Cell(f"{len(part)}"))
@@ -152,33 +152,33 @@ def search_table(results: Results) -> RenderedTable | None:
     return _table("Search", columns, [note], frozenset({2}))
 
 
-def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[RenderedTable]:
+def make_tables(results: Results, comparisons: Sequence[Comparison]) -> list[RenderedTable]:
     """Return all tables of a study, in the order of the report."""
     tables: list[RenderedTable | None] = []
     for found in comparisons:
-        tables += comparison_tables(results, found)
-    tables += [search_table(results), failures_table(results)]
+        tables += make_comparison_tables(results, found)
+    tables += [make_search_table(results), make_failures_table(results)]
     return [table for table in tables if table is not None]
 
 
-def comparison_tables(results: Results, found: Comparison) -> list[RenderedTable]:
+def make_comparison_tables(results: Results, found: Comparison) -> list[RenderedTable]:
     """Return the tables for one table of the plan: metrics, differences, bins."""
-    tables = [metrics_table(results, found), differences_table(found)]
-    tables += [bins_table(found, kind, results.plan.unit) for kind in found.bins]
+    tables = [make_metrics_table(results, found), make_differences_table(found)]
+    tables += [make_bins_table(found, kind, results.plan.unit) for kind in found.bins]
     return [table for table in tables if table is not None]
 
 
-def markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
+def render_markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
     """Return the content of ``table.md``: all tables on one page."""
     parts = [f"# {results.plan.title}"]
     parts += [f"Warning: {text}." for text in results.warnings]
     if results.ties is not None:
         parts.append(results.ties.sentence(results.plan.dataset, results.plan.ties))
-    parts += [table.markdown() for table in all_tables(results, comparisons)]
+    parts += [table.markdown() for table in make_tables(results, comparisons)]
     return "\n\n".join(parts) + "\n"
 
 
-def tidy(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return the content of ``table.csv``: mean and difference from the reference, a line for each
     table, row, metric and bin."""
     keys, parts = ["row", "metric", "bin"], []
@@ -220,18 +220,18 @@ def _metric(results: Results, found: Comparison, metric: str) -> Iterator[Cell]:
     means, best = found.means[found.means["metric"] == metric], _best(found.means, metric)
     for row in found.table.rows:
         line, figures = means[means["row"] == row], results.plan.paper.get(row, {})
-        paper = f"paper {number(figures[metric])}" if metric in figures else ""
+        paper = f"paper {format_number(figures[metric])}" if metric in figures else ""
         if line.empty:
             yield Cell("", paper)
             continue
         mean, deviation = line[["mean", "deviation"]].iloc[0]
-        yield Cell(with_deviation(mean, deviation), paper, number(mean) == best != "")
+        yield Cell(format_mean(mean, deviation), paper, format_number(mean) == best != "")
 
 
 def _best(frame: pd.DataFrame, metric: str) -> str:
     """Return the highest mean of a metric as text; empty for fewer than two rows."""
     values = frame.loc[frame["metric"] == metric, "mean"].dropna()
-    return number(float(values.max())) if len(values) > 1 else ""
+    return format_number(float(values.max())) if len(values) > 1 else ""
 
 
 def _difference(pairs: pd.DataFrame, row: str) -> Cell:
@@ -240,8 +240,8 @@ def _difference(pairs: pd.DataFrame, row: str) -> Cell:
     if found.empty:
         return Cell()
     line = found.iloc[0]
-    around = interval(line["low"], line["high"])
-    text = number(line["difference"], sign=True) + "*" * bool(line["star"])
+    around = format_interval(line["low"], line["high"])
+    text = format_number(line["difference"], sign=True) + "*" * bool(line["star"])
     return Cell(text, around + MARKS[line["seed_noise"]] if around else "")
 
 

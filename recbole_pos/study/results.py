@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.study.plan import Plan, TablePlan
-from recbole_pos.study.ranks import RankTable, all_masks, is_from_ranks
-from recbole_pos.study.statistics import differences, means
+from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
+from recbole_pos.study.statistics import compute_differences, compute_means
 
 DONE, FAILED = "done", "failed"
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
@@ -106,8 +106,8 @@ class Comparison:
         table: plan of the table.
         means: a line for each row and metric (and validation, if the table has it): row, metric,
             mean, deviation, seeds; and targets and units, if they come from ranks.
-        differences: differences in the first metric, with the columns of
-            :func:`recbole_pos.study.statistics.differences`; empty if no row can be compared.
+        differences: differences in the first metric, as ``statistics.compute_differences`` returns
+            them; empty if no row can be compared.
         bins: kind -> means and differences by bin, of the first metric.
     """
 
@@ -133,11 +133,11 @@ def compare(results: Results, table: TablePlan) -> Comparison:
     def pairs(bins: Mapping[str, np.ndarray] | None = None) -> pd.DataFrame:
         if not others:
             return none
-        return differences(ranks, main, table.reference, others, bins, plan.coupled)
+        return compute_differences(ranks, main, table.reference, others, bins, plan.coupled)
 
     by_bin = {}
-    for kind, masks in all_masks(ranks.targets, plan.bins).items():
-        mean = means(ranks, main, masks)
+    for kind, masks in assign_bins(ranks.targets, plan.bins).items():
+        mean = compute_means(ranks, main, masks)
         by_bin[kind] = mean[mean["row"].isin(rows)].reset_index(drop=True), pairs(masks)
     return Comparison(table, values, pairs(), by_bin)
 
@@ -158,7 +158,8 @@ def _means(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
     ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(plain)]
     if ranked and results.ranks is not None:
         cold = {COLD: results.ranks.targets["popularity"] == 0} if plain != metric else None
-        parts.append(means(results.ranks, plain, cold).set_index("row").loc[ranked].reset_index())
+        means = compute_means(results.ranks, plain, cold)
+        parts.append(means.set_index("row").loc[ranked].reset_index())
     if metric in results.runs.columns:
         others = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
         by_row = others.dropna(subset=[metric]).groupby("row", sort=False)[metric]

@@ -12,7 +12,13 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs.searchers import Searcher, make_searcher
 from recbole_pos.runs.space import Space, fit_space, parse_space, read_space, space_file
-from recbole_pos.study.configs import attached, data_key, digest, row_config, run_digest
+from recbole_pos.study.configs import (
+    attach_schemes,
+    digest,
+    digest_data_options,
+    row_config,
+    run_digest,
+)
 from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Fit, Plan, Search, list_fits
 from recbole_pos.study.results import DONE, FAILED
@@ -204,7 +210,7 @@ class Scheduler:
 
     def prepare(self, config: PosConfig) -> Any:
         """Return the dataset of a configuration, after ``build``; each is read once."""
-        key = data_key(config)
+        key = digest_data_options(config)
         if key not in self.datasets:
             self.datasets[key] = read_dataset(config)
             self.datasets[key].build()
@@ -221,7 +227,7 @@ class Scheduler:
             self.reasons[fit.name] = reason
         if fit.trial is not None:
             search = self.searches[fit.row]
-            score = _score(facts, search.metric) if status == DONE else None
+            score = _find_score(facts, search.metric) if status == DONE else None
             search.tell(fit.trial, score)
 
     def chosen(self) -> dict[str, int | None]:
@@ -274,7 +280,7 @@ class Scheduler:
         changes = {key: value for key, value in fit.options.items() if key != "attach"}
         if schemes:
             changes |= {
-                "position": attached(row_config(options).plain["position"], schemes),
+                "position": attach_schemes(row_config(options).plain["position"], schemes),
                 "init_from": str(self.folder.run(source).path.resolve()),
                 "train_only": list(schemes),
             }
@@ -389,23 +395,23 @@ class RowSearch:
         values = self.values.setdefault(trial, [])
         values.append(value)
         if self.searcher is not None and len(values) == self.seeds:
-            self.searcher.tell(trial, mean_of_seeds(values, self.seeds))
+            self.searcher.tell(trial, average_seeds(values, self.seeds))
 
     def best(self) -> int | None:
         """Return the trial with the best mean over its seeds, the first of equals, or None."""
-        means = {trial: mean_of_seeds(v, self.seeds) for trial, v in sorted(self.values.items())}
+        means = {trial: average_seeds(v, self.seeds) for trial, v in sorted(self.values.items())}
         scores = {trial: mean for trial, mean in means.items() if mean is not None}
         best = max if self.mode == "max" else min
         return best(scores, key=scores.__getitem__, default=None)
 
 
-def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
+def average_seeds(values: Sequence[float | None], seeds: int) -> float | None:
     """Return the mean validation value of a trial over its seeds; None unless each has a value."""
     scores = [value for value in values if value is not None]
     return math.fsum(scores) / seeds if len(scores) == seeds else None
 
 
-def _score(facts: Mapping[str, Any] | None, metric: str) -> float | None:
+def _find_score(facts: Mapping[str, Any] | None, metric: str) -> float | None:
     """Return the best validation value of a run from its facts; None if it has no finite one."""
     value = ((facts or {}).get("best_valid") or {}).get(metric)
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -29,7 +29,7 @@ _ROUNDS = 9_999  # random flips for more units
 _CELLS = 20_000_000  # most signs in memory at a time
 
 
-def pseudo_values(totals: np.ndarray, size: np.ndarray) -> np.ndarray:
+def compute_pseudo_values(totals: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Return the jackknife values of units, for a mean over targets of which units have several.
 
     Args:
@@ -185,7 +185,7 @@ def estimate(
     return Estimate(difference, float(np.sqrt(variance)), float(df), source)
 
 
-def sign_flips(differences: np.ndarray) -> np.ndarray:
+def flip_signs(differences: np.ndarray) -> np.ndarray:
     """Test by random sign flips of units whether differences are symmetric about zero.
 
     If the two rows were exchangeable, each unit could have the opposite sign (Fisher's
@@ -239,7 +239,7 @@ def _just_below(value: np.ndarray) -> np.ndarray:
     return value * (1 - 1e-6) - 1e-12
 
 
-def holm(p: np.ndarray) -> np.ndarray:
+def correct_by_holm(p: np.ndarray) -> np.ndarray:
     """Correct p-values for multiple tests (Holm, A simple sequentially rejective procedure, 1979).
 
     Args:
@@ -252,7 +252,7 @@ def holm(p: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def means(
+def compute_means(
     table: RankTable, metric: str, bins: Mapping[str, np.ndarray] | None = None
 ) -> pd.DataFrame:
     """Return the mean of a metric of each row.
@@ -278,7 +278,7 @@ def means(
     return pd.DataFrame(lines, columns=columns)
 
 
-def differences(
+def compute_differences(
     table: RankTable,
     metric: str,
     reference: str,
@@ -316,7 +316,7 @@ def differences(
         found = _compare(table, *table.totals(metric, where), reference, rows, coupled)
         lines += [{**line, "metric": metric, "bin": name} for line in found]
     frame = pd.DataFrame(lines, columns=_COLUMNS)
-    frame["p_holm"] = holm(frame["p"].to_numpy(dtype=float))
+    frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
     have_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
     frame["star"] = have_seeds & (frame["p_holm"] < 1 - LEVEL)
     return frame
@@ -337,9 +337,11 @@ def _compare(
     rows: Sequence[str],
     coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of :func:`differences` from sums and numbers of targets in one bin."""
+    """Return the lines of a table of differences from sums and numbers of targets in one bin."""
     lines: list[dict[str, Any]] = []
-    values = {row: pseudo_values(total, size) for row, total in totals.items()} if len(size) else {}
+    values = {}
+    if len(size):
+        values = {row: compute_pseudo_values(total, size) for row, total in totals.items()}
     # rows made from another's models share its seeds, so one row of each group is pooled
     independent: list[str] = []
     for row in values:
@@ -368,6 +370,6 @@ def _compare(
         line |= {"error": result.error, "df": result.df, "p_t": result.p}
         line |= {"detectable": result.detectable(), "seed_noise": result.seed_noise}
     if flipped:
-        for line, p in zip(lines, sign_flips(np.stack(flipped, axis=1)), strict=True):
+        for line, p in zip(lines, flip_signs(np.stack(flipped, axis=1)), strict=True):
             line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
     return lines

@@ -6,34 +6,34 @@ from collections.abc import Sequence
 
 import yaml
 
-from recbole_pos.study.charts import all_charts
+from recbole_pos.study.charts import draw_charts
 from recbole_pos.study.plan import Plan, Search
-from recbole_pos.study.rendered_table import PAGES, listed, number, span
+from recbole_pos.study.rendered_table import PAGES, format_number, listed, span
 from recbole_pos.study.result_tables import (
-    comparison_tables,
-    failures_table,
+    make_comparison_tables,
+    make_failures_table,
+    make_search_table,
     metric_name,
-    search_table,
 )
 from recbole_pos.study.results import DONE, FAILED, Comparison, Results
 
 
-def html(results: Results, comparisons: Sequence[Comparison]) -> str:
+def render_report(results: Results, comparisons: Sequence[Comparison]) -> str:
     """Return the page of a study's report, which begins with the findings of its first table."""
     return PAGES.get_template("report.html.jinja").render(
         plan=results.plan,
-        findings=findings(results, comparisons[0]),
-        protocol=protocol(results),
-        parts=[(comparison_tables(results, c), all_charts(results, c)) for c in comparisons],
-        searched=search_table(results),
-        failed=failures_table(results),
+        findings=write_findings(results, comparisons[0]),
+        protocol=describe_protocol(results),
+        parts=[(make_comparison_tables(results, c), draw_charts(results, c)) for c in comparisons],
+        searched=make_search_table(results),
+        failed=make_failures_table(results),
         command=results.command,
         facts=_facts(results),
         study=_write_study(results.plan),
     )
 
 
-def findings(results: Results, found: Comparison) -> list[str]:
+def write_findings(results: Results, found: Comparison) -> list[str]:
     """Return the findings of a table, in sentences."""
     table, main = found.table, metric_name(found.table.metrics[0])
     means = found.means[found.means["metric"] == table.metrics[0]].dropna(subset=["mean"])
@@ -41,7 +41,7 @@ def findings(results: Results, found: Comparison) -> list[str]:
         return ["No run has finished yet."]
     best = means.loc[means["mean"].idxmax()]
     seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
-    sentences = [f"Highest {main}: {best['row']}, {number(best['mean'])} (mean of {seeds})."]
+    sentences = [f"Highest {main}: {best['row']}, {format_number(best['mean'])} (mean of {seeds})."]
     runs = len(table.rows) * len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     waiting = runs - int(status.isin((DONE, FAILED)).sum())
@@ -54,7 +54,7 @@ def findings(results: Results, found: Comparison) -> list[str]:
         return sentences
     starred = pairs[pairs["star"]]
     clear = [
-        f"{row} ({number(difference, sign=True)})"
+        f"{row} ({format_number(difference, sign=True)})"
         for row, difference in zip(starred["row"], starred["difference"], strict=True)
     ]
     count = f"{len(clear)} of {len(pairs)} configurations differ" if clear else ""
@@ -63,7 +63,7 @@ def findings(results: Results, found: Comparison) -> list[str]:
     sentences.append(f"{count} significantly from {table.reference} (Holm-corrected){which}.")
     sizes = pairs["detectable"].dropna()
     if len(sizes) and len(clear) < len(pairs):
-        smallest, largest = number(sizes.min()), number(sizes.max())
+        smallest, largest = format_number(sizes.min()), format_number(sizes.max())
         reach = smallest if smallest == largest else f"{smallest} to {largest}, by configuration"
         sentences.append(
             f"Minimum detectable difference (80% power): {reach}; smaller ones may exist."
@@ -76,7 +76,7 @@ def findings(results: Results, found: Comparison) -> list[str]:
     return sentences
 
 
-def protocol(results: Results) -> list[str]:
+def describe_protocol(results: Results) -> list[str]:
     """Return the protocol of the study, in sentences that follow from its plan."""
     plan, seeds = results.plan, len(results.plan.seeds)
     sentences = []

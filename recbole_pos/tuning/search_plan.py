@@ -120,7 +120,7 @@ def plan_search(
         "rows": {name: {"model": name}},
         "search": search,
     }
-    lines = {("search", "space", p.name): p.where for p in searched.parameters}
+    lines: dict[tuple, str] = {("search", "space", p.name): p.where for p in searched.parameters}
     lines |= {("base", key): searched.lines[key] for key in searched.fixed}
     plan = make_plan(Source("search", content, lines))
     check_plan(plan, lambda options: row_config(options).plain)

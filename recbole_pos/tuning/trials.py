@@ -112,7 +112,8 @@ class Trials(RaySearcher):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Keep the last report of a trial; called by Ray."""
-        self.facts[trial_id] = result.get(FACTS, self.facts.get(trial_id))
+        if FACTS in result:
+            self.facts[trial_id] = result[FACTS]
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -122,7 +123,7 @@ class Trials(RaySearcher):
         if trial_id not in self.runs.running:
             return
         self.on_trial_result(trial_id, result or {})
-        if error or self.facts.get(trial_id) is None:
+        if error or trial_id not in self.facts:
             why = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
             self.runs.end(trial_id, {"status": FAILED, "lost": True, "reason": why})
         else:

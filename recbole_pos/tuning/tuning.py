@@ -30,7 +30,7 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, room_for, stop
 from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET
-from recbole_pos.study.configs import data_key, row_config
+from recbole_pos.study.configs import digest_data_options, row_config
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.results import DONE
 from recbole_pos.study.scheduler import Job, Scheduler
@@ -130,8 +130,8 @@ def search(
         else:
             folder, overruled = StudyFolder(args.resume), []
             others = {"model": model, "dataset": dataset, "space": space}
-            others["config_file_list"] = config_file_list
-            plan = extend_plan(folder, args, config_dict, **others)
+            files = {"config_file_list": config_file_list}
+            plan = extend_plan(folder, args, config_dict, **others, **files)
             facts = SearchFacts.read(folder, args)
             held.enter_context(only_writer(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
@@ -180,7 +180,7 @@ def _prepare(scheduler: Scheduler) -> None:
             "tune: this split has no validation targets to choose by; see eval_args, for example "
             "--eval_args='{split: {LS: valid_and_test}}'"
         )
-    scheduler.datasets[data_key(config)] = experiment.dataset
+    scheduler.datasets[digest_data_options(config)] = experiment.dataset
 
 
 def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
