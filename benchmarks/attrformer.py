@@ -12,7 +12,6 @@ import argparse
 import json
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ import pandas as pd
 import torch
 from data import short_histories, write_atomic
 from page import RESULTS, in_a_process, in_turns, least, machine, mark, replace_section, table
+from training import step_of
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
-from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Experiment, prepare
 
@@ -38,19 +37,12 @@ RELATIONS: list[Any] = [
     "time",
     "position",
 ]
+OURS: dict[str, Any] = {"model": "AttrFormer", "relations": RELATIONS, "relation_heads": 4}
 SIDES: dict[str, dict[str, Any]] = {
     "PosSASRec": {"model": "PosSASRec"},
-    "AttrFormer": {"model": "AttrFormer", "relations": RELATIONS, "relation_heads": 4},
-    "AttrFormer, cross-entropy": {
-        "model": "AttrFormer",
-        "relations": RELATIONS,
-        "relation_heads": 4,
-        "prior_weight": 0.0,
-        "future_weights": [1.0],
-    },
+    "AttrFormer": OURS,
+    "AttrFormer, cross-entropy": {**OURS, "prior_weight": 0.0, "future_weights": [1.0]},
 }
-
-
 SETS = 254  # of categories, as many different ones as Beauty's items have
 
 
@@ -99,12 +91,12 @@ def turn(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dic
     loader = made.trainer.training_loader(made.loaders["train"])
     made.model.train()
     batches = [loader.gather(b) for b in loader._batches()[: given.batches or None]]
-    watch = LossWatch(partial(made.trainer._refuse, 0))
-    for number, batch in enumerate(batches[:5]):
-        made.trainer._step(made.model.window_loss, batch, watch, number)
+    step = step_of(made.trainer, made.model.window_loss)
+    for batch in batches[:5]:
+        step(batch)
     started = time.perf_counter()
-    for number, batch in enumerate(batches):
-        made.trainer._step(made.model.window_loss, batch, watch, number)
+    for batch in batches:
+        step(batch)
     seconds = (time.perf_counter() - started) / len(batches) * len(loader)
     found = {"seconds": seconds, "memory": peak_rss_mb(), "setup": setup}
     if side == "AttrFormer":

@@ -21,9 +21,17 @@ from typing import Any
 
 import torch
 from gpu_attention import attention
-from gpu_data import Size, trainer_of
-from gpu_timing import epoch_flops, peak_flops, peak_memory, reset_peak, synchronise, timed
 from torch import nn
+from training import (
+    Size,
+    epoch_flops,
+    peak_flops,
+    peak_memory,
+    reset_peak,
+    synchronise,
+    timed,
+    trainer_of,
+)
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import prepare
@@ -94,14 +102,14 @@ def epoch(size: Size, seconds: float, **options: Any) -> dict[str, Any]:
     each = loader.targets / found.targets * found.seconds
     kind = {"bf16": torch.bfloat16}.get(trainer.precision.name, torch.float32)
     with trainer.precision.steps():
-        peak = peak_flops(trainer.device, kind)
+        peak = peak_flops(trainer.device, kind, 8192 if trainer.device.type == "cuda" else 256)
     return {
         "precision": trainer.precision.name,
         "seconds": each,
         "warm_seconds": found.warm_seconds,
         "part": found.targets / loader.targets,
         "targets_per_second": loader.targets / each,
-        "tflops": epoch_flops(loader, size) / each / 1e12,
+        "tflops": epoch_flops(loader, size.d, size.layers, size.items) / each / 1e12,
         "peak_tflops": peak / 1e12,
         "memory_gb": peak_memory(trainer.device),
     }

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from gpu_data import Size
-from gpu_timing import synchronise
 from torch import Tensor
+from training import Size, synchronise
 
 from recbole_pos.layers.attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask

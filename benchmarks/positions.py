@@ -12,11 +12,9 @@ import math
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from data import make_log, write_atomic
 from page import RESULTS, in_a_process, in_turns, machine, mark, replace_section, table
@@ -35,14 +33,9 @@ from recbole_pos.yaml_files import ROOT, read_yaml
 
 ROUNDS, EPOCHS = 3, 5
 NAIVE = "kernel, naive"
-ORDER: dict[str, dict[str, Any]] = {
-    "learned": {"position": ["learned"]},
-    **{
-        name: {"position": [name]}
-        for name in ("nope", "sinusoidal", "rope", "alibi", "t5", "kerple", "cape", "kernel")
-    },
-    NAIVE: {"position": ["kernel"]},
-}
+SCHEMES = "learned nope sinusoidal rope alibi t5 kerple cape kernel".split()
+ORDER: dict[str, dict[str, Any]] = {name: {"position": [name]} for name in SCHEMES}
+ORDER[NAIVE] = {"position": ["kernel"]}
 # two heads, since a split needs them
 TIME: dict[str, dict[str, Any]] = {
     "learned, 2 heads": {"position": ["learned"]},
@@ -96,14 +89,6 @@ class NaiveKernel(PositionalKernel):
         return ctx.unpad((weights @ (self.L.matrix(t) @ v)).transpose(1, 2), "end")
 
 
-def long_histories(
-    seed: int, users: int = 24, events: int = 2002, items: int = 2000
-) -> pd.DataFrame:
-    """Users with histories of two windows of 1,000."""
-    chosen = np.random.default_rng(seed).integers(1, items + 1, users * events)
-    return make_log(np.full(users, events), chosen)
-
-
 def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
     """PosSASRec with a scheme."""
     given = {**SAME, **options, **ORDER.get(scheme, {}), **TIME.get(scheme, {})}
@@ -127,7 +112,9 @@ def seconds(scheme: str, length: int) -> list[float]:
         made = build(scheme, "ml-100k", options | {"train_batch_size": 32})
     else:
         with tempfile.TemporaryDirectory() as folder:
-            write_atomic(long_histories(0), Path(folder), "long")
+            users, events = 24, 2002  # histories of two windows
+            chosen = np.random.default_rng(0).integers(1, 2001, users * events)
+            write_atomic(make_log(np.full(users, events), chosen), folder, "long")
             made = build(scheme, "long", options | {"train_batch_size": 16, "data_path": folder})
     loader = made.trainer.training_loader(made.loaders["train"])
     return [made.trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(EPOCHS)]

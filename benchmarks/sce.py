@@ -2,14 +2,17 @@
 
 Every run has a process of its own, so that peak memory is each side's own; sides take turns. Prints
 the table and writes ``results/sce.md``. ``python benchmarks/sce.py SIDE`` makes one measurement.
-Then training steps over a million items, by ``sce_step.py``; ``sce.py million`` makes these alone.
+Then training steps over a million items; ``sce.py million`` makes these alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 from page import RESULTS, Report, in_a_process, in_turns, least, machine, replace_section, table
 from torch import Tensor
 from torch.nn import functional as F
+from training import Size, step_of, trainer_of
 
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
@@ -34,8 +38,8 @@ NAMES = {
     "chunked": "full cross-entropy in chunks (`loss_type: CE`)",
     "unchunked": "full cross-entropy on all logits (`F.cross_entropy`)",
 }
-PAGE = RESULTS / "sce.md"
-MILLION_ROUNDS = 3
+MILLION = Size(7_000, 1_000_000, 1_000_000, length=50, d=64, layers=2, batch=128)
+MILLION_ROUNDS, MILLION_STEPS = 3, 5
 PARTS = {
     "zero": "zeroing",
     "forward": "encoder, choosing items, loss and its gradient",
@@ -93,6 +97,59 @@ def measure(side: str) -> dict[str, Any]:
     }
 
 
+class Parts:
+    """CPU-seconds of calls, by name."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, and its time is added up."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            begun = time.process_time()
+            found = call(*args, **kwargs)
+            self.spent[name] = self.spent.get(name, 0.0) + time.process_time() - begun
+            return found
+
+        return wrapped
+
+
+def million_steps(side: str) -> dict[str, float]:
+    """A step of PosSASRec in this process, part by part, after two that warm up.
+
+    Both sides make the same steps, to the same bits.
+    """
+    keep_freed_memory()
+    trainer, loader = trainer_of(MILLION, loss_type="SCE")
+    if side == "dense":
+        trainer.adapter.table = lambda: None
+    parts, optimizer = Parts(), trainer.optimizer
+    optimizer.zero_grad = parts.timed("zero", optimizer.zero_grad)
+    optimizer.step = parts.timed("adam", optimizer.step)
+    loss = parts.timed("forward", trainer.adapter.loss(packed=True))
+    step = parts.timed("all", step_of(trainer, loss))
+    batches = list(itertools.islice(loader, MILLION_STEPS + 2))
+    trainer.model.train()
+    with trainer.steps_in_rows():
+        for batch in batches[:2]:
+            step(batch)
+        parts.spent.clear()
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        for batch in batches[2:]:
+            step(batch)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+    found = {name: spent / MILLION_STEPS for name, spent in parts.spent.items()}
+    found["backward"] = 2 * found["all"] - sum(found.values())
+    return found | {
+        "system": (after.ru_stime - before.ru_stime) / MILLION_STEPS,
+        "faults": (after.ru_minflt - before.ru_minflt) / MILLION_STEPS,
+        "targets": sum(map(len, batches[2:])) / MILLION_STEPS,
+        "peak_mb": peak_rss_mb(),
+        "weights": sum(p.double().sum().item() for p in trainer.model.parameters()),
+    }
+
+
 def losses() -> str:
     """Every loss; goals are of SCE."""
     runs = in_turns(NAMES, ROUNDS, lambda side: in_a_process("sce.py", side))
@@ -120,7 +177,7 @@ def losses() -> str:
 def million() -> str:
     """Training steps over a million items, with dense new gradients and with one kept."""
     sides = ("dense", "kept")
-    runs = in_turns(sides, MILLION_ROUNDS, lambda side: in_a_process("sce_step.py", side))
+    runs = in_turns(sides, MILLION_ROUNDS, lambda side: in_a_process("sce.py", side))
     best = [min(found, key=lambda run: run["all"]) for found in runs.values()]
     rows = []
     for key, what in PARTS.items():
@@ -140,9 +197,10 @@ def million() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] not in ([], ["million"]):
-        print(json.dumps(measure(sys.argv[1])))
+    names, sys.argv = sys.argv[1:], sys.argv[:1]  # which RecBole's Config reads
+    pages = {"losses": losses, "million": million}
+    if names and names[0] not in pages:
+        print(json.dumps(measure(names[0]) if names[0] in NAMES else million_steps(names[0])))
     else:
-        parts = {"losses": losses, "million": million}
-        for name in sys.argv[1:] or parts:  # or one alone
-            replace_section(PAGE, name, parts[name]())
+        for name in names or pages:  # or one alone
+            replace_section(RESULTS / "sce.md", name, pages[name]())

@@ -13,7 +13,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ import pandas as pd
 import torch
 from data import make_log, write_atomic
 from page import in_turns
+from training import step_of
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
-from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers.context import SequenceContext
@@ -81,10 +80,8 @@ def turn(
 
 def ours(made: Experiment) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     """Batches of PosRec, and a step as the trainer makes it."""
-    trainer, model = made.trainer, made.model.train()
-    watch = LossWatch(partial(trainer._refuse, 0))
-    loader = trainer.training_loader(made.loaders["train"])
-    return loader, lambda batch: trainer._step(model.window_loss, batch, watch, 0)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    return loader, step_of(made.trainer, made.model.train().window_loss)
 
 
 def rival(made: Experiment, anomaly: bool) -> tuple[Iterable[Any], Callable[[Any], Any]]:

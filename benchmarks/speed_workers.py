@@ -10,17 +10,16 @@ import os
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from data import short_histories, write_atomic
+from training import epoch_flops, peak_flops, step_of
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
-from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import prepare
 from recbole_pos.model.training import adapter
@@ -45,26 +44,6 @@ def options_for(data: str, length: int, folder: str) -> tuple[str, dict[str, Any
     return ("short" if data == "short" else data), options
 
 
-def peak_gflops() -> float:
-    """The best matrix product this process reaches, in GFLOP/s."""
-    a, n = torch.randn(2048, 2048), 2048
-    best = float("inf")
-    for _ in range(8):
-        started = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - started)
-    return 2 * n**3 / best / 1e9
-
-
-def epoch_flops(loader: Any, items: int, model: str) -> float:
-    """Multiply-adds times two of one epoch on real events, forward and backward (3x forward)."""
-    lengths = torch.from_numpy(loader.windows.lengths).double()
-    m, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
-    projections, products = (4, 2) if model == "PosSASRec" else (1, 1)
-    per_layer = m * (projections * D * D + 2 * D * INNER) + products * pairs * D
-    return float(3 * 2 * (LAYERS * per_layer + loader.targets * D * (items - 1)))
-
-
 def ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any]:
     """Epochs of a plugin model, each with its validation; the first epoch warms up."""
     keep_freed_memory()
@@ -85,7 +64,9 @@ def ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any]:
         evaluations.append(time.perf_counter() - before)
         curve.append((spent, float(result["ndcg@10"])))
     best = max(speeds[1:])
-    floor = epoch_flops(loader, made.dataset.item_num, model) / peak_gflops() / 1e9
+    parts = (4, 2) if model == "PosSASRec" else (1, 1)
+    flops = epoch_flops(loader, D, LAYERS, made.dataset.item_num - 1, *parts)
+    floor = flops / peak_flops(torch.device("cpu"), torch.float32, 2048)
     return {
         "targets": loader.targets,
         "targets_per_second": best,
@@ -178,9 +159,9 @@ def bert4rec(data: str, length: int, batches: int, recboles: bool) -> dict[str, 
         made = prepare(PosConfig("BERT4Rec", name, None, {**options, **SAME}))
     trainer, model, train = made.trainer, made.model.train(), made.loaders["train"]
     loss = model.calculate_loss if recboles else adapter(made.config, model).loss(packed=False)
-    rows, started, watch = 0, time.perf_counter(), LossWatch(partial(trainer._refuse, 0))
+    rows, started, step = 0, time.perf_counter(), step_of(trainer, loss)
     for number, batch in zip(range(batches + 1), train):  # noqa: B905
-        trainer._step(loss, batch, watch, number)
+        step(batch)
         if number == 0:  # warms up
             started, rows = time.perf_counter(), -len(batch)
         rows += len(batch)

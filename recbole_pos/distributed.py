@@ -174,7 +174,7 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
-def total(value: Tensor) -> Tensor:
+def sum_over_processes(value: Tensor) -> Tensor:
     """Return the sum of a scalar over all processes, in float64, without waiting for a GPU."""
     summed = value.detach().to(torch.float64, copy=True)
     dist.all_reduce(summed)

@@ -107,17 +107,15 @@ class Reporter:
         else:
             self._logs.append(_Console(file=file, highlight=False, width=WIDE))
 
-    def line(self, text: str) -> None:
-        """Print a line of text."""
-        self._print(text)
+    def line(self, what: RenderableType) -> None:
+        """Print a line of text, or a table."""
+        self._print(what)
+
+    table = line
 
     def warning(self, text: str) -> None:
         """Print what is easily overlooked."""
         self._print(text, logging.WARNING)
-
-    def table(self, table: RenderableType) -> None:
-        """Print a table."""
-        self._print(table)
 
     def _print(
         self, what: RenderableType, level: int = logging.INFO, on_screen: bool = True

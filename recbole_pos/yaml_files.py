@@ -20,7 +20,7 @@ ROOT, DATASETS = (
 )
 
 # Bounds of a file, so that reading it and quoting it is bounded, too.
-_MOST_VALUES, _LONGEST = 100_000, 10_000_000
+_DEEPEST, _MOST_VALUES, _LONGEST = 100, 100_000, 10_000_000
 _PER_VALUE = 100  # characters of a text that count as one value
 _LONGEST_NUMBER = 1000  # characters; Python reads longer ones in quadratic time, or not at all
 
@@ -62,7 +62,7 @@ class YamlLoader(_Rules, yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
-def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None]) -> int:
+def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: int = 0) -> int:
     """Return how many values a node has, those of aliases each time; refuse more than a file may.
 
     Nodes that were counted have their number in ``counts``, and None if they are around this one.
@@ -71,6 +71,8 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None]) -> int:
         if (count := counts[node]) is None:
             raise _refusal("an alias stands within its own anchor", node)
         return count
+    if depth > _DEEPEST:
+        raise _refusal(f"values are nested more than {_DEEPEST} deep", node)
     counts[node] = None
     if isinstance(node, yaml.ScalarNode):
         if len(node.value) > _LONGEST_NUMBER and node.tag.endswith((":int", ":float")):
@@ -79,11 +81,10 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None]) -> int:
     else:
         is_mapping = isinstance(node, yaml.MappingNode)
         parts = [part for pair in node.value for part in pair] if is_mapping else node.value
-        count = 1 + sum(_count_values(part, counts) for part in parts)
+        count = 1 + sum(_count_values(part, counts, depth + 1) for part in parts)
     if count > _MOST_VALUES:
-        raise _refusal(
-            f"there are more than {_MOST_VALUES:,} values, those of aliases counted", node
-        )
+        problem = f"there are more than {_MOST_VALUES:,} values, those of aliases counted"
+        raise _refusal(problem, node)
     counts[node] = count
     return count
 

@@ -193,19 +193,6 @@ def no_ray() -> Iterator[None]:
 
 
 @pytest.fixture
-def two_machines(no_ray) -> Iterator[Any]:
-    """Two raylets on loopback, one CPU each; see machines.py."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
-@pytest.fixture
 def experiment(tiny) -> Callable[..., Experiment]:
     """``experiment(model, **options)`` on the tiny dataset, with small sizes."""
 

@@ -46,7 +46,7 @@ def train(
     folder, names = made.folder, []
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_plan(made.plan)
-    while len(names) < fits and (job := made.ready()):
+    while len(names) < fits and (job := made.next_job()):
         names.append(job.fit.name + " *" * (job.begin is not None))
         value = (values or {}).get((job.fit.trial, job.fit.seed), 0.1)
         status = FAILED if value is None else DONE

@@ -61,13 +61,8 @@ def test_ours_is_attention_one_sequence_at_a_time(biased: bool) -> None:
             torch.testing.assert_close(bench.Flex(compiled=False)(case), found)
         return
 
-    def ahead(case: Any) -> torch.Tensor:
-        blocks = bench._blocks(case)
-        out = torch.nn.functional.scaled_dot_product_attention(*blocks)
-        return case.ctx.unpad(out.transpose(1, 2), "start")
-
-    tried = {"layers": bench.padded, "ahead": ahead, "varlen": bench.varlen}
-    ours, wrong, missing = bench.compared(case, tried)
+    tried = {"layers": bench.padded, "wrong": lambda case: 2 * bench.padded(case)}
+    ours, wrong, missing = bench.compared(case, tried | {"varlen": bench.varlen})
     assert (ours[0], ours[-1], wrong[-1]) == ("layers", "yes", "NO")
     assert missing[0] == "varlen" and missing[-1].startswith("fails: ")
 
@@ -175,18 +170,27 @@ def test_the_level_is_one_that_all_reach() -> None:
     assert "| PosSASRec | 1.5 (1.0 to 2.0) | 1.0 (1.0 to 1.0) | 2, 1 |" in text
 
 
+def test_steps_over_many_items_are_timed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sce
+
+    monkeypatch.setattr(
+        sce, "MILLION", replace(sce.MILLION, users=90, items=70, events=3000, batch=4)
+    )
+    dense, kept = (sce.million_steps(side) for side in ("dense", "kept"))
+    assert dense["weights"] == kept["weights"] and set(sce.PARTS) <= set(dense)
+
+
 @pytest.mark.slow
 def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that ends early keeps what it has."""
     import scale
-    import scale_page
 
     monkeypatch.setattr(sys, "argv", sys.argv[:1])
     sizes = {"events": 3000, "items": 70, "length": 10, "each": 30}
     cell = replace(scale.CENTRE, side="PosSASRec, SCE", **sizes)
     scale.make_log(replace(cell, side=scale.FIRST), tmp_path)
     found = scale.run(cell, tmp_path, 0.01)
-    assert "wrong" not in found and all(found[name] > 0 for name in scale_page.FIGURES)
+    assert "wrong" not in found and all(found[name] > 0 for name in scale.FIGURES)
     assert found["steps"] > 0 and found["peak_mb"] >= found["start_mb"] >= found["before_mb"]
 
     def too_large(*given: Any) -> None:
@@ -209,20 +213,19 @@ def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_page_of_scale(tmp_path: Path) -> None:
     """A cell that was stopped says so, and its sizes are not fitted."""
     import scale
-    import scale_page as page
 
     x = np.array([10.0, 100.0, 1000.0])
-    assert page.slope(x, 3 * x**1.5) == pytest.approx(1.5)
-    assert page.line_at(x, 7 + 2 * x, 1e5) == pytest.approx(7 + 2e5)
+    assert scale.slope(x, 3 * x**1.5) == pytest.approx(1.5)
+    assert scale.line_at(x, 7 + 2 * x, 1e5) == pytest.approx(7 + 2e5)
     found = []
     for cell in scale.cells(full=False):
-        figures = {name: 1e-3 * cell.size**2 for name in page.FIGURES}
+        figures = {name: 1e-3 * cell.size**2 for name in scale.FIGURES}
         if cell.side == "PosRec" and cell.size == 2_000:
             figures = {"start": 1.0, "wrong": "over 150 CPU-seconds"}
         found.append((cell, figures))
-    text = page.tables(found)
-    cells = page.measured(found)
+    text = scale.tables(found)
+    cells = scale.measured(found)
     assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in cells
     assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "50 to 2,000, 3 sizes" in text
-    page.draw(found, tmp_path / "scale.png")
+    scale.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000

@@ -69,7 +69,7 @@ def test_a_parameter_that_is_no_number_is_named(runs, tmp_path, capsys, command,
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", list(COMMANDS)[:4])
-def test_weights_out_of_all_proportion_are_told(runs, tmp_path, capsys, command) -> None:
+def test_weights_too_large_to_compute_with_are_refused(runs, tmp_path, capsys, command) -> None:
     """They are numbers, and may be drawn; what they lead to may be none, and is then refused."""
     run, _ = damaged(runs[COMMANDS[command]], tmp_path, 1e30, everywhere=True)
     code = main([*command.split(), str(run)])

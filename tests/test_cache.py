@@ -192,9 +192,7 @@ def test_a_cache_of_another_user_is_not_read(
     assert all_of(prepared(folder)) == want
 
 
-def test_small_tables_are_not_kept_and_few_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "LEAST_BYTES", 1 << 20)
     prepared(folder)
     assert not kept(folder)
@@ -218,9 +216,7 @@ def test_warnings_are_told_again(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert "In inter_feat, line [4], item_id do not exist" in caplog.text
 
 
-def test_a_file_that_changes_or_a_disk_that_is_full(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_or_a_disk_that_is_full(folder: Path, monkeypatch) -> None:
     """Nothing is kept, and the run goes on."""
 
     def read(self: TextTable, *args: Any) -> Any:

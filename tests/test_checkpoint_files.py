@@ -21,7 +21,7 @@ from test_trainer import assert_same, run
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.experiment import archive, checkpoint, recbole_file
+from recbole_pos.experiment import checkpoint, recbole_file
 from recbole_pos.experiment import state as training_state
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
@@ -295,7 +295,6 @@ MADE: dict[str, Make] = {
     "dag": _holding(_dag()),
     "cycle": _holding(CYCLE),
     "deep": _holding(_nested(200)),
-    "many": _holding([[] for _ in range(11_000)]),
     "call": _holding(Call()),
     "compressed": _packed(lambda _, data: data, zipfile.ZIP_DEFLATED),
     "too long": _too_long,
@@ -317,7 +316,6 @@ MADE: dict[str, Make] = {
 def test_files_that_torch_does_not_write_are_refused(runs, tmp_path, monkeypatch) -> None:
     """Before they take time or memory, by both readers; and nothing is called."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(archive, "_CONTAINERS", 10_000)
     for name, make in MADE.items():
         make(runs["FPARec"] / "checkpoint.pt", file := tmp_path / f"{name}.pt")
         for read in (checkpoint.load, recbole_file.read):

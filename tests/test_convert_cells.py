@@ -83,14 +83,6 @@ def test_a_comma_between_semicolons_is_that_of_decimals(tmp_path: Path) -> None:
     assert (kind, found) == ("float", ["1.234", "2.345"])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--decimal=amount=ab"], ["--decimal=amount=,", "--thousands=amount=,"]],
-)
-def test_separators_that_are_none(tmp_path: Path, options: list[str]) -> None:
-    assert convert(tmp_path, ["1,5", "2"], *options) == 2
-
-
 MOMENT = 1709399131  # 2024-03-02 17:05:31 UTC
 DAY = 1709337600
 

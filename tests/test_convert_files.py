@@ -198,9 +198,3 @@ def test_a_folder_has_files_of_the_same_columns(tmp_path: Path, run: Run) -> Non
     for name, header in (("a", "user,item,time"), ("b", "user,time,item")):
         (tmp_path / "log" / f"{name}.csv").write_text(f"{header}\nu,1,{NOW}\n")
     assert run(None, name="log") == 2
-
-
-def test_options_that_would_change_nothing(run: Run) -> None:
-    assert run(f"{GOOD}\n", "--columns=user,item,time", name="log.jsonl") == 2
-    text = f"u,i,{NOW}\nv,i,{NOW}\n"
-    assert run(text, "--columns=user,item,time", "--item_columns=item,brand") == 2

@@ -27,9 +27,14 @@ from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.loss_watch import LATE
+from recbole_pos.inspect.attention import (
+    attention_maps,
+    kernel_factors,
+    measure_attention,
+    positional_weights,
+    sample_histories,
+)
 from recbole_pos.inspect.attention_report import learned_periods
-from recbole_pos.inspect.attention_weights import attention_maps, kernel_factors, positional_weights
-from recbole_pos.inspect.distance import measure_attention, sample_histories
 from recbole_pos.inspect.encoding import learned_encodings, session_vectors
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.schemes import SCHEMES

@@ -98,7 +98,7 @@ def test_no_arrow_runs_upwards() -> None:
     assert not {(a, b) for a, b in upward if a != "recbole_pos.plug"}
 
 
-def test_nobody_imports_the_package_itself() -> None:
+def test_no_module_imports_the_package_itself() -> None:
     """Which imports everything: what others want of it stands below, such as its version."""
     assert not {name for name, others in GRAPH.items() if "recbole_pos" in others}
     assert f"\nversion: {recbole_pos.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -16,16 +16,19 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.inspect import distance
-from recbole_pos.inspect.attention_report import inspect_attention
-from recbole_pos.inspect.attention_weights import (
+from recbole_pos.errors import UsageError
+from recbole_pos.inspect import attention
+from recbole_pos.inspect.attention import (
     attention_layers,
     attention_maps,
     kernel_factors,
     layer_inputs,
+    measure,
+    measure_attention,
     positional_weights,
+    sample_histories,
 )
-from recbole_pos.inspect.distance import measure, measure_attention, sample_histories
+from recbole_pos.inspect.attention_report import inspect_attention
 from recbole_pos.inspect.relation_use import measure_relations
 from recbole_pos.layers.attention import TransformerLayer
 from recbole_pos.layers.context import SequenceContext
@@ -35,16 +38,6 @@ FAST = {"epochs": 1, "hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH"
 
 
 # --- attention weights and positional kernels ---
-
-
-def test_positional_weights_are_causal_distributions(experiment) -> None:
-    """[h, n, n] per layer; nothing for dot-product attention."""
-    weights = positional_weights(experiment("FPARec", n_heads=2).model)
-    assert [w.shape for w in weights] == [(2, 12, 12)] * 2
-    for layer in weights:
-        np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
-        assert (np.triu(layer, 1) == 0).all()
-    assert positional_weights(experiment("PosSASRec").model) == []
 
 
 def test_kernel_factors_are_the_matrices_of_equation_9(experiment) -> None:
@@ -86,7 +79,11 @@ def test_attention_maps_average_the_weights(experiment) -> None:
     assert [m.shape for m in found.weights] == [(2, newest, newest)] * 2
     np.testing.assert_allclose(found.weights[0][1], total / count, rtol=1e-4, atol=1e-6)
     assert found.histories == count and found.longest == 12
-    assert attention_maps(experiment("FPARec").model, loader) is None
+    fparec = experiment("FPARec").model  # by position
+    assert attention_maps(fparec, loader) is None and positional_weights(made.model) == []
+    for layer in positional_weights(fparec):
+        np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
+        assert layer.shape == (1, 12, 12) and (np.triu(layer, 1) == 0).all()
 
 
 # --- distance, entropy and hours ---
@@ -136,7 +133,7 @@ def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options
     made = experiment("PosSASRec", **options)
     shake(made.model)
     model, loader = made.model.double().eval(), made.loaders["test"]
-    monkeypatch.setattr(distance, "chunk_elements", lambda _: 1000)
+    monkeypatch.setattr(attention, "chunk_elements", lambda _: 1000)
     sample = sample_histories(model, loader, 9, 5, seed=1)
     assert len(sample.rows) == 9 and len(set(sample.lengths)) > 2
     found = measure_attention(model, sample)
@@ -232,26 +229,27 @@ def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "argument", "message"),
+    ("model", "options", "message"),
     [
-        ({"position": ["token_mixing"]}, "--min_events=5", "token_mixing mixes events without"),
-        ({"model": "SASRec"}, "--min_events=5", "SASRec has RecBole's layers"),
-        (None, "--min_events=30", "the longest has 12"),
-        (None, "--users=0", "--users"),
-        ("no run", "--users=3", "not a run folder"),
+        ("PosSASRec", {"position": ["token_mixing"]}, "token_mixing mixes events without"),
+        ("SASRec", {}, "SASRec has RecBole's layers"),
     ],
-    ids=str,
 )
-def test_attention_that_cannot_be_inspected(
-    runs: dict[int, Path], tiny: Path, tmp_path: Path, capsys, options, argument, message
-) -> None:
-    run = runs[1]
-    if isinstance(options, dict):
-        run, given = tmp_path / "run", {**FAST, "data_path": str(tiny), **options}
-        recbole_pos.run(given.pop("model", "PosSASRec"), "tiny", None, given, run, verbose=False)
-    run = tmp_path if options == "no run" else run
-    assert main(["inspect", "attention", "--checkpoint", str(run), argument]) == 2
-    assert message in capsys.readouterr().err
+def test_models_without_attention_weights(tiny: Path, tmp_path: Path, model, options, message):
+    given = {**FAST, "data_path": str(tiny), **options}
+    recbole_pos.run(model, "tiny", None, given, tmp_path, verbose=False)
+    with pytest.raises(UsageError, match=message):
+        inspect_attention(tmp_path, min_events=5)
+
+
+def test_attention_of_too_few(runs: dict[int, Path], tmp_path: Path) -> None:
+    for run, given, message in (
+        (runs[1], {"min_events": 30}, "the longest has 12"),
+        (runs[1], {"users": 0}, "--users"),
+        (tmp_path, {}, "not a run folder"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            inspect_attention(run, **given)
 
 
 # --- AttrFormer: what is inspected is the network that predicts, relations and all ---
@@ -327,17 +325,17 @@ def test_use_of_relations_equals_loops(folder: Path, double) -> None:
     ctx = SequenceContext.from_lengths(lengths, model.max_seq_length, times, None, relations)
     x = model.position_embedding(model.item_embedding(items), ctx)
     for number, layer in enumerate(model.trm_encoder.layer):
-        attention = layer.multi_head_attention
-        normed = attention.LayerNorm(x)
-        full, mix = attention.attention(normed, ctx), attention.relation_mix.clone()
-        attention.relation_mix.zero_()
-        alone = attention.attention(normed, ctx)
-        attention.relation_mix.copy_(mix)
+        block = layer.multi_head_attention
+        normed = block.LayerNorm(x)
+        full, mix = block.attention(normed, ctx), block.relation_mix.clone()
+        block.relation_mix.zero_()
+        alone = block.attention(normed, ctx)
+        block.relation_mix.copy_(mix)
         for i, use in enumerate(uses[:-1]):
             assert use.heads[number] == mix[i].tolist()
-            attention.relation_mix[i] = 0
-            without = attention.attention(normed, ctx)
-            attention.relation_mix.copy_(mix)
+            block.relation_mix[i] = 0
+            without = block.attention(normed, ctx)
+            block.relation_mix.copy_(mix)
             assert use.adds[number] == pytest.approx(float((full - without).norm() / alone.norm()))
         x, before = layer(x, ctx), TransformerLayer.forward(layer, x, ctx)
         moved, gate = float((x - before).norm() / before.norm()), layer.user_gate

@@ -27,7 +27,7 @@ from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
-from recbole_pos.experiment.environment import Rank, rank_here
+from recbole_pos.experiment.environment import Rank, find_rank
 from recbole_pos.experiment.launch import choose_gpu, free_port
 from recbole_pos.experiment.rendezvous import Rendezvous
 
@@ -121,9 +121,8 @@ def test_two_programs_are_one_run(tiny, tmp_path, whole, launcher) -> None:
         if by_hand:
             more += ["--nproc=1", "--world_size=2", f"--group_offset={rank}"]
         else:
-            for name, value in {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank}.items():
-                environ[f"OMPI_COMM_WORLD_{name}"] = str(value)
-            more.append("--ip=localhost")
+            args = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": 2, "LOCAL_SIZE": 2}
+            environ |= {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in args.items()}
         ends.append(start(SCRIPT, *words(tiny, *more), env=environ))
     if by_hand:
         kill_one(ends[1], tmp_path / "run", "spawn_main")
@@ -180,9 +179,9 @@ def test_the_rank_of_a_process(environ, args, expected) -> None:
     """Or what is wrong with its environment."""
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=expected):
-            rank_here(environ, RunArguments(**args))
+            find_rank(environ, RunArguments(**args))
     else:
-        found = rank_here(environ, RunArguments(**args))
+        found = find_rank(environ, RunArguments(**args))
         assert (found and tuple(vars(found).values())[:8]) == expected
 
 
@@ -199,7 +198,7 @@ def test_the_rank_of_a_process(environ, args, expected) -> None:
 def test_gpu_of_a_process(monkeypatch, gpu_id, visible, expected) -> None:
     """The second of two on its machine."""
     config = PosConfig("FPARec", "ml-100k", None, {"gpu_id": gpu_id})
-    rank = rank_here({**TORCHRUN, "CUDA_VISIBLE_DEVICES": visible}, RunArguments())
+    rank = find_rank({**TORCHRUN, "CUDA_VISIBLE_DEVICES": visible}, RunArguments())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with nullcontext() if expected is not None else pytest.raises(UsageError, match="^gpu_id"):
         assert choose_gpu(config, rank) == expected

@@ -18,8 +18,8 @@ from matplotlib.text import Text
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
+from recbole_pos.inspect.attention import Measured
 from recbole_pos.inspect.attention_report import Periods, draw_measures, draw_periods
-from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import (
     agreement,
     draw_encoding,
@@ -27,7 +27,7 @@ from recbole_pos.inspect.encoding import (
     fixed_encodings,
     session_vectors,
 )
-from recbole_pos.inspect.pictures import draw_triangles, new_figure, write
+from recbole_pos.inspect.pictures import new_figure, write
 from recbole_pos.inspect.relation_use import RelationUse, draw_relations
 from recbole_pos.inspect.run_pictures import (
     HALF_A_LINE,
@@ -278,14 +278,10 @@ PICTURES = {
         [{"epoch": 0, "loss": 9.0, "valid": None}], "m", True, (SHORT, "a word"), file
     ),
     "attention of two heads in 4 layers": attention(4, 2, 30, LONG),
-    "positions of one event": lambda file: draw_triangles(
-        {"learned": agreement(np.ones((1, 8)))}, (LONG, "what is shown"), "weight", file
-    ),
     "kernels of 4 layers": kernel(5, LONG),
     "measures of 8 layers": lambda file: draw_measures(MEASURED, LONG, file),
     "periods of 8 layers": periods(8, 8, LONG),
     "encoding of 2": lambda file: draw_encoding({2: np.eye(2)}, LONG, file),
-    "one relation": relations(["brand"], 1, 1, SHORT),
     "relations of 8 layers": relations(
         ["brand", "a^field", "$", "a_field_whose_name_goes_on_" * 4], 8, 8, LONG
     ),
@@ -344,33 +340,16 @@ def test_a_picture_can_be_read(figures: dict[str, Figure], tmp_path: Path, pictu
             assert "^" not in text.get_text() or not is_formula
 
 
-def test_heat_maps_are_of_events_from_the_newest(figures: dict, tmp_path: Path) -> None:
-    attention(2, 2, 30, SHORT)(tmp_path / "attention.png")
-    panels = [panel for panel in figures["attention.png"].axes if panel.images][:4]
-    titles = [f"layer {layer}, head {head}" for head in (1, 2) for layer in (1, 2)]
-    assert [panel.get_title() for panel in panels] == titles
-    assert panels[2].get_xlabel() == "key event (0: newest)"
-    for panel in panels:
-        image = panel.images[0]
-        assert list(image.get_extent()) == [-29.5, 0.5, 0.5, -29.5]  # the last row is event 0
-        assert image.origin == "upper"
-
-
 def test_a_kernel_is_shown_without_the_identity(figures: dict, tmp_path: Path) -> None:
-    """So that what it has learned, a hundredth of it here, fills the scale."""
+    """What it has learned, a hundredth of it here, fills the scale; the last row is event 0."""
     kernel(2, SHORT)(tmp_path / "kernel.png")
     fresh, learned = [panel for panel in figures["kernel.png"].axes if panel.images][:2]
     assert fresh.get_title() == "U - I, layer 1" and learned.get_title() == "L - I, all layers"
     assert (fresh.images[0].get_array() == 0).all()
     assert 0.008 < learned.images[0].get_clim()[1] <= 0.01
-
-
-def test_scales(figures: dict, tmp_path: Path) -> None:
-    """Of a fresh kernel, where all is zero, and of weights below zero, to both sides."""
-    draw_kernel({"L, all layers": np.eye(5)}, SHORT, tmp_path / "kernel.png")
-    assert figures["kernel.png"].axes[0].images[0].get_clim() == (0, 1)
+    assert list(learned.images[0].get_extent()) == [-49.5, 0.5, 0.5, -49.5]
     draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], (SHORT,), "weight", tmp_path / "a.png")
-    assert figures["a.png"].axes[0].images[0].get_clim() == (-0.5, 0.5)
+    assert figures["a.png"].axes[0].images[0].get_clim() == (-0.5, 0.5)  # to both sides
 
 
 def test_the_best_trial_of_a_search_is_marked(figures: dict, tmp_path: Path) -> None:

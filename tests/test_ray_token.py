@@ -20,7 +20,7 @@ try:
 except UsageError as error:
     print(error)
 """
-RAY = Path(sys.executable).with_name("ray")
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
     given = environment(
         home, RAY_AUTH_MODE="token", RAY_TMPDIR=os.environ.get("RAY_TMPDIR", "/tmp")
     )
-    command = [str(RAY), *start.split(), "--disable-usage-stats", "--block"]
+    command = [*RAY, *start.split(), "--disable-usage-stats", "--block"]
     address = f"127.0.0.1:{port}"
     with subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True) as head:
         try:

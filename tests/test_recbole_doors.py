@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -278,19 +278,17 @@ def test_what_numpy_and_scipy_lack_is_there() -> None:
 
 def test_what_is_no_tensor_stays_in_a_collector() -> None:
     """As RecBole 1.2.1 has it, which pip never takes beside today's Ray."""
+    kept = SimpleNamespace(_data_dict={"data.num_items": 3, "rec": torch.ones(2)})
 
     class Collector:
-        data_struct = SimpleNamespace(_data_dict={"data.num_items": 3, "rec": torch.ones(2)})
+        data_struct = kept
 
         def get_data_struct(self) -> SimpleNamespace:
-            values = self.data_struct._data_dict
-            return SimpleNamespace(_data_dict={key: values[key].cpu() for key in values})
+            tensors = {key: value.cpu() for key, value in kept._data_dict.items()}
+            return SimpleNamespace(_data_dict=tensors)
 
-    module = ModuleType("collector")
-    module.Collector = Collector
-    compat.keep_plain_values(module)
-    made = Collector()
-    for found in (made.get_data_struct(), made.data_struct):
+    compat.keep_plain_values(SimpleNamespace(Collector=Collector))
+    for found in (Collector().get_data_struct(), kept):
         assert found._data_dict["data.num_items"] == 3 and len(found._data_dict["rec"]) == 2
 
 

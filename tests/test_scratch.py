@@ -72,9 +72,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_the_same_to_the_bit(
-    folder: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_to_the_bit(folder: Path, name: str, options: dict[str, Any], monkeypatch) -> None:
     sizes, empty = [], Scratch.empty
 
     def counted(self: Scratch, shape: Any, dtype: Any) -> np.ndarray:
@@ -103,9 +101,7 @@ def test_auto_is_half_of_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("when", ["read", "sorted"])
-def test_a_full_disk_is_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, when: str
-) -> None:
+def test_a_full_disk_is_one_line(folder: Path, monkeypatch, capsys, when: str) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

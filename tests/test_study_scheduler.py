@@ -89,7 +89,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder)
     scheduler = Scheduler(made, folder)
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
     assert metrics == {"NoPE": "mrr@10", "Learned": "ndcg@10"}
-    while job := scheduler.ready():
+    while job := scheduler.next_job():
         value = 0.3 if job.fit.trial == 1 else 0.1
         facts = {"status": DONE, "best_valid": {"mrr@10": value, "ndcg@10": 1 - value}}
         folder.write_fit(job.digest, facts)
@@ -151,7 +151,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     }
     assert rates["NoPE, trial 1"] == rates["NoPE, trial 1, seed 2021"] == rates["NoPE, seed 2022"]
     assert rates["NoPE, trial 0"] == rates["NoPE, trial 0, seed 2021"] != rates["NoPE, trial 1"]
-    assert set(Scheduler(made, folder).left().values()) == {"done"}
+    assert set(Scheduler(made, folder).preview().values()) == {"done"}
     results = collect_results(made, folder)
     assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
     assert "the mean of 2 seeds" in make_search_table(results).notes[0]
@@ -170,7 +170,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     pack(made, at_once, tmp_path / "odd.tar.xz")
     packs = [PackedStudy(tmp_path / f"{name}.tar.xz") for name in ("other", "odd", "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
-    known.take()
+    known.take_finished()
     assert known.digests == scheduler.digests and known.chosen() == {"NoPE": 1}
 
 
@@ -189,7 +189,7 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     pack(one, folder, tmp_path / "one.tar.xz")
     there = StudyFolder(tmp_path / "there")
     scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one.tar.xz")])
-    scheduler.take()
+    scheduler.take_finished()
     train(scheduler, fits=0)
     assert scheduler.chosen() == {"NoPE": None}
     assert scheduler.status["NoPE, seed 2020"] == FAILED

@@ -19,7 +19,7 @@ from pyarrow import parquet
 from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource
 
-from recbole_pos.config.posconfig import WHEEL_DATASETS, PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import tables
 from recbole_pos.data.loading import AtomicTables, spell_out
 from recbole_pos.data.location import name_and_folder
@@ -27,7 +27,7 @@ from recbole_pos.data.tables import KINDS, MISSING, ParquetTable, TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
-INTER, ITEM, USER = FeatureSource.INTERACTION, FeatureSource.ITEM, FeatureSource.USER
+INTER, USER = FeatureSource.INTERACTION, FeatureSource.USER
 DEFAULTS = dict.fromkeys(("load_col", "unload_col", "seq_len", "encoding"))
 DEFAULTS |= {"field_separator": "\t", "seq_separator": " "}
 
@@ -116,11 +116,6 @@ def test_generated_files_read_as_through_pandas(tmp_path: Path, monkeypatch, blo
         print(seed, options)  # shown on failure
         (tmp_path / "x.inter").write_bytes(text.encode())
         compare(tmp_path / "x.inter", **options)
-
-
-def test_files_that_ship_read_as_through_pandas() -> None:
-    for source in (INTER, ITEM, USER):
-        compare(WHEEL_DATASETS / "ml-100k" / f"ml-100k.{source.value}", source)
 
 
 def test_what_is_missing_is_what_pandas_takes_for_it() -> None:

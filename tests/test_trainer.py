@@ -136,7 +136,7 @@ def test_the_learning_rate_of_every_step(experiment, monkeypatch, kind, warmup) 
 
 
 def test_the_average_of_weights_is_evaluated_and_kept(experiment, monkeypatch) -> None:
-    """Against a loop; training goes on from the weights themselves."""
+    """Against a loop; training continues with the weights themselves."""
     made = experiment("FPARec", ema_decay=0.5, epochs=1)
     trainer, model = made.trainer, made.model
     own = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -305,7 +305,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
     folder = StudyFolder(tmp_path)
     runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
-    first = runs.scheduler.ready()
+    first = runs.scheduler.next_job()
     assert first is not None
     trials = Trials(runs, first, room=2)
     assert [trials.suggest(f"t{n}")["number"] for n in range(5)] == list(range(5))
@@ -329,7 +329,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     assert [trial.state for trial in found] == ["stopped", "finished", "failed", "failed", "failed"]
     assert [trial.is_lost for trial in found] == [False, False, False, True, True]
     assert find_best_trial(found, "max") is found[1] and found[1].seconds == 1.5
-    job = again.ready()  # what failed is trained again, with the same options
+    job = again.next_job()  # what failed is trained again, with the same options
     assert job is not None and job.fit.trial == 2
     assert again.describe(job.fit)["searched"] == found[2].options
     folder.write_fit(job.digest, {"status": "running"})

@@ -51,7 +51,7 @@ def search_of(
     return SimpleNamespace(**found, base=plan.base.options)
 
 
-def test_every_kind_is_drawn_within_its_range(tmp_path: Path) -> None:
+def test_every_kind_is_sampled_within_its_range(tmp_path: Path) -> None:
     space = read_space(write(tmp_path, ALL_KINDS))
     assert space.fixed == {"epochs": 7}
     searcher = make_searcher("random", space, "max", 0)

@@ -8,14 +8,16 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+Batch = TypeVar("Batch")
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
     Ids = Mapping[int, int]
     Score = Callable[[Tensor], Tensor]
@@ -162,6 +164,33 @@ class Curve(Clock):
 def clock_of(job: Job, ids: Ids, score: Score, padding: int) -> Clock:
     """Of speed, or of quality where something is held out."""
     return Curve(job, ids, score, padding) if job.held_out else Clock(job)
+
+
+def train(
+    clock: Clock,
+    optimizer: Optimizer,
+    make_batches: Callable[[], Iterable[Batch]],
+    compute: Callable[[Batch], tuple[Tensor, int]],
+) -> None:
+    """Train in a plain loop until the clock is done.
+
+    Args:
+        clock: as of :func:`clock_of`.
+        optimizer: of the model.
+        make_batches: those of an epoch.
+        compute: loss of a batch, and how many real targets it has.
+    """
+    while not clock.done:
+        for batch in make_batches():
+            loss, targets = compute(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            clock.tick(targets)
+            if clock.done:
+                break
+    if not loss.isfinite():
+        sys.exit("the loss is not finite")
 
 
 def check_targets(found: int, job: Job) -> None:

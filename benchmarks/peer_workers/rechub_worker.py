@@ -10,6 +10,7 @@ from peer_workers.common import (
     clock_of,
     report,
     set_attention_dropout,
+    train,
     versions,
 )
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -50,20 +51,16 @@ def main() -> None:
     ids = {int(item): number for number, item in enumerate(items, 1)}
     clock = clock_of(job, ids, score, 0)
     model.train()
-    while not clock.done:
-        for rows in torch.randperm(len(inputs)).split(job.batch_size):
-            batch = {"seq": inputs[rows], "pos": targets[rows]}
-            batch["neg"] = torch.randint(1, len(items) + 1, batch["pos"].shape)
-            is_target = batch["pos"] != 0
-            logits = torch.stack([found[is_target] for found in model(batch)])
-            labels = torch.tensor([[1.0], [0.0]]).expand_as(logits)
-            loss = binary_cross_entropy_with_logits(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            clock.tick(int(is_target.sum()))
-            if clock.done:
-                break
+
+    def compute(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        batch = {"seq": inputs[rows], "pos": targets[rows]}
+        batch["neg"] = torch.randint(1, len(items) + 1, batch["pos"].shape)
+        is_target = batch["pos"] != 0
+        logits = torch.stack([found[is_target] for found in model(batch)])
+        labels = torch.tensor([[1.0], [0.0]]).expand_as(logits)
+        return binary_cross_entropy_with_logits(logits, labels), int(is_target.sum())
+
+    train(clock, optimizer, lambda: torch.randperm(len(inputs)).split(job.batch_size), compute)
     report(clock, len(items), model, versions("torch-rechub"))
 
 

@@ -10,6 +10,7 @@ from peer_workers.common import (
     clock_of,
     report,
     set_attention_dropout,
+    train,
     versions,
 )
 from rectools.fast_transformers import FlatSASRecNet, SequenceBatchDataset, build_sequences
@@ -17,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 
-def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> torch.Tensor:
-    """Return cross-entropy over all items, or over the target and negatives of each position."""
+def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> tuple[torch.Tensor, int]:
+    """Cross-entropy over all items, or over target and negatives of each position; targets."""
     targets = batch["y"].flatten()
     if negatives:
         drawn = torch.randint(1, net.n_items + 1, (*batch["y"].shape, negatives))
@@ -26,7 +27,7 @@ def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> torch.Tenso
         labels = torch.where(targets == 0, -100, 0)
     else:
         logits, labels = net(batch).flatten(0, 1), torch.where(targets == 0, -100, targets - 1)
-    return cross_entropy(logits, labels)
+    return cross_entropy(logits, labels), int((targets != 0).sum())
 
 
 def main() -> None:
@@ -54,17 +55,7 @@ def main() -> None:
     clock = clock_of(job, ids, score, FlatSASRecNet.PADDING_IDX)
     loader = DataLoader(SequenceBatchDataset(x, y), batch_size=job.batch_size, shuffle=True)
     net.train()
-    while not clock.done:
-        for batch in loader:
-            loss = compute_loss(net, batch, job.negatives)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            clock.tick(int((batch["y"] != 0).sum()))
-            if clock.done:
-                break
-    if not loss.isfinite():
-        raise SystemExit("the loss is not finite")
+    train(clock, optimizer, lambda: loader, lambda batch: compute_loss(net, batch, job.negatives))
     report(clock, len(items), net, versions("rectools"))
 
 

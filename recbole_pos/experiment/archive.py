@@ -21,8 +21,7 @@ from torch import Tensor
 
 from recbole_pos.errors import CheckpointError
 
-# Most containers in a file (RecBole's ItemKNN on MovieLens-1M has half as many), and their depth.
-_CONTAINERS, _DEPTH = 2_000_000, 150
+_DEPTH = 150  # of values in values
 
 
 class Refused(Exception):
@@ -77,17 +76,13 @@ def _require_archive(path: Path) -> None:
             raise Refused(f"is truncated or damaged: the checksum of {broken} differs")
 
 
-def _guard(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Return a step of an unpickler that counts containers, and refuses tuples as keys.
+def _refuse_tuples(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
+    """Return a step of an unpickler that refuses tuples as keys, which are a part of its stack.
 
-    ``keys`` is the part of the stack that becomes keys. Tuples may share their parts: they could be
-    hashed without end.
+    Tuples may share their parts, and hashing them could go on without end.
     """
 
     def step(unpickler: Any) -> None:
-        unpickler.containers += 1
-        if unpickler.containers > _CONTAINERS:
-            raise Refused("holds more than any checkpoint does, and was not read")
         if any(isinstance(key, (tuple, frozenset)) for key in unpickler.stack[keys]):
             raise Refused("has lists as keys, as no checkpoint has")
         load(unpickler)
@@ -97,8 +92,6 @@ def _guard(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
 
 # Python's own unpickler in Python: the one in C makes room for whatever number a memo has.
 _Python: Any = pickle._Unpickler
-_MAKES = (pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET, pickle.LIST, pickle.TUPLE,
-          pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.REDUCE, pickle.NEWOBJ)  # fmt: skip
 _KEYS = {
     pickle.SETITEM: slice(-2, -1),
     pickle.SETITEMS: slice(None, None, 2),
@@ -112,15 +105,12 @@ class _Unpickler(_Python):
     """An unpickler that knows tensors and mappings; what else is named becomes a stand-in."""
 
     stand_in: Callable[[str], Any]
-    containers = 0
-    dispatch = {
-        **_Python.dispatch,
-        **{code[0]: _guard(_Python.dispatch[code[0]], slice(0)) for code in _MAKES},
-        **{code[0]: _guard(_Python.dispatch[code[0]], keys) for code, keys in _KEYS.items()},
+    dispatch = _Python.dispatch | {
+        code[0]: _refuse_tuples(_Python.dispatch[code[0]], keys) for code, keys in _KEYS.items()
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a function made anew: a file can change what it is given."""
+        """Return a new function each time: a file can change what it is given."""
         path = f"{module}.{name}"
         if path == "torch._utils._rebuild_tensor_v2":
             return lambda storage, offset, size, stride, requires_grad, hooks: (

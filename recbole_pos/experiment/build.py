@@ -21,7 +21,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import (
-    is_of_memory,
+    is_memory_error,
     limited_memory,
     memory,
     require_scores,
@@ -164,7 +164,7 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
                     "that: it got None"
                 )
             raise
-        if is_of_memory(error):
+        if is_memory_error(error):
             raise UsageError(
                 f"{config['model']}: its weights do not fit into the {memory() / 2**30:,.3g} GiB "
                 f"of memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "

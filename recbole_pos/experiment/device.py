@@ -71,15 +71,6 @@ def _processor() -> str:
     return ", ".join(part for part in (model, torch.backends.cpu.get_cpu_capability()) if part)
 
 
-def device_line(device: dict[str, Any]) -> str:
-    """Return a description of :func:`describe_device` in words: ``cpu with 2 threads in ...``."""
-    threads = device["threads"]
-    return (
-        f"{device['name']} with {threads} thread{'s' if threads > 1 else ''} in "
-        f"{device['precision']}"
-    )
-
-
 # --- precision of the products in a training step. Weights, sums, norms and the optimiser are in
 # float32, and so is evaluation. ---
 

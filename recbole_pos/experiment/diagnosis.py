@@ -20,7 +20,7 @@ from recbole_pos.position.schemes import SCHEMES
 _CLEARLY = 1e-5  # relative change of states; that of sums in another order is below
 
 
-def tell_notices(model: nn.Module, every_position: bool) -> None:
+def log_notices(model: nn.Module, every_position: bool) -> None:
     """Log a model's ``notices`` about its data and options, in the first process only.
 
     Args:

@@ -80,7 +80,7 @@ def find_launcher(environ: Mapping[str, str]) -> tuple[str, int, int, int, int] 
     return None
 
 
-def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
+def find_rank(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
     """Return which process of a run this one is; None unless another program started several.
 
     ``ip`` and ``port`` of the arguments win over the environment.

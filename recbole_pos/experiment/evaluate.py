@@ -18,7 +18,7 @@ from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import read_result, unfinished
+from recbole_pos.experiment.result import is_unfinished, read_result
 from recbole_pos.experiment.run import load, load_config
 from recbole_pos.values import check_choice
 
@@ -73,7 +73,11 @@ def evaluate(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "
             "under its own mask_history; leave part and mask_history out"
         )
-    custom = _apply_functions(functions, folder) if functions else {}
+    rank = _read_ranks(folder) + 1 if functions else None
+    custom = {
+        getattr(function, "__name__", type(function).__name__): float(function(rank))
+        for function in functions
+    }
     names = [metric for metric in requested if not callable(metric)]
     if custom and not names:
         return custom
@@ -111,7 +115,7 @@ def _evaluate_ranks(
     follow = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
     # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
     follow = follow and max(config["topk"]) <= max(trained["topk"])
-    is_there = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
+    is_there = folder.ranks.is_file() and folder.result.is_file() and not is_unfinished(folder)
     if not (follow and is_there and masks_history(trained) == masks_history(config)):
         return None
     result, rank = read_result(folder), _read_ranks(folder)
@@ -130,15 +134,6 @@ def _read_ranks(folder: RunFolder) -> np.ndarray:
         return pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
     except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
         raise UsageError(f"{folder.ranks} is damaged: {error}") from error
-
-
-def _apply_functions(functions: Sequence[RankMetric], folder: RunFolder) -> dict[str, float]:
-    """Compute metrics that are functions of the test targets' ranks, from 1; values by name."""
-    rank = _read_ranks(folder) + 1
-    return {
-        getattr(function, "__name__", type(function).__name__): float(function(rank))
-        for function in functions
-    }
 
 
 def _compute_metrics(rank: np.ndarray, config: PosConfig) -> dict[str, float]:

@@ -16,7 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import read_result, unfinished
+from recbole_pos.experiment.result import is_unfinished, read_result
 from recbole_pos.experiment.run import load_config, run, warn_of_unfinished
 from recbole_pos.experiment.warm_start import updated_run
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -128,7 +128,7 @@ def update(
         return run(None, None, [str(source.config)], options, where, settings=args)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
     has_changed = _has_other_data(begun, _require_same_update(begun, source, options))
-    if begun.result.is_file() and not unfinished(begun):
+    if begun.result.is_file() and not is_unfinished(begun):
         if has_changed:
             raise UsageError(
                 f"{begun.path} is finished, and the data have changed since; choose another "

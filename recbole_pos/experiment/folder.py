@@ -26,7 +26,6 @@ from recbole_pos.files import (
     only_writer,
     remove_unfinished,
     whole,
-    write_json,
     write_text,
     writing,
 )
@@ -39,7 +38,7 @@ SEARCH = "search.json"  # a file that only the folder of a search has
 
 
 class RunFolder:
-    """The folder of one run, which need not exist: its configuration, metrics, checkpoint, ..."""
+    """The folder of one run, which need not exist: its files, and how they are written."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -175,10 +174,6 @@ class RunFolder:
         except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
             problem = short(" ".join(str(error).split()))
             raise CheckpointError(f"{self.known} is damaged: {problem}") from error
-
-    def write_result(self, result: dict[str, Any]) -> None:
-        """Write the result of the run as json."""
-        write_json(self.result, result)
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:

@@ -142,12 +142,14 @@ def run_in_parallel(
                 f"(restart {attempt + 1} of {args.max_restarts})"
             )
     except KeyboardInterrupt:
-        path = args.resume or rendezvous.folder
-        if args.group_offset == 0 and path and RunFolder(path).checkpoint.is_file():
-            raise Interrupted(str(path)) from None
+        if args.group_offset == 0 and (path := args.resume or rendezvous.folder):
+            if RunFolder(path).checkpoint.is_file():
+                raise Interrupted(str(path)) from None
         raise  # nothing to continue, or not on this machine
+    if args.group_offset:  # the machine that keeps the store may have ended
+        return None
     path = args.resume or rendezvous.folder
-    return None if args.group_offset or path is None else read_result(RunFolder(path))
+    return None if path is None else read_result(RunFolder(path))
 
 
 def _run_processes(ranks: list[Rank], *args: Any) -> ProcessExitedException | None:

@@ -42,7 +42,7 @@ def limited_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def is_of_memory(error: BaseException) -> bool:
+def is_memory_error(error: BaseException) -> bool:
     """Return whether an error is a failed allocation; on a CPU torch has no class for them."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 

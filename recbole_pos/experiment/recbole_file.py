@@ -22,7 +22,7 @@ from recbole.utils import enum_type, get_model
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment import archive, checkpoint
 from recbole_pos.experiment.archive import Refused
-from recbole_pos.experiment.state import config_in
+from recbole_pos.experiment.state import make_config
 from recbole_pos.model.models import served
 from recbole_pos.plain import from_plain
 from recbole_pos.values import shown
@@ -102,7 +102,7 @@ def read(path: str | Path) -> dict[str, Any]:
 def _read_ours(path: str | Path) -> dict[str, Any]:
     """Return a checkpoint of this package in the form of RecBole's, with the best weights."""
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
-    config = config_in(state, path)
+    config = make_config(state, path)
     if not served(config["model"]):
         raise CheckpointError(
             f"{path} is of {config['model']}, trained by recbole-pos on its own split, which "
@@ -129,10 +129,10 @@ def _read_recbole_state(state: Any) -> dict[str, Any]:
     _require_values(values)
     if wrong := [key for key, kind in _PARTS.items() if not isinstance(values.get(key), kind)]:
         raise _refusal(f"no {', '.join(wrong)} as expected")
-    return {**values, "config": _make_config(record)}
+    return {**values, "config": _restore_config(record)}
 
 
-def _make_config(record: Any) -> Config:
+def _restore_config(record: Any) -> Config:
     """Make RecBole's Config of its record; the model's class is looked up by name."""
     config, state = Config.__new__(Config), record.parts[1]
     if not isinstance(state, dict) or not isinstance(state.get("final_config_dict"), dict):

@@ -9,7 +9,7 @@ from recbole_pos.data.targets import describe_warnings
 from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import Count
-from recbole_pos.experiment.device import describe_device, device_line
+from recbole_pos.experiment.device import describe_device
 from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
 from recbole_pos.values import shown
 
@@ -83,7 +83,7 @@ def read_result(folder: RunFolder) -> Result:
         raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
 
 
-def unfinished(folder: RunFolder) -> bool:
+def is_unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
     Best trials of searches and runs of earlier versions count as finished: they lack the files that
@@ -108,21 +108,14 @@ def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
         "users": dataset.user_num - 1,
         "items": dataset.item_num - 1,
         "events": len(dataset.log),
-        "parameters": parameters(experiment.model),
+        "parameters": count_parameters(experiment.model),
         "device": describe_device(config),
         "run_dir": str(folder.path),
         "split": dataset.split.summary,
     }
 
 
-def make_headline(facts: dict[str, Any], folder: RunFolder) -> str:
-    """Return the first line of a run's report: model, dataset, their sizes, device and folder."""
-    parts = [f"{facts[key]:,} {key}" for key in ("users", "items", "events", "parameters")]
-    parts += [device_line(facts["device"]), *([facts["run_dir"]] if folder.is_kept else [])]
-    return f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}"
-
-
-def parameters(model: Any) -> int:
+def count_parameters(model: Any) -> int:
     """Return the number of a model's trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -152,7 +145,7 @@ def make_result(
             "evaluation": round(progress.evaluation_seconds + test_seconds, 3),
         },
         targets_per_second=round(progress.trained_targets / training_seconds, 1),
-        parameters=parameters(experiment.model),
+        parameters=count_parameters(experiment.model),
         candidates="items not in the user's past" if masks_history(config) else "all items",
         valid_targets=targets["valid"],
         test_targets=targets["test"],

@@ -25,7 +25,7 @@ from recbole_pos.experiment.build import (
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import check_device
-from recbole_pos.experiment.environment import rank_here
+from recbole_pos.experiment.environment import find_rank
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.launch import (
     check_processes,
@@ -33,8 +33,8 @@ from recbole_pos.experiment.launch import (
     run_as_rank,
     run_in_parallel,
 )
-from recbole_pos.experiment.result import Result, unfinished
-from recbole_pos.experiment.state import config_in, load_best
+from recbole_pos.experiment.result import Result, is_unfinished
+from recbole_pos.experiment.state import load_best, make_config
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 
@@ -91,7 +91,7 @@ def run(
     config_dict = {**(config_dict or {}), **options}
     dataset = dataset_name(dataset)
     allow(config_dict.get("plugins"))
-    rank = rank_here(os.environ, args)
+    rank = find_rank(os.environ, args)
     if rank is not None:  # with this, torch counts GPUs without initialising CUDA
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir, resume = run_dir or args.run_dir, args.resume
@@ -212,7 +212,7 @@ def _require_dataset(config: PosConfig) -> None:
 
 def warn_of_unfinished(folder: RunFolder) -> None:
     """Warn the caller's caller if the training or test of a model was stopped."""
-    if unfinished(folder):
+    if is_unfinished(folder):
         warnings.warn(f"{folder.path} is unfinished: {folder.how_to_finish}", RunWarning, 3)
 
 
@@ -223,7 +223,7 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
     """
     if os.path.isfile(path):
         file = Path(path)
-        return file, RunFolder(file.parent), config_in(checkpoint.load(file), file, options)
+        return file, RunFolder(file.parent), make_config(checkpoint.load(file), file, options)
     folder = RunFolder(path).require()
     config = load_config(folder, options)
     if folder.data.is_dir() and "data_path" not in options and not _has_dataset(config):

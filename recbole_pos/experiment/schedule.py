@@ -9,42 +9,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from recbole_pos.values import Options
 
 PER_STEP = ("cosine", "linear")  # schedules that need the number of steps of the whole training
 
 
-def schedule_epoch(
-    optimizer: Optimizer, config: Options, epoch: int, done: int, total: int
-) -> LambdaLR:
-    """Make the learning rate schedule of an epoch, and set the rate of its first step.
+def learning_rate(config: Options, epoch: int, step: int, total: int) -> float:
+    """Return the learning rate of a step.
 
-    The rate depends only on the numbers of step and epoch, so a resumed run has the same rates, to
-    the bit.
+    It depends on nothing else, so a resumed run has the same rates, to the bit.
 
     Args:
-        optimizer: the optimiser whose rates are set.
         config: configuration of the run: ``learning_rate``, ``lr_scheduler`` and their options.
         epoch: number of the epoch, from 0.
-        done, total: number of steps before the epoch; of all epochs, for schedules ``PER_STEP``.
+        step: number of steps before this one, in all epochs.
+        total: number of steps of all epochs; read by schedules ``PER_STEP``.
     """
-    name, warmup = config["lr_scheduler"], config["warmup_steps"]
-    decay_epochs, decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
-
-    def compute_factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
-        if name in PER_STEP:
-            passed = min((step - warmup) / max(total - warmup, 1), 1.0)
-            return (1 + math.cos(math.pi * passed)) / 2 if name == "cosine" else 1 - passed
-        return float(decay_rate ** (epoch // decay_epochs if decay_epochs else 0))
-
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] = config["learning_rate"]
-    return LambdaLR(optimizer, compute_factor, last_epoch=done - 1)
+    name, warmup, highest = config["lr_scheduler"], config["warmup_steps"], config["learning_rate"]
+    if step < warmup:
+        return highest * ((step + 1) / (warmup + 1))
+    if name in PER_STEP:
+        passed = min((step - warmup) / max(total - warmup, 1), 1.0)
+        return highest * ((1 + math.cos(math.pi * passed)) / 2 if name == "cosine" else 1 - passed)
+    decay_epochs = config["lr_decay_step"]
+    return highest * float(
+        config["lr_decay_rate"] ** (epoch // decay_epochs if decay_epochs else 0)
+    )
 
 
 class WeightAverage:

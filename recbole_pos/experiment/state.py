@@ -160,7 +160,7 @@ def extract_weights(model: Any) -> dict[str, Any]:
     return {"state_dict": dict(model.state_dict()), "other": to_plain(_other(model))}
 
 
-def config_in(
+def make_config(
     state: dict[str, Any], file: str | Path, options: dict[str, Any] | None = None
 ) -> PosConfig:
     """Return the configuration in a checkpoint, for this machine and with other options."""

@@ -21,7 +21,8 @@ from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.result import Result, make_headline, make_result, start_facts
+from recbole_pos.experiment.result import Result, make_result, start_facts
+from recbole_pos.files import write_json
 from recbole_pos.reporter import Reporter
 
 
@@ -76,7 +77,7 @@ def train(
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
             locks.enter_context(folder.held())
             folder.require_unused()  # another process may have begun a run before the lock
-        trainer.use_folder(folder)
+        trainer.run, trainer.saved_model_file = folder, str(folder.checkpoint)
         trainer.reporter, trainer.callbacks = reporter, [*make_loggers(config), *callbacks]
         result = None
         try:
@@ -125,7 +126,7 @@ def _train_and_test(
         if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
-    folder.write_result(asdict(result))
+    write_json(folder.result, asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
     reporter.results(title, {"valid": result.best_valid, "test": result.test})
     for text in result.warnings:
@@ -147,7 +148,14 @@ def _start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> Non
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)
     facts = start_facts(experiment, folder)
-    reporter.line(make_headline(facts, folder))
+    parts = [f"{facts[key]:,} {key}" for key in ("users", "items", "events", "parameters")]
+    device, threads = facts["device"], facts["device"]["threads"]
+    parts.append(
+        f"{device['name']} with {threads} thread{'s' if threads > 1 else ''} in "
+        f"{device['precision']}"
+    )
+    parts += [facts["run_dir"]] if folder.is_kept else []
+    reporter.line(f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}")
     reporter.event("start", facts)
     if split := describe(dataset.split.summary):
         reporter.line(split)

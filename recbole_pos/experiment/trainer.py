@@ -27,7 +27,6 @@ from recbole.utils import (
 from recbole.utils.utils import get_local_time
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import LambdaLR
 
 from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
@@ -35,12 +34,12 @@ from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
 from recbole_pos.experiment.device import Precision
-from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
+from recbole_pos.experiment.diagnosis import explain_loss, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import give_back
-from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, schedule_epoch
+from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import adapter
@@ -57,8 +56,10 @@ class PosTrainer(EvaluatingTrainer):
 
     Args:
         config: RecBole configuration.
-        model: the model, on its device. Checkpoints are written where RecBole would write them,
-            unless :meth:`use_folder` names a run folder.
+        model: the model, on its device.
+
+    Attributes:
+        run: the run folder, if any; without one, checkpoints are where RecBole would write them.
     """
 
     def __init__(self, config: Options, model: Any) -> None:
@@ -87,7 +88,6 @@ class PosTrainer(EvaluatingTrainer):
         self.kept: KeptGradient | None = None  # while an epoch is trained
         self.steps = 0  # that were taken, in all epochs
         self.all_steps = 0  # of all epochs, once a schedule asks for them
-        self.schedule: LambdaLR | None = None  # of the epoch, if rates differ in it
         decay = config["ema_decay"]
         self.average = WeightAverage(model, decay) if decay else None
         # attributes that Trainer.evaluate reads
@@ -109,10 +109,6 @@ class PosTrainer(EvaluatingTrainer):
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
         self.run: RunFolder | None = None
-
-    def use_folder(self, run: RunFolder) -> None:
-        """Write metrics and checkpoints into a run folder."""
-        self.run, self.saved_model_file = run, str(run.checkpoint)
 
     @property
     def finished(self) -> bool:
@@ -177,7 +173,7 @@ class PosTrainer(EvaluatingTrainer):
         state = self.progress
         if state.next_epoch == 0:
             every = self.loader.packed and self.config["train_windows"] != "prefix"
-            tell_notices(self.model, every_position=every)
+            log_notices(self.model, every_position=every)
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -225,13 +221,9 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-        changes_by_step = self.config["lr_scheduler"] in PER_STEP
-        if changes_by_step and not self.all_steps:
+        if self.config["lr_scheduler"] in PER_STEP and not self.all_steps:
             train_data.set_epoch(0)  # other epochs may have a few batches more or less
             self.all_steps = self.epochs * len(train_data)
-        args = self.optimizer, self.config, epoch_idx, self.steps, self.all_steps
-        schedule = schedule_epoch(*args)
-        self.schedule = schedule if changes_by_step or self.config["warmup_steps"] else None
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         if not self.shard.alone:
             # dropout and negatives of each process, by two primes; they depend on the epoch only,
@@ -251,6 +243,9 @@ class PosTrainer(EvaluatingTrainer):
         ):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
+                rate = learning_rate(self.config, epoch_idx, self.steps, self.all_steps)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
                 loss = self._step(loss_func, batch, watch, number)
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
@@ -280,7 +275,7 @@ class PosTrainer(EvaluatingTrainer):
         targets, value = len(batch), loss.detach()
         if not self.shard.alone:  # the mean loss of the whole batch, NaN in all if it is in one
             loss = loss * self.shard.weight
-            targets, value = self.shard.whole, distributed.total(loss)
+            targets, value = self.shard.whole, distributed.sum_over_processes(loss)
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         if is_fused and value.device.type != "cpu":
             # a loss that is not finite is read too late to stop this step: the optimiser skips it
@@ -295,8 +290,6 @@ class PosTrainer(EvaluatingTrainer):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps += 1
-        if self.schedule is not None:
-            self.schedule.step()
         if self.average is not None:
             self.average.update(self.steps)
         return value
@@ -351,11 +344,7 @@ class PosTrainer(EvaluatingTrainer):
         return improved
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Put the weights of a checkpoint into the model.
-
-        Raises:
-            CheckpointError: if they are of another architecture.
-        """
+        """Put the weights of a checkpoint into the model."""
         load_weights(self.model, weights)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:

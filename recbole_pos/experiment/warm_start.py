@@ -25,7 +25,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import unfinished
+from recbole_pos.experiment.result import is_unfinished
 from recbole_pos.experiment.state import find_difference, require_known
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
@@ -151,7 +151,7 @@ def updated_run(path: str | Path) -> RunFolder:
             f"update_from: {folder.path} has no {folder.known.name}: it was made by an earlier "
             "version, and which item a weight is of is unknown; train again"
         )
-    if unfinished(folder):
+    if is_unfinished(folder):
         raise UsageError(f"update_from: {folder.path} is unfinished; {folder.how_to_finish} first")
     return folder
 

@@ -16,11 +16,11 @@ from torch import nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.files import write_json
-from recbole_pos.inspect.attention_weights import attention_layers
-from recbole_pos.inspect.distance import (
+from recbole_pos.inspect.attention import (
     MEASURES,
     QUERIES,
     Measured,
+    attention_layers,
     measure_attention,
     sample_histories,
 )
@@ -52,16 +52,13 @@ NEAR = 0.15  # share by which a period may differ from a calendar period that it
 
 @dataclass(frozen=True)
 class Periods:
-    """The periods after which time angles of one scheme repeat (TO-RoPE), in one layer, of heads
-    that have the same.
+    """The periods after which time angles of a scheme repeat (TO-RoPE), in heads with the same.
 
     Attributes:
-        layer: number of the layer, from 1.
+        layer, heads: numbers of the layer and its heads, from 1.
         scheme: name of the scheme.
-        heads: numbers of the heads, from 1.
         all_heads: whether these are all heads of the layer.
-        hours: finite periods, shortest first.
-        hours_before_training: the same periods before training.
+        hours, hours_before_training: finite periods now and before training, shortest first.
         near: of each period, the calendar period that it is near, or an empty text.
         planes_without_time: number of planes that do not rotate with time.
     """
@@ -104,15 +101,16 @@ def learned_periods(model: nn.Module) -> list[Periods]:
             hours = seconds.double().cpu().numpy() / SECONDS["hours"]  # [h, e / 2]
             fresh = scheme.fresh_periods
             started = hours if fresh is None else fresh.double().cpu().numpy() / SECONDS["hours"]
-            groups: dict[tuple[tuple[float, float], ...], list[int]] = {}
+            heads_by_periods: dict[tuple[tuple[float, float], ...], list[int]] = {}
             for head, pairs in enumerate(np.stack((hours, started), -1).tolist(), 1):
-                groups.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
-            for pairs, heads in groups.items():
+                heads_by_periods.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
+            for pairs, heads in heads_by_periods.items():
                 finite = [pair for pair in pairs if np.isfinite(pair[0])]
                 now, then = (tuple(pair[side] for pair in finite) for side in (0, 1))
-                near, still = tuple(map(find_calendar_period, now)), len(pairs) - len(finite)
-                group = tuple(heads), len(groups) == 1, now, then, near, still
-                periods.append(Periods(number, name, *group))
+                near = tuple(map(find_calendar_period, now))
+                is_all, still = len(heads_by_periods) == 1, len(pairs) - len(finite)
+                group = Periods(number, name, tuple(heads), is_all, now, then, near, still)
+                periods.append(group)
     return periods
 
 
@@ -134,11 +132,10 @@ def inspect_attention(
     and key by time.
 
     Args:
-        path: a run folder, or a checkpoint in one.
+        path, data_path: see :func:`open_run`.
         users: number of users to sample, from the test targets or else those of validation.
         min_events: least number of events in their histories.
         seed: random seed of the sample.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
         UsageError: if there is nothing to measure.
@@ -218,27 +215,25 @@ def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
 
 def _measures_table(content: dict[str, Any]) -> pd.DataFrame:
     """Return a table of the measures: a row per head, a mean per layer, and equal attention."""
-    rows: list[tuple[Any, Any, Any]] = []
+    lines: list[tuple[Any, Any, Any]] = []
     for layer in content["layers"]:
         heads = layer["heads"] if len(layer["heads"]) > 1 else []
-        rows += [(layer["layer"], number, head) for number, head in enumerate(heads, 1)]
-        rows.append((layer["layer"], "mean", layer["mean"]))
-    rows.append((UNIFORM, "", content[UNIFORM]))
-    cells = [
-        {
-            f"{name}{suffix}": f"{measures[queries][name]:.{1 if name == 'hours' else 3}f}"
-            for queries, suffix in zip(QUERIES, ("", ", last query"), strict=True)
-            for name in content["measures"]
-        }
-        for *_, measures in rows
-    ]
-    names = [{"layer": layer, "head": head} for layer, head, _ in rows]
-    return pd.DataFrame([a | b for a, b in zip(names, cells, strict=True)])
+        lines += [(layer["layer"], number, head) for number, head in enumerate(heads, 1)]
+        lines.append((layer["layer"], "mean", layer["mean"]))
+    lines.append((UNIFORM, "", content[UNIFORM]))
+    rows = []
+    for layer, head, measures in lines:
+        row = {"layer": layer, "head": head}
+        for queries, suffix in zip(QUERIES, ("", ", last query"), strict=True):
+            for name in content["measures"]:
+                digits = 1 if name == "hours" else 3
+                row[f"{name}{suffix}"] = f"{measures[queries][name]:.{digits}f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _periods_table(periods: list[Periods]) -> pd.DataFrame:
-    """Return a table of the periods of one scheme in one layer, a row for each plane that rotates
-    with time; a period near a calendar period names it."""
+    """Return a table of the periods of one scheme in one layer, a row for each period."""
     rows, mark = [], f"within {NEAR:.0%} of"
     for group in periods:
         heads = "all" if group.all_heads else format_spans(group.heads)
@@ -258,13 +253,7 @@ def _format_number(value: float) -> str:
 
 
 def draw_measures(measured: Measured, title: str, file: Path) -> Path:
-    """Draw a panel per measure over the layers: small marks are heads, large ones their mean.
-
-    Args:
-        measured: the measures of each layer.
-        title: title of the picture.
-        file: to write; returned.
-    """
+    """Draw a panel per measure over the layers: small marks are heads, large ones their mean."""
     uniform = measured.uniform
     heads = max(values.shape[-1] for values in measured.layers)
     # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
@@ -292,8 +281,8 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
         panel.set(xlabel="layer", ylabel=AXES[number], ylim=(0, 1.07 * top or 1))
         panel.set(xlim=(0.5, count + 0.5), xticks=x[:: math.ceil(count / 16)])
         panel.grid(axis="y", alpha=0.3)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    labelled = panels[0].get_legend_handles_labels()
+    figure.legend(*labelled, loc="outside lower center", ncols=4, frameon=False)
     marks = "small marks: heads; large ones: their mean" if heads > 1 else ""
     return write(figure, file, title, marks)
 
@@ -301,10 +290,7 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
 def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
     """Draw a row of marks per layer, or per group of equal heads, on a logarithmic axis.
 
-    Args:
-        periods: as of :func:`learned_periods`; groups without a finite period have no row.
-        title: title of the picture.
-        file: to write.
+    Groups without a finite period have no row.
     """
     periods = [group for group in periods if group.hours]
     figure = new_figure(9.5, 2.3 + 0.4 * len(periods))

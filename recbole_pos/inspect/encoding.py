@@ -48,7 +48,7 @@ def inspect_encoding(
         trained: a run folder, or a checkpoint in one.
         hidden_size: d of fixed encodings, the paper's 100 by default.
         out: folder to write to; by default the run's, or else the current one.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        data_path: see :func:`open_run`.
 
     Raises:
         UsageError: if there is nothing to draw, or options do not go together.
@@ -92,12 +92,7 @@ def inspect_encoding(
 def fixed_encodings(
     names: Sequence[str], max_length: int, hidden_size: int | None
 ) -> dict[str, PositionEncoding]:
-    """Build fixed encodings by name.
-
-    Args:
-        names: names of schemes.
-        max_length: longest session.
-        hidden_size: d; that of the paper if None.
+    """Build fixed encodings by name, for sessions of up to ``max_length`` events.
 
     Raises:
         UsageError: for a name that is not an encoding, or is learned; for a bad size.
@@ -112,11 +107,8 @@ def fixed_encodings(
     previous_type = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # slow sines are equal by rounding alone in float32
     try:
-        fresh = {
-            name: SCHEMES[name](sizes, **SCHEMES.defaults(name))
-            for name in names
-            if name in allowed
-        }
+        known = [name for name in names if name in allowed]
+        fresh = {name: SCHEMES[name](sizes, **SCHEMES.defaults(name)) for name in known}
     finally:
         torch.set_default_dtype(previous_type)
     for name in names:
@@ -176,10 +168,7 @@ def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
 def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
     """Draw the vectors of sessions, and below them dot products within and between sessions.
 
-    Args:
-        vectors: [length, d] by length of the session, the oldest event first.
-        title: title of the picture.
-        file: to write.
+    ``vectors`` are [length, d] by length of the session, the oldest event first.
     """
     vectors = {length: rows.astype(np.float64) for length, rows in vectors.items()}
     lengths = list(vectors)
@@ -211,16 +200,7 @@ def _draw_images(
     label: str,
     **style: Any,
 ) -> None:
-    """Draw images into rows and columns of a figure.
-
-    Args:
-        figure: part of the picture.
-        shape: numbers of rows and columns.
-        images: matrices.
-        labels: of each image those of x and y, and its title.
-        label: label of the colours.
-        style: colour map of all images.
-    """
+    """Draw images into rows and columns of a figure, with labels of x and y and a title each."""
     panels = figure.subplots(*shape, squeeze=False)
     for panel in panels.flat[len(images) :]:
         panel.set_visible(False)

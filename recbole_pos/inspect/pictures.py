@@ -26,12 +26,7 @@ ABREAST = 4  # heat maps in a row
 
 
 def new_figure(width: float, height: float, square: bool = False) -> Figure:
-    """Return an empty figure whose layout cuts nothing off.
-
-    Args:
-        width, height: in inches.
-        square: whether panels keep an aspect of 1 : 1.
-    """
+    """Return an empty figure in inches whose layout cuts nothing off; panels may be ``square``."""
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
@@ -111,10 +106,9 @@ def draw_maps(
 
     Args:
         panels: title and [n, n] matrix of each panel; ticks count from 0, the newest event.
-        titles: lines of the title.
+        titles, file: of the picture.
         axes: labels of columns and of rows, shown at outer panels only.
         label: label of the colours.
-        file: to write.
         columns: number of panels in a row.
         style: colour map; :func:`color_scale` by default.
     """
@@ -149,11 +143,7 @@ def draw_triangles(
 ) -> Path:
     """Draw the values of events with the events before them, a panel for each matrix.
 
-    Args:
-        matrices: [t, t] with values up to 1, by name; above the diagonal nothing is drawn.
-        titles: lines of the title.
-        label: label of the colours.
-        file: to write.
+    ``matrices`` are [t, t] by name, with values up to 1; above the diagonal nothing is drawn.
     """
     lower = {
         name: np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)

@@ -28,10 +28,11 @@ from recbole_pos.inspect.pictures import (
 from recbole_pos.inspect.trained import Report, open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.relations import RelationLayer, SparseProduct
+from recbole_pos.layers.relations import RelationLayer
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME
 from recbole_pos.relations.lookup import PackedSequences
+from recbole_pos.relations.search import Edges, EventOrder
 
 LAYERS = (BLUE, VERMILION, GREEN, PINK)  # colours of layers
 
@@ -77,9 +78,8 @@ def inspect_relations(
     Writes relations.json and relations.png into the run folder.
 
     Args:
-        path: a run folder, or a checkpoint in one.
+        path, data_path: see :func:`open_run`.
         batches: number of training batches to measure.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
         UsageError: if the run is no trained AttrFormer, or one without relations.
@@ -135,13 +135,22 @@ def measure_relations(
         Relations in their order, users last; and the number of events measured, those that
         overlapping windows repeat as context included.
     """
+    lookup = model.lookup
     declared = [relation for relation in model.declared if relation.source != "user"]
     layers = list(cast("Iterable[RelationLayer]", model.trm_encoder.layer))
     count, events = len(declared) + 1, 0  # of rows and columns: the relations, and users last
     known, read = np.zeros(count), np.zeros((count, 2))  # all, of other users
     squares = np.zeros((len(layers), count + 2))  # relations, self-attention, states
     for rows in batches:
-        users = model.lookup.users[rows.events]
+        order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
+        heads, users = lookup.find(rows, order)
+        for number, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
+            known[number] += relation.known(rows.events, lookup).sum()
+            read[number] += _count_reads(edges, order)
+        if users is not None and lookup.user_table is not None:
+            known[-1] += lookup.user_table.known[order.user].sum()
+            read[-1] += _count_reads(users, order)
+        events += len(order)
         seen: list[tuple[Tensor, SequenceContext, Tensor]] = []
         keep = lambda _, args, out, seen=seen: seen.append((*args, out))  # noqa: E731
         hooks = [layer.register_forward_hook(keep) for layer in layers]
@@ -150,23 +159,11 @@ def measure_relations(
         finally:
             for hook in hooks:
                 hook.remove()
-        relations = seen[0][1].relations
-        events += len(users)
-        if relations.heads is not None:
-            read[:-1] += _count_reads(relations.heads, users)
-            known[:-1] += [x.known(rows.events, model.lookup).sum() for x in model.lookup.heads]
-        if relations.users is not None:
-            own = [len(users), 0]  # an event's own state is no relation here
-            read[-1] += _count_reads(relations.users, users)[0] - own
-            assert model.lookup.user_table is not None
-            known[-1] += model.lookup.user_table.known[users].sum()
         for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
             squares[number] += _sum_squares(layer, x, ctx, out)
     require_finite([squares], "what relations add")
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = list(
-            zip(known / events, read[:, 0] / events, read[:, 1] / read[:, 0], strict=True)
-        )
+        shares = np.stack((known / events, read[:, 0] / events, read[:, 1] / read[:, 0]), 1)
         adds = np.sqrt(squares[:, :-3] / squares[:, -2:-1])
         users_add = np.sqrt(squares[:, -3] / squares[:, -1])
     mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
@@ -190,30 +187,16 @@ def measure_relations(
     return uses, events
 
 
-def _count_reads(product: SparseProduct, users: np.ndarray) -> np.ndarray:
-    """Count the events that each relation reads, [M, 2]: all, and those of other users.
-
-    Args:
-        product: relations [M m, m] of a batch.
-        users: [m] user of each event.
-    """
-    source = product.index.cpu().numpy()
-    size = np.diff(product.offset.cpu().numpy(), append=len(source))
-    row = np.repeat(np.arange(len(size)), size)
-    relation, reader = np.divmod(row, len(users))
-    count = len(size) // len(users)
-    is_other = users[source] != users[reader]
-    return np.stack(
-        [np.bincount(relation[keep], minlength=count) for keep in (slice(None), is_other)], 1
-    )
+def _count_reads(edges: Edges, order: EventOrder) -> list[int]:
+    """Count the relations that events read: all, and those of other users."""
+    is_other = order.user[edges.reader] != order.user[edges.source]
+    return [len(is_other), int(is_other.sum())]
 
 
 def _sum_squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor) -> np.ndarray:
     """Return sums of squares: of what each relation, users and self-attention add; of states.
 
-    Args:
-        layer: a layer of the model.
-        x, ctx, out: its inputs [m, d], context and outputs [m, d].
+    ``x`` and ``out`` [m, d] are inputs and outputs of the layer.
     """
     attention = layer.multi_head_attention
     normed = attention.LayerNorm(x) if attention.pre_norm else x

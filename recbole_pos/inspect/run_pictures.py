@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.inspect.attention_weights import attention_maps, kernel_factors, positional_weights
+from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
 from recbole_pos.inspect.encoding import agreement, encodings_in, session_vectors
 from recbole_pos.inspect.pictures import (
     BLUE,
@@ -37,12 +37,7 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
 
     Writes curves.png, and attention.png, kernel.png and positions.png where the model has them.
 
-    Args:
-        path: a run folder.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
-
-    Returns:
-        The files written.
+    ``path`` is a run folder; for ``data_path`` see :func:`open_run`. Returns the files written.
 
     Raises:
         UsageError: if there is no finished epoch to draw, or metrics.jsonl is damaged.
@@ -85,14 +80,7 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
 def draw_attention(
     weights: Sequence[np.ndarray], titles: Sequence[str], label: str, file: Path
 ) -> Path:
-    """Draw attention weights, a panel per layer and head.
-
-    Args:
-        weights: [h, t, t] of each layer; rows are queries.
-        titles: lines of the title.
-        label: label of the colours.
-        file: to write.
-    """
+    """Draw attention weights [h, t, t] of each layer, a panel per layer and head."""
     heads = max(len(layer) for layer in weights)
     panels = [
         (f"layer {number}" + (f", head {head + 1}" if heads > 1 else ""), layer[head])
@@ -105,13 +93,7 @@ def draw_attention(
 
 
 def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
-    """Draw the factors of a kernel minus the identity, which fresh factors are.
-
-    Args:
-        factors: [n, n] by name, as :func:`kernel_factors` returns them.
-        title: name of the model and dataset.
-        file: to write.
-    """
+    """Draw the factors of a kernel [n, n] by name, minus the identity, which fresh factors are."""
     panels = [
         (name.replace(",", " - I,", 1), matrix - np.eye(len(matrix)))
         for name, matrix in factors.items()
@@ -133,10 +115,8 @@ def draw_curves(
 
     Args:
         history: lines of metrics.jsonl.
-        metric: name of the validation metric.
-        bigger: whether a higher value is better.
-        titles: lines of the title.
-        file: to write.
+        metric: name of the validation metric; higher is better if ``bigger``.
+        titles, file: of the picture.
     """
     scores = [(line["epoch"], line["valid"][metric]) for line in history if line["valid"]]
     figure = new_figure(7.5, 5.6 if scores else 3.6)
@@ -175,13 +155,9 @@ class _Line(BaseModel):
 
 
 def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
-    """Read the epochs of a run with their loss and, where they were validated, the metric.
+    """Read the epochs of a run's metrics.jsonl with loss and, where validated, ``metric``.
 
     An incomplete last line, which a killed process leaves, is left out.
-
-    Args:
-        file: metrics.jsonl of a run folder.
-        metric: name of the validation metric, such as ``ndcg@10``.
 
     Returns:
         Lines in the order of their epochs, and a note about a line left out, or an empty text.

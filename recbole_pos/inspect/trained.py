@@ -60,14 +60,10 @@ def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[Run
 
 
 def require_finite(values: Iterable[np.ndarray], what: str) -> None:
-    """Check that what was computed from a model is finite: huge finite weights may overflow.
-
-    Args:
-        values: arrays computed from the model.
-        what: their name, for the message.
+    """Check that ``what`` was computed from a model is finite: huge finite weights may overflow.
 
     Raises:
-        CheckpointError: if some are NaN or infinite.
+        CheckpointError: if some values are NaN or infinite.
     """
     if not all(np.isfinite(array).all() for array in values):
         raise CheckpointError(

@@ -86,7 +86,12 @@ class AttrFormer(PosSASRec):
                     f"chunking: links the windows of {key}: {needed}; found "
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
-        self._notice_unread(config)
+        users = [relation.field for relation in declared if relation.source == "user"]
+        if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
+            self.notices.append(
+                f"relations: {', '.join(users)} of users is read by no layer: user_layers is "
+                f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
+            )
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.lookup = RelationLookup(
@@ -106,15 +111,6 @@ class AttrFormer(PosSASRec):
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
-
-    def _notice_unread(self, config: Options) -> None:
-        """Add a notice for relations of users that no layer reads."""
-        users = [relation.field for relation in self.declared if relation.source == "user"]
-        if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
-            self.notices.append(
-                f"relations: {', '.join(users)} of users is read by no layer: user_layers is "
-                f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
-            )
 
     def _check_clock(self, config: Options, dataset: Dataset) -> None:
         """Check the timestamps if relations need them; for position schemes PosSASRec has."""
@@ -184,7 +180,7 @@ class AttrFormer(PosSASRec):
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the loss of RecBole's rows, one target each."""
-        future = self._look_up_future(self._target_events(interaction))
+        future = self._look_up_future(interaction[TARGET_EVENT].cpu().numpy())
         with self.shared_items():
             hidden = self.row_states(*self.prefix_rows(interaction))
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
@@ -203,12 +199,9 @@ class AttrFormer(PosSASRec):
         return rows, trained + 1
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
-        """Return the loss of states [k, d].
+        """Return the loss of states [k, d] before target events with ``items`` [k].
 
-        Args:
-            hidden: the states before the target events.
-            future: items and betas as of ``_look_up_future``; None for the next item only.
-            items: [k] items of the target events.
+        ``future`` is as of ``_look_up_future``, None for the next item only.
         """
         if future is None:
             return self.loss(hidden, *self.training_candidates(self.item_vectors(), items))
@@ -225,12 +218,9 @@ class AttrFormer(PosSASRec):
     def row_states(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
-        """Return the states [k, d] of packed rows, which read each other in ``lookup``'s order.
+        """Return the states of packed rows, which read each other, at ``positions`` [k] or all.
 
-        Args:
-            rows: the packed events of rows.
-            positions: [k] indices of the events; None for all.
-            lookup: relations of the events; those of training if None.
+        ``lookup`` has the relations of their events; None for those of training.
         """
         lookup = lookup or self.lookup
         device = self.item_embedding.weight.device
@@ -257,22 +247,9 @@ class AttrFormer(PosSASRec):
         """Return the seed of a batch; in training from torch's generator, kept in checkpoints."""
         return int(torch.randint(2**62, ())) if self.training else self.seed
 
-    def _target_events(self, interaction: Interaction) -> np.ndarray:
-        """Return the places [B] of the targets of rows in the log.
-
-        Raises:
-            UsageError: if rows do not have them.
-        """
-        if TARGET_EVENT not in interaction:
-            raise UsageError(
-                f"AttrFormer looks relations up by event: rows need {shown(TARGET_EVENT)}, the "
-                "place of their target in the log, as those of the plugin's datasets do"
-            )
-        return interaction[TARGET_EVENT].cpu().numpy()
-
     def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """Return RecBole's rows as packed windows, and the index of the newest event of each."""
-        target = self._target_events(interaction)
+        target = interaction[TARGET_EVENT].cpu().numpy()
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
         rows = self.lookup.histories(target - lengths, target, bank=False)
         return rows, np.cumsum(lengths) - 1
@@ -305,7 +282,7 @@ class AttrFormer(PosSASRec):
         training events only, all of them older than a held-out target of their user. Rows of
         training targets have no such guarantee: they read each other as in training.
         """
-        target = self._target_events(interaction)
+        target = interaction[TARGET_EVENT].cpu().numpy()
         if self.lookup.trained[target].any():
             return self.row_states(*self.prefix_rows(interaction))
         return self._encode_histories(target - self.lookup.ranks[target], target, self.lookup)
@@ -337,12 +314,9 @@ class AttrFormer(PosSASRec):
     def _encode_histories(
         self, start: np.ndarray, target: np.ndarray, lookup: RelationLookup
     ) -> Tensor:
-        """Return the states [B, d] that predict target events from the events before them.
+        """Return the states [B, d] that predict the events at ``target`` from those before them.
 
-        Args:
-            start: [B] place of the first event of each history in the log.
-            target: [B] place of the target, after the last event of the history.
-            lookup: relations of the events.
+        Histories begin at ``start``; both are [B] places in the log.
         """
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)

@@ -25,7 +25,7 @@ from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
 from recbole_pos.layers.sampled import SAMPLED, SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.model.content import add_content
-from recbole_pos.model.side_features import build_event_features, build_item_features
+from recbole_pos.model.side_features import build_event_features, build_item_features, has_log
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # parts of alike length that a batch is encoded in
@@ -34,15 +34,12 @@ _PARTS = 8  # parts of alike length that a batch is encoded in
 def loss_function(
     config: Options, dataset: Dataset, candidates: Tensor | None
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Build the loss of ``loss_type``.
+    """Build the loss of ``loss_type``: of states [m, d], item vectors [items, d] and targets [m].
 
     Args:
-        config: its options.
+        config: options of the model.
         dataset: the training dataset, for the popularity of items.
         candidates: ids of the items that the loss chooses among; None for all.
-
-    Returns:
-        A function of hidden states [m, d], item vectors [items, d] and targets [m].
 
     Raises:
         UsageError: for an unknown ``loss_type``.
@@ -61,11 +58,6 @@ def loss_function(
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
 
 
-def has_log(dataset: Dataset) -> bool:
-    """Return whether a dataset has interactions; a dataset read from a run for serving has none."""
-    return getattr(type(dataset), "has_log", True)
-
-
 def loss_of_several(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor],
     hidden: Tensor,
@@ -73,16 +65,10 @@ def loss_of_several(
     targets: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return the mean over states of the weighted losses of their several targets.
+    """Return the mean over states [k, d] of the weighted losses of their several targets [k, n].
 
-    Cross-entropy computes the logits of a state once for all of its targets.
-
-    Args:
-        loss: see :func:`loss_function`.
-        hidden: [k, d] states.
-        weight: [items, d] item vectors.
-        targets: [k, n] items.
-        weights: [k, n] weights of targets, all equal but 0 where there is no target.
+    Weights [k, n] are all equal, but 0 where there is no target. Cross-entropy computes the logits
+    of a state once for all of its targets.
     """
     if loss is full_cross_entropy:
         return weighted_cross_entropy(hidden, weight, targets, weights, None)
@@ -174,10 +160,7 @@ class PosRecommender(SequentialRecommender):
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [k, d] that predict the event after each of ``positions``.
 
-        Args:
-            items: [m] packed item ids.
-            ctx: the context of the batch.
-            positions: [k] indices among the packed events; None for all.
+        They are [k] indices among the packed events, whose items are [m]; None for all.
         """
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
@@ -206,12 +189,8 @@ class PosRecommender(SequentialRecommender):
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vectors that training chooses among, padding first, and targets' rows in them.
 
-        They are those of all items, except where content vectors score items without a training
-        interaction: the loss would teach that these are wrong answers.
-
-        Args:
-            vectors: [items, d] vectors of all items.
-            targets: ids, of any shape, of items with a training interaction.
+        They are those of all items [items, d], except where content vectors score items without a
+        training interaction: the loss would teach that these are wrong answers.
         """
         if self.candidates is None:
             return vectors, targets
@@ -234,11 +213,7 @@ class PosRecommender(SequentialRecommender):
             self.content_model.add_items(vectors)
 
     def shared_items(self) -> AbstractContextManager[Tensor]:
-        """Compute item vectors once for inputs and scores, for use in a ``with`` block.
-
-        Yields:
-            The vectors of :meth:`item_vectors`.
-        """
+        """Compute :meth:`item_vectors` once for inputs and scores, in a ``with`` block."""
         if self._shared is not None or not (self.item_embedding.parts or self.content_model):
             return nullcontext(self.item_vectors())
         return self._share_items()
@@ -257,11 +232,7 @@ class PosRecommender(SequentialRecommender):
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Check that only the newest event of each session is requested; for non-causal models.
-
-        Raises:
-            ValueError: if there is not one position for each session.
-        """
+        """Check that only the newest event of each session is requested; for non-causal models."""
         count = (items if positions is None else positions).size(0)
         if count != ctx.batch_size:
             raise ValueError(f"{count} positions of {ctx.batch_size} sessions: one each, the last")
@@ -309,19 +280,9 @@ class PosRecommender(SequentialRecommender):
             return loss_of_several(self.loss, hidden, vectors, targets, weights)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
-        """Check the shape of states, which the loss would refuse with an error of torch.
-
-        Args:
-            hidden: states, expected as [count, d].
-            count: number of targets.
-
-        Raises:
-            UsageError: if the shape is another.
-        """
-        expected = (
-            count,
-            self.item_embedding.embedding_dim * (1 if self.content_model is None else 2),
-        )
+        """Check that states are [count, d], which the loss would refuse with an error of torch."""
+        size = self.item_embedding.embedding_dim * (1 if self.content_model is None else 2)
+        expected = (count, size)
         if hidden.shape != expected:
             raise UsageError(
                 f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
@@ -344,12 +305,7 @@ class PosRecommender(SequentialRecommender):
     ) -> Tensor:
         """Return the states [B, d] after right-padded histories, RecBole's form of :meth:`after`.
 
-        Args:
-            item_seq: [B, L] items of histories.
-            item_seq_len: [B] lengths of histories.
-            times: [B, L] times of the interactions.
-            at: [B] times of the requests.
-            features: those of interactions are [B, L] or [B, L, s].
+        Items and times are [B, L], features of interactions [B, L] or [B, L, s].
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[real]
@@ -376,13 +332,9 @@ class PosRecommender(SequentialRecommender):
             features: features of the interactions and users, for models with ``event_features``;
                 absent fields count as missing.
         """
+        times, at = self._seconds(times), self._seconds(at)
         ctx = SequenceContext.from_lengths(
-            lengths,
-            self.max_seq_length,
-            self._seconds(times),
-            items,
-            at=self._seconds(at),
-            features=features,
+            lengths, self.max_seq_length, times, items, at=at, features=features
         )
         return self.query_states(items, ctx, ctx.last)
 
@@ -420,9 +372,6 @@ class PosRecommender(SequentialRecommender):
 
         On a CPU rows are encoded in parts of alike length: most histories are far shorter than the
         longest of a batch, and padding costs time.
-
-        Raises:
-            UsageError: if the model needs times that the rows do not have.
         """
         if self.needs_time and self.TIME_SEQ not in interaction:
             raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")

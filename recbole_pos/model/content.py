@@ -44,11 +44,7 @@ _ROWS = 1 << 14  # items that are transformed at a time
 
 
 class Trained(ItemPart):
-    """Zero the id vectors of items without a training interaction, which would be noise.
-
-    Args:
-        trained: [n] bool, whether an item has a training interaction.
-    """
+    """Zero the id vectors of items that are not ``trained`` ([n] bool), which would be noise."""
 
     trained: Tensor
 
@@ -68,8 +64,7 @@ class Content(ItemPart):
     """Add an MLP of the content vector.
 
     Args:
-        statistics: the transformation of ``values``, for items added later.
-        values: [n, c] transformed vectors.
+        statistics: the transformation of ``values`` [n, c], for items added later.
         size: d.
         train: whether the content vectors are trained, too.
     """
@@ -135,21 +130,24 @@ class Statistics:
     def from_vectors(
         cls, values: np.ndarray, chosen: np.ndarray, whiten: bool, size: int = 0
     ) -> Statistics:
-        """Fit the transformation to content vectors.
+        """Fit the transformation to those of content vectors [n, c] that are ``chosen`` [n].
 
-        Args:
-            values: [n, c] content vectors.
-            chosen: [n] bool, the vectors to fit to; those of zeros are left out.
-            whiten: whether components get variance 1 and no correlation.
-            size: principal components to keep; 0 for no projection.
-
-        Returns:
-            ``matrix`` is one scale for all components, 1 / standard deviation; with ``whiten`` the
-            ZCA matrix [c, c]; with ``size`` the principal axes [c, size], whitened (PCA) if both.
+        Vectors of zeros are left out. ``matrix`` is one scale for all components, 1 / standard
+        deviation; with ``whiten`` the ZCA matrix [c, c], which leaves variance 1 and no
+        correlation; with ``size`` the first principal axes [c, size], whitened (PCA) if both.
         """
-        mean, products, squares, count = _sum_moments(values, chosen, bool(whiten or size))
-        if not (whiten or size):
-            variance = (squares / count - (mean**2).sum()) / len(mean)
+        rows = np.flatnonzero(chosen & values.any(1))
+        c, count, projects = values.shape[1], max(1, len(rows)), bool(whiten or size)
+        total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
+        for part in np.array_split(rows, max(1, len(rows) // _ROWS)):
+            block = values[part].astype(np.float64)
+            total += block.sum(0)
+            squares += (block**2).sum()
+            if projects:
+                products += block.T @ block
+        mean = total / count
+        if not projects:
+            variance = (squares / count - (mean**2).sum()) / c
             return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
         variances, axes = np.linalg.eigh(products / count - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
@@ -157,31 +155,8 @@ class Statistics:
         if not size:
             return cls(mean, (axes * scale) @ axes.T)
         # the sign of an eigenvector is arbitrary: make its largest entry positive
-        axes = axes * np.sign(axes[abs(axes).argmax(0), range(len(mean))])
+        axes = axes * np.sign(axes[abs(axes).argmax(0), range(c)])
         return cls(mean, (axes * scale if whiten else axes)[:, :size])
-
-
-def _sum_moments(
-    values: np.ndarray, chosen: np.ndarray, correlate: bool
-) -> tuple[np.ndarray, np.ndarray, float, int]:
-    """Sum up the chosen vectors of [n, c] that are not zeros, some rows at a time.
-
-    Returns:
-        The mean [c]; the sum of outer products [c, c], zeros unless ``correlate``; the sum of
-        squares of all numbers; and the number of vectors, at least 1.
-    """
-    rows = np.flatnonzero(chosen)
-    rows = rows[values[rows].any(1)]
-    c = values.shape[1]
-    total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
-    for part in np.array_split(rows, max(1, len(rows) // _ROWS)):
-        block = values[part].astype(np.float64)
-        total += block.sum(0)
-        squares += (block**2).sum()
-        if correlate:
-            products += block.T @ block
-    count = max(1, len(rows))
-    return total / count, products, squares, count
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:

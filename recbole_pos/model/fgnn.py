@@ -27,7 +27,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
 from recbole_pos.layers.graph_layers import WGAT, GRUSet2Set
-from recbole_pos.model.graph_model import GraphRecommender
+from recbole_pos.model.posrec import GraphRecommender
 from recbole_pos.values import Options
 
 

@@ -140,11 +140,7 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 
 
 def registered_name(model: type) -> str:
-    """Return the name of a model class, which is registered under its own name if it has none.
-
-    Raises:
-        UsageError: see :func:`register_model`.
-    """
+    """Return the name of a model class, which is registered under its own name if it has none."""
     _require_recommender(model)
     for table in (MODELS, BASELINES, ADDED):
         if name := table.registered_name(model):
@@ -159,16 +155,7 @@ def registered_name(model: type) -> str:
 
 
 def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
-    """Check and add a model.
-
-    Args:
-        model, name: see :func:`register_model`.
-        given: defaults as given there.
-        module: the module whose import registers the model again, in another process.
-
-    Raises:
-        UsageError: see :func:`register_model`.
-    """
+    """Check and add a model, which the import of ``module`` registers in other processes."""
     if _find_owner(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
         return
     if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
@@ -186,11 +173,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
 
 
 def _require_recommender(model: Any) -> None:
-    """Check that a class is a model that can be trained here.
-
-    Raises:
-        UsageError: if it is not.
-    """
+    """Check that a class is a model that can be trained here."""
     if not isinstance(model, type):
         raise UsageError(f"model: expected a class or a name, found {shown(model)}")
     from recbole.model.abstract_recommender import AbstractRecommender
@@ -210,14 +193,11 @@ def _require_recommender(model: Any) -> None:
             f"model {place} is neither a sequential nor a general recommender of RecBole's, which "
             "alone can run here"
         )
-    is_ours = issubclass(model, PosRecommender)
-    base = PosRecommender if is_ours else AbstractRecommender
+    base: type = AbstractRecommender
     # of each tuple one method at least must be defined
-    required = (
-        [("encode", "states", "calculate_loss")]
-        if is_ours
-        else [("calculate_loss",), ("full_sort_predict", "predict")]
-    )
+    required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
+    if issubclass(model, PosRecommender):
+        base, required = PosRecommender, [("encode", "states", "calculate_loss")]
     for names in required:
         if all(getattr(model, name) is getattr(base, name) for name in names):
             raise UsageError(f"model {place} defines no {' and no '.join(names)}")

@@ -55,11 +55,8 @@ class EncodedEmbedding(nn.Embedding):
     """Item vectors, with P added where items stand in a session.
 
     A table of items, [B, L] padded on the right, is sessions and becomes x + P, zero at padding. A
-    list of items, as candidates are, becomes x.
-
-    Args:
-        plain: the model's embedding, whose table is taken over; the row of padding becomes zero.
-        schemes: input encodings; those with ``rows`` are added.
+    list of items, as candidates are, becomes x. The table of the model's ``plain`` embedding is
+    taken over; the row of padding becomes zero.
     """
 
     def __init__(self, plain: nn.Embedding, schemes: nn.ModuleList) -> None:
@@ -141,11 +138,8 @@ class _Anchored(_Trimmed):
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
         """Return the graphs of rows [B, L], in place of RecBole's loop over sessions.
 
-        RecBole has one more node, for padding and without an edge.
-
-        Returns:
-            [B, L] node of each event, [B, n, 2n] weights of incoming and outgoing edges, and [B, n]
-            items of nodes.
+        They are [B, L] node of each event, [B, n, 2n] weights of incoming and outgoing edges, and
+        [B, n] items of nodes; RecBole has one more node, for padding and without an edge.
         """
         real = item_seq > 0
         events: SequenceContext

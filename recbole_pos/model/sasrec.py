@@ -25,7 +25,8 @@ from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.layers.ligr import LiGRLayer
-from recbole_pos.model.base import PosRecommender, has_log
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.side_features import has_log
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.compose import shortest_period
 from recbole_pos.values import Options

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.windows import gather_index
 from recbole_pos.values import Options
 
 
@@ -74,25 +75,20 @@ def exact_float(longest: int, items: int) -> torch.dtype:
 def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the k items most similar to each item, by the cosine over the sessions that have both.
 
-    Args:
-        events: [sessions, items] above zero where the item is in the session.
-        k: neighbours of an item.
-        shrink: added to the denominator, against chance between rare items.
-
-    Returns:
-        [items, k] ids and [items, k] similarities, both 0 where there are fewer than k.
+    ``events`` [sessions, items] are above zero where the item is in the session; ``shrink`` is
+    added to the denominator, against chance between rare items. Ids and similarities [items, k] are
+    0 where there are fewer than k.
     """
     present = (events > 0).astype(np.float64)
     together = (present.T @ present).tocoo()
     row, column = together.row, together.col
     norm = np.sqrt(np.asarray(present.sum(axis=0)).ravel())
     similarity = together.data / (norm[row] * norm[column] + shrink)
-    distinct = row != column
-    row, column, similarity = row[distinct], column[distinct], similarity[distinct]
     order = np.lexsort((column, -similarity, row))
+    order = order[row[order] != column[order]]
     row, column, similarity = row[order], column[order], similarity[order]
     count = np.bincount(row, minlength=events.shape[1])
-    place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    place = gather_index(np.zeros_like(count), count)
     kept = place < k
     items = np.zeros((events.shape[1], k), dtype=np.int64)
     values = np.zeros((events.shape[1], k), dtype=np.float32)

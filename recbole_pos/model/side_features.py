@@ -21,6 +21,11 @@ from recbole_pos.layers.features import (
 from recbole_pos.values import Options
 
 
+def has_log(dataset: Dataset) -> bool:
+    """Return whether a dataset has interactions; a dataset read from a run for serving has none."""
+    return getattr(type(dataset), "has_log", True)
+
+
 def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | None:
     """Build the part that adds ``item_features`` to item vectors; None without such fields."""
     columns = read_features(dataset, "item_features")
@@ -38,7 +43,7 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
     embeddings = []
     for option in ("event_features", "user_features"):
         columns: Mapping[str, Tensor | None] = dict.fromkeys(read_feature_names(config, option))
-        if columns and getattr(type(dataset), "has_log", True):
+        if columns and has_log(dataset):
             columns = read_features(dataset, option)
             if option == "event_features":
                 trained = torch.from_numpy(dataset.part == TRAIN)
@@ -51,13 +56,7 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
 def _build_embeddings(
     config: Options, dataset: Dataset, columns: Mapping[str, Tensor | None]
 ) -> dict[str, nn.Module]:
-    """Return an embedding of each column by its name; those of numbers are fitted to the column.
-
-    Args:
-        config: sizes, and how numbers are embedded.
-        dataset: for the tokens of each field.
-        columns: values by field; None where they are not known.
-    """
+    """Return an embedding of each field; those of numbers are fitted to its column, if known."""
     size, std = config["hidden_size"], config["initializer_range"]
     fields: dict[str, nn.Module] = {}
     for name, column in columns.items():

@@ -133,15 +133,7 @@ class EveryPosition(RecBoleAdapter):
 
 
 def every_state(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states of a model of RecBole that predict each target of packed windows.
-
-    Args:
-        model: one of ``CAUSAL_BUILTINS``.
-        batch: k targets among the events of its windows.
-
-    Returns:
-        [k, d] states in the order of the targets.
-    """
+    """Return the states [k, d] of one of ``CAUSAL_BUILTINS`` before the targets of windows [k]."""
     ctx = SequenceContext.from_lengths(
         batch.lengths, batch.width, items=batch.items, width=batch.width
     )

@@ -49,11 +49,7 @@ class Relation:
 
 
 def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
-    """Read the option ``relations`` against the fields of a dataset.
-
-    Args:
-        entries: a list of mappings, or of names of fields for all defaults.
-        dataset: RecBole's dataset, with the loaded fields and their types.
+    """Read the option ``relations``, mappings or names of fields, against the loaded fields.
 
     Raises:
         UsageError: for anything that is not a relation, with entry, field and advice.
@@ -72,11 +68,7 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
 
 
 def _read(entry: Any, dataset: Dataset) -> Relation:
-    """Read one entry of ``relations``, with defaults for what it leaves out.
-
-    Raises:
-        UsageError: if a key or value is unknown, or does not suit the field.
-    """
+    """Read one entry of ``relations``, with defaults for what it leaves out."""
     entry = {"field": entry} if isinstance(entry, str) else entry
     for key in entry if isinstance(entry, Mapping) else ():
         if key not in KEYS:
@@ -98,19 +90,17 @@ def _read(entry: Any, dataset: Dataset) -> Relation:
     for key, choices in CHOICES.items():
         chosen[key] = entry.get(key, chosen[key])
         check_choice(f"{where}: {key}", chosen[key], choices)
-    wrong = {
-        f"the field is {kind}{by_type}, not {chosen['kind']}": chosen["kind"] != kind,
-        f"a field of the {table} table is of source {' or '.join(sources)}, "
-        f"not {chosen['source']}": chosen["source"] not in sources,
-        "numbers of events relate events of one sequence only; users differ in what they do at "
-        "the same time (scope: sequence)": of_events
-        and kind == "numerical"
-        and chosen["scope"] == "batch",
-        "users are related across sequences (scope: batch)": table == "user"
-        and chosen["scope"] == "sequence",
-    }
-    for message in (message for message, is_wrong in wrong.items() if is_wrong):
-        raise UsageError(f"{where}: {message}")
+    if chosen["kind"] != kind:
+        raise UsageError(f"{where}: the field is {kind}{by_type}, not {chosen['kind']}")
+    if chosen["source"] not in sources:
+        raise UsageError(
+            f"{where}: a field of the {table} table is of source {' or '.join(sources)}, "
+            f"not {chosen['source']}"
+        )
+    if of_events and kind == "numerical" and chosen["scope"] == "batch":
+        raise UsageError(f"{where}: numbers of events relate events of one user (scope: sequence)")
+    if table == "user" and chosen["scope"] == "sequence":
+        raise UsageError(f"{where}: users are related across sequences (scope: batch)")
     within = _within(entry.get("within"), table, dataset, where)
     scales = _scales(entry.get("scales"), kind, by_type, table, where)
     return Relation(field=field, table=table, within=within, scales=scales, **chosen)
@@ -126,11 +116,7 @@ def _table(field: str, dataset: Dataset) -> str:
 
 
 def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
-    """Return the kind of a field, and the reason for messages: its type, and how to change it.
-
-    Raises:
-        UsageError: if no relation can be made of the field.
-    """
+    """Return the kind of a field, and the reason for messages: its type, and how to change it."""
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value

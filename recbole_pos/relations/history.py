@@ -65,14 +65,11 @@ class TableLookup(nn.Module):
             self.register_buffer(name, torch.from_numpy(array), persistent=False)
 
     def forward(self, items: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up the relations of all pairs of items in a row.
-
-        Args:
-            items: [b, t] int64 items.
+        """Look up the relations of all pairs of items [b, t] of a row, reader by source.
 
         Returns:
-            [b, t, t] float64 relation of each reader (row) to each source (column), 0 for none; and
-            [b, t, t] int64 place of the source's class in the reader's order of preference.
+            [b, t, t] float64 relations, 0 for none; and [b, t, t] int64 place of the source's class
+            in the reader's order of preference.
         """
         group = self.group[items]
         code = group[:, :, None] * self.classes + group[:, None]
@@ -89,9 +86,7 @@ class TableLookup(nn.Module):
 class HistoryRelations(nn.Module):
     """Computes the normalised relations of the events of each row to older events of the row.
 
-    Args:
-        lookup: lookup of the model, whose tables are used.
-        declared: the declared relations, in the order of the lookup.
+    ``declared`` are the relations of ``lookup``, in its order.
 
     Raises:
         UsageError: for a relation of anything but items, order and times.
@@ -126,20 +121,14 @@ class HistoryRelations(nn.Module):
         return BatchRelations(heads, None if self.own is None else self._aggregated)
 
     def _aggregated(self, x: Tensor) -> Tensor:
-        """Apply Norm(R^U) of a history alone: the relation of its user to itself."""
+        """Apply Norm(R^U) of one history: the relation of its user to itself."""
         assert self.own is not None
         return x * self.own
 
     def _head(self, number: int, ctx: PaddedContext) -> tuple[Tensor, Tensor]:
-        """Return the relations of a head, before selection and normalisation.
+        """Return the relations [b, t, t] of a head, and the order in which sources are read.
 
-        Args:
-            number: which head.
-            ctx: the padded rows.
-
-        Returns:
-            [b, t, t] float64 relations, and [b, t, t] int64 order in which sources are read, the
-            lowest first.
+        Relations are float64; the order is int64 [b, t, t], the lowest first.
         """
         b, t, relation = ctx.batch_size, ctx.width, self.heads[number]
         step = torch.arange(t, device=ctx.lengths.device)
@@ -159,12 +148,7 @@ class HistoryRelations(nn.Module):
         return value.masked_fill((value < WEAKEST) | (back > self.k), 0), back
 
     def _normalised(self, value: Tensor, order: Tensor) -> Tensor:
-        """Return [b, t, t] D^-1/2 R D^-1/2 of the k strongest relations to older events.
-
-        Args:
-            value: [b, t, t] relations.
-            order: [b, t, t] order in which sources are read, the lowest first.
-        """
+        """Return [b, t, t] D^-1/2 R D^-1/2 of the k strongest relations to older events."""
         step = torch.arange(value.size(-1), device=value.device)
         order = order.masked_fill((step[:, None] <= step) | (value == 0), FAR)
         # k columns of padding, since topk fails on a history of fewer than k events

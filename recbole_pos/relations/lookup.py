@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -57,14 +57,15 @@ class PackedSequences:
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
         """Return the rows of both, with different chains."""
-        chain = other.chain + (self.chain[-1] + 1 if len(self.chain) else 0)
-        return PackedSequences(
-            events=np.concatenate((self.events, other.events)),
-            lengths=np.concatenate((self.lengths, other.lengths)),
-            chain=np.concatenate((self.chain, chain)),
-            source=np.concatenate((self.source, other.source)),
-            last=np.concatenate((self.last, other.last)),
-        )
+        next_chain = self.chain[-1] + 1 if len(self.chain) else 0
+        other = replace(other, chain=other.chain + next_chain)
+        names = [field.name for field in fields(self)]
+        return PackedSequences(*(np.append(getattr(self, n), getattr(other, n)) for n in names))
+
+    @property
+    def row(self) -> np.ndarray:
+        """[m] int64 row of each event."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,13 @@ class TableRelation:
     by_item: bool
 
     def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """[m] bool, whether events (by their places in the log) can be related by the attribute."""
+        """Return [m] bool, whether events at places [m] of the log can be related."""
         return self._take(self.table.known, events, lookup)
 
-    def top(
-        self, events: np.ndarray, lookup: RelationLookup, order: EventOrder, across: bool
-    ) -> Edges:
-        """Return the strongest relations of packed ``events`` ([m] places in the log)."""
-        group = self._take(self.table.group, events, lookup)
-        return top_relations(self.table, group, order, lookup.top_k, across and self.across)
+    def top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
+        """Return the strongest relations of packed events at places [m] of the log."""
+        group, across = self._take(self.table.group, events, lookup), self.across and lookup.across
+        return top_relations(self.table, group, order, lookup.top_k, across)
 
     def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] values of each event, or of its item; 0 for events beyond the table."""
@@ -125,13 +124,11 @@ class NumberRelation:
         return take_or_missing(self.values, events, np.nan)
 
     def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """[m] bool, whether events (by their places in the log) can be related by the attribute."""
+        """Return [m] bool, whether events at places [m] of the log can be related."""
         return np.isfinite(self.numbers(events, lookup))
 
-    def top(
-        self, events: np.ndarray, lookup: RelationLookup, order: EventOrder, across: bool
-    ) -> Edges:
-        """Return the strongest relations of packed ``events`` ([m] places in the log)."""
+    def top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
+        """Return the strongest relations of packed events at places [m] of the log."""
         is_rising = self.source in (POSITION, TIME)  # along a user's history
         values, k = self.numbers(events, lookup), lookup.top_k
         return top_differences(values, order.chain, k, self.scales, self.longest, is_rising)
@@ -142,10 +139,8 @@ def take_or_missing(values: np.ndarray, places: np.ndarray, missing: float) -> n
 
     Users and events that ``RelationLookup.with_histories`` adds are beyond it.
     """
-    is_known = places < len(values)
-    if is_known.all():
-        return values[places]
     result = np.full(len(places), missing, dtype=values.dtype)
+    is_known = places < len(values)
     result[is_known] = values[places[is_known]]
     return result
 
@@ -177,6 +172,7 @@ class RelationLookup:
     ) -> None:
         log = dataset.log
         self.top_k, self.clock, self.max_length = top_k, cross_sequence, max_length
+        self.across = cross_sequence != "none"  # whether any relation reaches other users
         self.unknown, self.seconds = unknown, seconds
         self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
         self.ranks, self.offsets = log.ranks, log.offsets
@@ -216,7 +212,7 @@ class RelationLookup:
             times: [m] float64 times of the events, or None if no relation reads them.
         """
         times = np.zeros(len(items)) if times is None else times
-        ranks = np.arange(len(items)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
         users = len(self.offsets) - 1 + np.repeat(np.arange(len(lengths)), lengths)
         other = copy.copy(self)
         other.items = torch.cat((self.items, torch.from_numpy(items)))
@@ -229,12 +225,11 @@ class RelationLookup:
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
     ) -> PackedSequences:
-        """Return the windows of a training batch as rows, none of them to predict from.
+        """Return windows of packed events at places [m] as rows, none of them to predict from.
 
         Args:
-            events: [m] places in the log of the packed events.
-            lengths: [b] number of events of each row.
-            source: [m] bool; where rows overlap, each event should be a source in one of them.
+            events, lengths, source: see :class:`PackedSequences`; where rows overlap, each event
+                should be a source in one of them.
             linked: whether chunks of a user that follow each other form one chain.
         """
         first = np.cumsum(lengths) - lengths
@@ -258,13 +253,8 @@ class RelationLookup:
         lengths = np.full(len(chain), self.max_length)
         lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
         events = gather_index(start, size)
-        return PackedSequences(
-            events,
-            lengths,
-            chain,
-            np.full(len(events), bank),
-            np.full(len(lengths), not bank),
-        )
+        source, last = np.full(len(events), bank), np.full(len(lengths), not bank)
+        return PackedSequences(events, lengths, chain, source, last)
 
     def bank(self, users: np.ndarray) -> PackedSequences:
         """Return the newest window of training events of each user who has any, as rows to read.
@@ -279,15 +269,8 @@ class RelationLookup:
         return self.histories(start, end, bank=True)
 
     def order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
-        """Return who may read whom, by all rules of this module.
-
-        Args:
-            rows: rows of the batch.
-            rng: generator of the random clock; unused under ``time_respecting``.
-        """
-        row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
-        first = np.cumsum(rows.lengths) - rows.lengths
-        events = rows.events
+        """Return who may read whom, by all rules of this module; ``rng`` is of the random clock."""
+        events, row = rows.events, rows.row
         if self.clock == "time_respecting":
             key = self.times[events]
         else:
@@ -301,7 +284,7 @@ class RelationLookup:
             rank=np.unique(key, return_inverse=True)[1].reshape(-1),
             # held-out events never reach another user
             source=rows.source & self.trained[events],
-            column=np.arange(len(events)) - first[row],
+            column=gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths),
         )
 
     def _random_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -327,12 +310,13 @@ class RelationLookup:
         Returns:
             relations of each attribute; and relations of users, or None without any declared.
         """
-        across = self.clock != "none"
-        heads = [relation.top(rows.events, self, order, across) for relation in self.heads]
+        heads = [relation.top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
             return heads, None
         group = take_or_missing(self.user_table.group, order.user, 0)
-        users = top_relations(self.user_table, group, order, self.top_k, across, same_column=True)
+        users = top_relations(
+            self.user_table, group, order, self.top_k, self.across, same_column=True
+        )
         return heads, users
 
     def relations(
@@ -342,10 +326,10 @@ class RelationLookup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> BatchRelations:
-        """Return the normalised relations of a batch.
+        """Return the normalised relations of a batch of m events.
 
         Args:
-            rows: rows of the batch, m events in all.
+            rows: rows of the batch.
             rng: generator of the random clock that orders events across users.
             device, dtype: of the sparse matrices.
 
@@ -356,27 +340,22 @@ class RelationLookup:
         order = self.order(rows, rng)
         heads, users = self.find(rows, order)
         m = len(order)
-        return BatchRelations(
-            heads=_stack(heads, m, device, dtype) if heads else None,
-            users=None if users is None else self._smoothing(users, order, device, dtype),
-            edges=sum(len(edges.value) for edges in heads),
-        )
+        of_heads = _stack(heads, m, device, dtype) if heads else None
+        if users is not None:
+            users = self._add_own(users, order)
+        of_users = _stack([users], m, device, dtype) if users is not None else None
+        return BatchRelations(of_heads, of_users, sum(len(edges.value) for edges in heads))
 
-    def _smoothing(
-        self, edges: Edges, order: EventOrder, device: torch.device, dtype: torch.dtype
-    ) -> SparseProduct:
-        """Return [m, m] Norm(R^U), the relations of users and of every event to itself.
+    def _add_own(self, edges: Edges, order: EventOrder) -> Edges:
+        """Add the relation of every event to itself to relations of users (section 3.1.3).
 
-        Section 3.1.3. An event whose user has no attribute is related to itself at most.
+        An event whose user has no attribute is related to itself at most.
         """
         assert self.user_table is not None
-        m, event = len(order), np.arange(len(order))
         own = take_or_missing(self.user_table.own, order.user, 0)
         own[own == 0] = self.unknown
-        to_others = edges.reader, edges.source, edges.value
-        edges = Edges.from_parts([(event, event, own), to_others])
-        scaled = _normalise(edges, m)
-        return SparseProduct.build(edges.reader, edges.source, scaled, m, m, device, dtype)
+        event = np.arange(len(order))
+        return Edges.from_parts([(event, event, own), (edges.reader, edges.source, edges.value)])
 
 
 def _normalise(edges: Edges, m: int) -> np.ndarray:
@@ -392,7 +371,7 @@ def _normalise(edges: Edges, m: int) -> np.ndarray:
 def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """Return [M * m, m] the matrices of all attributes, each normalised, one below the other."""
+    """Return [M * m, m] the matrices of M attributes, each normalised, one below the other."""
     reader = np.concatenate([n * m + edges.reader for n, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
     scaled = np.concatenate([_normalise(edges, m) for edges in heads])

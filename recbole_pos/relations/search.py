@@ -68,12 +68,7 @@ class Edges:
 
 
 class _Runs:
-    """Events sorted by a code of class and order, to find a class's run up to a place by bisection.
-
-    Args:
-        events: [n] int64 events.
-        codes: [n] int64 code of each event; codes of one class and reader group are consecutive.
-    """
+    """Events [n] sorted by a code of class and order, to find a class's run up to a place."""
 
     def __init__(self, events: np.ndarray, codes: np.ndarray) -> None:
         by_code = np.argsort(codes, kind="stable")
@@ -161,11 +156,8 @@ def _divide(
     """Return [n, 2] how many events to take of each class: of the own chain, and of other users.
 
     Classes are filled in order, and in each class the own chain first, until the need is met.
-
-    Args:
-        own, others: [n] number of available events, reader by reader, class by class.
-        need: [n] number of events that the reader of each class still needs.
-        looked: [readers] number of classes of each reader.
+    ``own`` and ``others`` [n] are available, reader by reader, class by class, ``need`` [n] is what
+    the reader of a class still needs, and ``looked`` [readers] how many classes a reader has.
     """
     available = np.stack((own, others), 1).reshape(-1)
     before = np.cumsum(available) - available
@@ -177,15 +169,10 @@ def _divide(
 def _related(
     table: RelationTable, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Restrict a table to the classes of a batch.
-
-    Args:
-        table: the relation.
-        present: [classes] sorted classes that occur in the batch, by which they are renumbered.
+    """Restrict a table to the sorted classes [classes] of a batch, which are renumbered.
 
     Returns:
-        [classes + 1] offsets of each class's relations, [pairs] related classes (renumbered), and
-        [pairs] values.
+        [classes + 1] offsets of each class's relations, [pairs] related classes, [pairs] values.
     """
     local = np.full(len(table.indptr) - 1, -1)
     local[present] = np.arange(len(present))
@@ -207,14 +194,12 @@ def _newest(
     value: np.ndarray,
     user: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the newest events of every run, as edges (reader, event, value).
+    """Return the ``wanted`` newest events of runs that end at ``end``, as edges.
 
     Args:
         runs: events that runs are of.
-        end: [runs] end of each run.
-        wanted: [runs] number of events to return.
+        end, wanted, reader, value: [runs] each.
         fetch: [runs] number of events to look at, ``wanted`` and the reader's user's own.
-        reader, value: [runs] reader of each run, and the relation.
         user: [m] user of each event, to skip events of the reader's user; None to skip none.
     """
     run = np.repeat(np.arange(len(fetch)), fetch)
@@ -243,9 +228,8 @@ def top_differences(
     Args:
         values: [m] float64, NaN where missing.
         chain: [m] as in :class:`EventOrder`.
-        k: most relations of an event.
+        k, longest: most relations of an event, and how many events back are compared.
         scales: r_norm of equation 10.
-        longest: how many events back are compared.
         rising: whether values never fall along a chain, as times and positions; the k nearest
             events are then the strongest, and only they are compared.
     """

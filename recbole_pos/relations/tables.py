@@ -48,12 +48,7 @@ class RelationTable:
 
     @classmethod
     def from_matrix(cls, group: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """Make a table of a symmetric matrix, its rows ordered by preference.
-
-        Args:
-            group: [entities] int64 class of each entity.
-            matrix: [classes, classes] relations.
-        """
+        """Make a table of classes [entities] and their relations, a symmetric matrix."""
         matrix = matrix.tocoo()
         keep = matrix.data >= WEAKEST
         row, col, value = matrix.row[keep], matrix.col[keep], matrix.data[keep]
@@ -121,12 +116,7 @@ def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray
 
 
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
-    """Return exp(-|z_i - z_j| / r_norm), the mean over all r_norm (equation 10, appendix A.2).
-
-    Args:
-        difference: z_i - z_j, of any shape.
-        scales: values of r_norm.
-    """
+    """Return exp(-|z_i - z_j| / r_norm), the mean over all r_norm (equation 10, appendix A.2)."""
     difference = np.abs(difference)
     terms = [np.exp(-difference / scale) for scale in scales]
     return sum(terms[1:], terms[0]) / len(terms)
@@ -154,7 +144,7 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
     Args:
         values: [classes] float64 rising numbers, the first NaN for missing.
         scales: values of r_norm.
-        name: name of the field, for messages.
+        name: field, for the message.
 
     Raises:
         UsageError: if there are too many pairs.
@@ -172,80 +162,34 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
     return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
 
 
-def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]]:
+def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Number joint classes: entities that agree in all of several classifications are of one.
 
     Args:
         groups: [entities] class of each entity, by classification.
 
     Returns:
-        [entities] joint classes, from 1; and for each classification a one-hot matrix
-        [joint classes + 1, its classes], whose row is empty for class 0.
+        [entities] joint classes, from 1; and [joint classes + 1, classifications] the class of each
+        joint class, 0 for joint class 0.
     """
     kinds, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
-    member = []
-    for column, own in enumerate(groups):
-        kind = kinds[:, column]
-        row = np.flatnonzero(kind > 0)
-        member.append(
-            sp.csr_matrix(
-                (np.ones(len(row)), (row + 1, kind[row])),
-                shape=(len(kinds) + 1, int(own.max(initial=0)) + 1),
-            )
-        )
-    return group.reshape(-1) + 1, member
+    return group.reshape(-1) + 1, np.concatenate((np.zeros_like(kinds[:1]), kinds))
 
 
-def spread_matrix(
-    member: sp.csr_matrix, matrix: sp.csr_matrix, name: str, advice: str
-) -> sp.csr_matrix:
+def spread_matrix(kind: np.ndarray, matrix: sp.csr_matrix, name: str, advice: str) -> sp.csr_matrix:
     """Return [joint classes, joint classes] relations, from relations of one classification.
 
     Args:
-        member: [joint classes, classes] one-hot class of each joint class.
+        kind: [joint classes] class of each joint class; class 0 has no relations.
         matrix: [classes, classes] relations.
         name, advice: field and advice of the message where there are too many pairs.
 
     Raises:
         UsageError: if there are too many pairs.
     """
-    n = member.shape[1]
-    matrix, size = matrix[:n, :n], np.bincount(member.indices, minlength=n).astype(float)
+    size = np.bincount(kind, minlength=matrix.shape[0]).astype(float)
     _require_few_pairs(float(size @ ((matrix > 0) @ size)), name, advice)
-    return (member @ matrix @ member.T).tocsr()
-
-
-def restrict_within(
-    group: np.ndarray,
-    relate: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    condition: np.ndarray,
-    condition_matrix: sp.csr_matrix,
-    name: str,
-) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Restrict a relation to entities that share a value of another attribute (appendix A.2).
-
-    Args:
-        group: [entities] classes of the relation.
-        relate: relation of classes, pair by pair: [n] and [n] classes to [n] values.
-        condition, condition_matrix: [entities] classes of the other attribute, and their relations.
-        name: name of the field, for messages.
-
-    Returns:
-        [entities] joint classes, and [joint classes, joint classes] relations.
-
-    Raises:
-        UsageError: if there are too many pairs.
-    """
-    group, (value, shared) = join_classes([group, condition])
-    advice = "use a field with fewer distinct values, or a condition that fewer entities share"
-    together = spread_matrix(shared, condition_matrix, name, advice).tocoo()
-    kind = np.zeros(value.shape[0], dtype=np.int64)  # the class of relation of a joint class
-    kind[np.repeat(np.arange(len(kind)), np.diff(value.indptr))] = value.indices
-    row, col = together.row, together.col
-    is_known = (kind[row] > 0) & (kind[col] > 0)
-    row, col = row[is_known], col[is_known]
-    data = relate(kind[row], kind[col])
-    return group, sp.csr_matrix((data, (row, col)), shape=together.shape)
+    return matrix[kind][:, kind]
 
 
 def _require_few_pairs(pairs: float, name: str, advice: str) -> None:
@@ -271,26 +215,20 @@ def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> Rel
 def build_user_table(
     relations: Sequence[Relation], dataset: Dataset, notices: list[str]
 ) -> RelationTable | None:
-    """Return the mean of all relations of users, R^U of section 3.1.3; a missing attribute is 0.
+    """Return the mean of all relations of users, R^U of section 3.1.3; None without relations.
 
-    Args:
-        relations: declared relations of users.
-        dataset: dataset with the fields of users.
-        notices: list to which messages to show before training are added.
-
-    Returns:
-        the table, or None without relations.
+    A missing attribute is 0 in the mean. See :func:`build_table`.
     """
     if not relations:
         return None
     classified = [_classes(relation, dataset, notices) for relation in relations]
-    groups, matrices = zip(*classified, strict=True)
-    group, members = join_classes(groups)
+    group, kinds = join_classes([classes for classes, _ in classified])
     name = " and ".join(relation.field for relation in relations)
     advice = "users differ in all of them together: use fields with fewer distinct values (steps)"
-    pairs = zip(members, matrices, strict=True)
-    spread = [spread_matrix(member, matrix, name, advice) for member, matrix in pairs]
-    return RelationTable.from_matrix(group, (sum(spread[1:], spread[0]) / len(spread)).tocsr())
+    total = sp.csr_matrix((len(kinds), len(kinds)))
+    for kind, (_, matrix) in zip(kinds.T, classified, strict=True):
+        total = total + spread_matrix(kind, matrix, name, advice)
+    return RelationTable.from_matrix(group, total / len(relations))
 
 
 def _classes(
@@ -298,10 +236,10 @@ def _classes(
 ) -> tuple[np.ndarray, sp.csr_matrix]:
     """Return [entities] classes of a declared relation, and [classes, classes] relations.
 
-    Under ``within`` the classes are joint ones of both fields.
+    Under ``within`` the classes are joint ones of both fields (appendix A.2).
     """
     column = read_column(relation.field, relation.table, dataset)
-    relate: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    relate: Callable[[np.ndarray, np.ndarray], np.ndarray]  # classes [n] and [n] to relations [n]
     if relation.kind == "categorical":
         group, hot = multi_hot(column)
         relate = partial(dot_products, hot)
@@ -313,8 +251,14 @@ def _classes(
 
     if relation.within is not None:
         shared, tokens = multi_hot(read_column(relation.within, relation.table, dataset))
+        group, kinds = join_classes([group, shared])
+        advice = "use a field with fewer distinct values, or a condition that fewer entities share"
         condition = categorical(tokens, relation.within)
-        group, matrix = restrict_within(group, relate, shared, condition, relation.field)
+        related = spread_matrix(kinds[:, 1], condition, relation.field, advice).tocoo()
+        i, j = kinds[related.row, 0], kinds[related.col, 0]
+        known = (i > 0) & (j > 0)
+        places = related.row[known], related.col[known]
+        matrix = sp.csr_matrix((relate(i[known], j[known]), places), shape=related.shape)
     elif relation.kind == "categorical":
         matrix = categorical(hot, relation.field)
     else:

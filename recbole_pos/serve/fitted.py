@@ -16,7 +16,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import Result, parameters, read_result, unfinished
+from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
 from recbole_pos.experiment.run import load, load_without_data
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import TemporaryFolder
@@ -92,7 +92,7 @@ class FittedModel:
             "users": dataset.user_num - 1,
             "items": dataset.item_num - 1,
             "interactions": dataset.events if log is None else len(log),
-            "parameters": parameters(self.model),
+            "parameters": count_parameters(self.model),
             "seed": config["seed"],
         }
         if result is not None:
@@ -146,7 +146,7 @@ class FittedModel:
         counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
         lines = [f"{facts['model']} on {facts['dataset']}: {counts}"]
         if result is None:
-            is_half = self.folder is not None and unfinished(self.folder)
+            is_half = self.folder is not None and is_unfinished(self.folder)
             return f"{lines[0]}\ntraining: {'not finished' if is_half else 'unknown'}"
         split = ", ".join(f"{kind}: {value}" for kind, value in (facts["split"] or {}).items())
         lines += [

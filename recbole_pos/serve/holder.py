@@ -17,7 +17,7 @@ import numpy as np
 from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import give_back
-from recbole_pos.experiment.result import unfinished
+from recbole_pos.experiment.result import is_unfinished
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
 from recbole_pos.values import shown
@@ -101,7 +101,7 @@ class ModelHolder:
             "events": trained.about()["interactions"],
             "unknown_items": trained.growth.items,
         }
-        if unfinished(folder):
+        if is_unfinished(folder):
             about["unfinished"] = folder.how_to_finish
         return LoadedModel(trained, run_dir, about)
 

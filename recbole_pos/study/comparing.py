@@ -173,7 +173,7 @@ def compare(
             if args.dry_run:
                 _preview(rehearsal, reporter)
                 return None
-            rehearsal.left()  # raises what is wrong with a pack before anything of it is taken
+            rehearsal.preview()  # raises what is wrong with a pack before anything of it is taken
         scheduler = Scheduler(plan, folder, args.rows, packed)
         # a cluster that does not answer is found out before there is a folder
         joined = args.address is not None and not args.report and connect(args.address)
@@ -182,11 +182,11 @@ def compare(
             with only_writer(folder.path, "compared"):
                 folder.write_plan(plan)
                 if args.report:
-                    scheduler.take()
+                    scheduler.take_finished()
                     keep_state(scheduler)
                 else:
                     models = {config["model"] for config in configs.values()}
-                    ActiveRuns(scheduler, args, reporter, models).train(scheduler.ready())
+                    ActiveRuns(scheduler, args, reporter, models).train(scheduler.next_job())
         finally:
             stop(joined)
     results = collect_results(plan, folder)
@@ -289,7 +289,7 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
     The data are read only if the study has runs already, to find which of them are still its.
     """
     plan, folder, rows = scheduler.plan, scheduler.folder, len(scheduler.rows)
-    left = scheduler.left() if folder.runs.is_dir() or scheduler.packed else {}
+    left = scheduler.preview() if folder.runs.is_dir() or scheduler.packed else {}
     fits = [fit for fit in scheduler.fits if not fit.repeats]
     searched, seeds = sum(fit.trial is not None for fit in fits), len(plan.seeds)
     parts = f" ({searched} of a search, {len(fits) - searched} after it)" if searched else ""

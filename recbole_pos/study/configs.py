@@ -19,7 +19,7 @@ from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
-from recbole_pos.study.plan import Fit, Plan, Search
+from recbole_pos.study.plan import Plan, Search, list_fits
 from recbole_pos.values import shown
 
 NUMERICS = 1  # raised when the same options would give other numbers
@@ -188,13 +188,18 @@ def _canonical(value: Any, name: str) -> Any:
     raise UsageError(f"{name}: {shown(value)} is not a plain value, so it cannot identify a run")
 
 
-def request_digest(plan: Plan, fit: Fit) -> str:
-    """Return a digest of what a plan asks of a fit, to find out whether an earlier run is its.
+def request_digests(plan: Plan) -> dict[str, str]:
+    """Return name of a fit -> digest of what a plan asks of it, to find out whether an earlier run
+    is its.
 
     It covers the search, which decides later runs, but not the place of the data, nor which options
     of the base a row reads.
     """
-    return digest(_request(plan, fit.row), fit.seed)
+    fits = list_fits(plan)
+    requests = {row: _request(plan, row) for row in plan.rows}
+    asked = {(fit.row, fit.seed) for fit in fits}  # all trials of a row ask the same
+    digests = {(row, seed): digest(requests[row], seed) for row, seed in asked}
+    return {fit.name: digests[fit.row, fit.seed] for fit in fits}
 
 
 def _request(plan: Plan, name: str) -> dict[str, Any]:

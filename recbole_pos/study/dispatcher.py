@@ -131,10 +131,10 @@ class ActiveRuns:
                     while waiting is not None and len(self.running) < most:
                         if self.note_begin(waiting):
                             self.running[self._start(waiting)] = waiting, time.monotonic()
-                        waiting = self.scheduler.ready()
+                        waiting = self.scheduler.next_job()
                     for task in ray.wait(list(self.running), timeout=1.0)[0]:
                         self.end(task, _outcome(task))
-                    waiting = waiting or self.scheduler.ready()
+                    waiting = waiting or self.scheduler.next_job()
         except KeyboardInterrupt:
             for task in self.running:
                 ray.cancel(task, force=True)

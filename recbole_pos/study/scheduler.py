@@ -85,14 +85,14 @@ class Scheduler:
             name: RowSearch(plan, name) for name in self.rows if plan.rows[name].search
         }
 
-    def ready(self, draw: bool = True, take: bool = True) -> Job | None:
+    def next_job(self, sample: bool = True, restore: bool = True) -> Job | None:
         """Return the next fit that can be trained; None if none can until others have ended.
 
         Fits that an earlier call has trained, or that cannot be trained, are recorded as ended.
 
         Args:
-            draw: whether searches may sample new trials.
-            take: whether runs of packed studies are copied into the folder, or only validated.
+            sample: whether searches may sample new trials.
+            restore: whether runs of packed studies are copied into the folder, or only validated.
 
         Raises:
             UsageError: for a damaged run in the folder or a packed study.
@@ -101,17 +101,17 @@ class Scheduler:
             if any(name not in self.status for name in fit.after):
                 continue
             self.waiting.remove(fit)
-            if not draw and not self._is_drawn(fit):
+            if not sample and not self._is_sampled(fit):
                 self.end(fit, FAILED, _UNTRAINED)
                 continue
             try:
-                job = self._job(fit)
+                job = self._make_job(fit)
             except UsageError as error:
                 self.end(fit, FAILED, str(error))
                 continue
             if job is None:  # a fit that it depends on failed
                 continue
-            facts = self._find_finished(job, take)
+            facts = self._find_finished(job, restore)
             self.digests[fit.name], self.configs[job.digest] = job.digest, job.config
             if facts.get("status") == DONE:  # a run that failed is tried again
                 self.end(fit, DONE, facts=facts)
@@ -122,9 +122,9 @@ class Scheduler:
                 return job
         return None
 
-    def take(self) -> None:
+    def take_finished(self) -> None:
         """Record finished runs, also of packed studies, for a report; others count as failed."""
-        while job := self.ready(draw=False):
+        while job := self.next_job(sample=False):
             self.end(job.fit, FAILED, _UNTRAINED)
         self.tried = False
 
@@ -133,7 +133,7 @@ class Scheduler:
         reasons = self.reasons.items() if self.tried else ()
         return {name: reason for name, reason in reasons if name not in self.digests}
 
-    def left(self) -> dict[str, str]:
+    def preview(self) -> dict[str, str]:
         """Return the state of every fit for a preview, which ends this scheduler.
 
         Returns:
@@ -144,7 +144,7 @@ class Scheduler:
             UsageError: for a damaged run of a packed study; nothing has been written.
         """
         states = {}
-        while job := self.ready(draw=False, take=False):
+        while job := self.next_job(sample=False, restore=False):
             began = self.folder.is_begun(job.digest)
             tested_only = job.fit.repeats and job.begin
             states[job.fit.name] = CONTINUED if began else DONE if tested_only else NEW
@@ -154,9 +154,9 @@ class Scheduler:
             states.setdefault(fit.name, DONE if done else NEW if is_new else OPEN)
         return states
 
-    def _find_finished(self, job: Job, take: bool) -> dict[str, Any]:
+    def _find_finished(self, job: Job, restore: bool) -> dict[str, Any]:
         """Return the facts of a run in the study's folder, or in a packed study, from which it is
-        copied into the folder if ``take``; empty if none has it."""
+        copied into the folder if ``restore``; empty if none has it."""
         facts = self.folder.fit(job.digest)
         holders = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in holders:
@@ -164,7 +164,7 @@ class Scheduler:
         if facts.get("status") == DONE or not holders:
             return facts
         dataset = self.prepare(job.config)
-        if take:
+        if restore:
             holders[0].restore(job.digest, self.folder, job.config, dataset)
         else:
             holders[0].ranks(job.digest, job.config, dataset)
@@ -183,7 +183,7 @@ class Scheduler:
             f"that again, delete {self.folder.run(source).path} and leave --known out"
         )
 
-    def _is_drawn(self, fit: Fit) -> bool:
+    def _is_sampled(self, fit: Fit) -> bool:
         """Return whether the options of a fit are known without sampling any."""
         return fit.trial is None or self._recall(fit) is not None
 
@@ -200,7 +200,7 @@ class Scheduler:
                 if all(facts.get(key) == getattr(fit, key) for key in ("row", "trial", "seed")):
                     runs.append((name, facts))
         for name, facts in runs:
-            drawn = search.select_drawn(facts.get("searched") or {})
+            drawn = search.select_sampled(facts.get("searched") or {})
             same = facts.get("space", search.space) == search.space  # runs of 0.2 do not have it
             if drawn is not None and same:
                 config = row_config(fit.options, {**search.fixed, **drawn})
@@ -243,11 +243,11 @@ class Scheduler:
             for row, search in self.searches.items()
         }
 
-    def _job(self, fit: Fit) -> Job | None:
+    def _make_job(self, fit: Fit) -> Job | None:
         """Return a fit with its run, after the fits it depends on have ended; None, with the fit
         recorded as failed, if those leave nothing to train."""
         if fit.has_parent:
-            return self._made_of_parent(fit)
+            return self._make_job_of_parent(fit)
         searched: dict[str, Any] = {}
         begin = None
         if search := self.searches.get(fit.row):
@@ -268,7 +268,7 @@ class Scheduler:
         config = row_config(fit.options, searched)
         return Job(fit, config, self._digest(config, fit.stage == "trial"), begin)
 
-    def _made_of_parent(self, fit: Fit) -> Job | None:
+    def _make_job_of_parent(self, fit: Fit) -> Job | None:
         """Return the job of a fit that starts from weights of another; None if that failed."""
         (before,) = fit.after
         if self.status[before] == FAILED:
@@ -368,7 +368,7 @@ class RowSearch:
                         "out of one (`search: false` for a configuration that is not searched)",
                     )
 
-    def select_drawn(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    def select_sampled(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the options that can be sampled from the space; None if some cannot."""
         drawn: dict[str, Any] = {}
         for parameter in self.searched.parameters:

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import write_json
-from recbole_pos.study.configs import request_digest
-from recbole_pos.study.plan import Plan, list_fits
+from recbole_pos.study.configs import request_digests
+from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source
@@ -210,19 +210,18 @@ class StudyFolder:
     def current(self, plan: Plan) -> dict[str, str]:
         """Return name of a fit -> digest of its run, of runs made for what the plan asks now."""
         noted = self.noted()
-        names = {fit.name: request_digest(plan, fit) for fit in list_fits(plan)}
         return {
             name: noted[name]["run"]
-            for name, asked in names.items()
+            for name, asked in request_digests(plan).items()
             if name in noted and noted[name]["asked"] == asked
         }
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
         """Write name of a fit -> digest of its run; other fits keep theirs."""
         noted = self.noted()
-        for fit in list_fits(plan):
-            if fit.name in digests:
-                noted[fit.name] = {"run": digests[fit.name], "asked": request_digest(plan, fit)}
+        for name, asked in request_digests(plan).items():
+            if name in digests:
+                noted[name] = {"run": digests[name], "asked": asked}
         self._write("current.json", noted)
 
     def facts(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher as RaySearcher
 
-from recbole_pos.experiment.result import parameters
+from recbole_pos.experiment.result import count_parameters
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.worker import DONE, FAILED, MOST_LOSSES, train_run
 from recbole_pos.study.dispatcher import ActiveRuns
@@ -50,7 +50,7 @@ def run_trial(
             "best_epoch": progress.best_epoch,
             "epochs": progress.next_epoch,
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
-            "parameters": parameters(experiment.model),
+            "parameters": count_parameters(experiment.model),
         }
         line = next(line for line in reversed(progress.history) if line["valid"])
         numbers = {"epoch": line["epoch"] + 1, "loss": line["loss"]}
@@ -99,7 +99,7 @@ class Trials(RaySearcher):
     def suggest(self, trial_id: str) -> Any:
         """Return the configuration of the next trial; None while there is none, ``FINISHED`` if no
         other comes; called by Ray."""
-        while job := self.waiting or self.runs.scheduler.ready():
+        while job := self.waiting or self.runs.scheduler.next_job():
             if job.fit.trial is None:  # the test of the best, once all trials have ended
                 self.waiting = job
                 return self.FINISHED

@@ -136,7 +136,7 @@ def search(
             held.enter_context(only_writer(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
         _prepare(scheduler)
-        job = scheduler.ready()
+        job = scheduler.next_job()
         if job is not None:
             _require_same_runs(scheduler, job)
             quiet_tune()
@@ -213,7 +213,7 @@ def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | Non
         problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         advice = _how_to_resume(runs.folder)
         raise TrainingError(f"the search stopped: {problem}; then {advice}") from error
-    job = trials.waiting or runs.scheduler.ready()
+    job = trials.waiting or runs.scheduler.next_job()
     if runs.running or (job is not None and job.fit.trial is not None):
         raise KeyboardInterrupt  # Ray has caught it
     found = read_trials(runs.scheduler)

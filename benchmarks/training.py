@@ -1,0 +1,198 @@
+"""Training steps as the trainer makes them, on data of any size without files: time and FLOPs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.utils import init_seed
+
+import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.loaders import WindowLoader
+from recbole_pos.data.windows import Windows, training_windows
+from recbole_pos.experiment.loss_watch import LossWatch
+from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.layers.features import Features
+
+WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a log and of the model that learns from it."""
+
+    users: int
+    items: int
+    events: int
+    length: int
+    d: int
+    layers: int
+    batch: int
+
+
+class Generated:
+    """What a model and a loader read of a dataset, around a log that no file holds."""
+
+    def __init__(self, log: EventLog, items: int, length: int, config: PosConfig) -> None:
+        self._log, self.length, self.config = log, length, config
+        self.item_num, self.user_num = items + 1, len(log.offsets) - 1
+
+    @property
+    def log(self) -> EventLog:
+        return self._log
+
+    def num(self, field: str) -> int:
+        """Ids of a field, padding included."""
+        return self.item_num if field == self._log.item_field else self.user_num
+
+    def features(self) -> Features:
+        """Of interactions and users there are none."""
+        return Features()
+
+    def training_windows(self) -> Windows:
+        """All events are for training."""
+        offsets = self._log.offsets
+        return training_windows(offsets[:-1], offsets[1:], self.length, "chunk", None)
+
+
+def generated(size: Size, config: PosConfig) -> Generated:
+    """Long and short histories, items of popularity 1 / rank, times that grow.
+
+    Histories are log-normal as MovieLens', where the mean is 145 events and the median 68.
+    """
+    rng = np.random.default_rng(0)
+    share = rng.lognormal(0.0, 1.2, size.users)
+    lengths = np.maximum(share / share.sum() * size.events, 2).astype(np.int64)
+    offsets = np.concatenate(([0, 0], np.cumsum(lengths)))  # no one has id 0
+    total = int(offsets[-1])
+    rank = np.floor(np.exp(rng.random(total) * np.log(size.items + 1))).astype(np.int64)
+    fields = {
+        "user_id": torch.from_numpy(np.repeat(np.arange(1, size.users + 1), lengths)),
+        "item_id": torch.from_numpy(np.minimum(rank, size.items)),
+        "timestamp": torch.from_numpy(1e9 + np.arange(total, dtype=np.float64)),
+    }
+    log = EventLog(fields, offsets, "user_id", "item_id", "timestamp")
+    return Generated(log, size.items, size.length, config)
+
+
+def trainer_of(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
+    """PosSASRec, as its defaults are but for the sizes, and a loader of a generated log."""
+    config = PosConfig(
+        "PosSASRec",
+        "ml-100k",  # whose files are not read
+        config_dict={
+            "MAX_ITEM_LIST_LENGTH": size.length,
+            "hidden_size": size.d,
+            "inner_size": 4 * size.d,
+            "n_layers": size.layers,
+            "n_heads": max(size.d // 64, 1),
+            "attn_dropout_prob": 0.0,
+            "train_batch_size": size.batch,
+            "show_progress": False,
+            **options,
+        },
+    )
+    init_seed(config["seed"], config["reproducibility"])
+    data = generated(size, config)
+    model = config.model_class(config, data).to(config["device"])
+    trainer = PosTrainer(config, model)
+    return trainer, WindowLoader(config, data, trainer.adapter.requirements())
+
+
+def step_of(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return a step of a trainer with a batch, by a loss of it."""
+    watch, numbers = LossWatch(partial(trainer._refuse, 0)), itertools.count()
+    return lambda batch: trainer._step(loss, batch, watch, next(numbers))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Steps after the warm ones.
+
+    Attributes:
+        seconds: they took.
+        targets: they learned.
+        warm_seconds: the steps before took, compiling included.
+    """
+
+    seconds: float
+    targets: int
+    warm_seconds: float
+
+
+def timed(trainer: PosTrainer, loader: WindowLoader, seconds: float) -> Timed:
+    """Steps to the end of an epoch, or until the time is up, whichever is first."""
+    watch, loss = LossWatch(partial(trainer._refuse, 0)), trainer.adapter.loss(packed=True)
+    trainer.model.train()
+    loader.set_epoch(0)
+    warm = min(WARM, len(loader) // 2)
+    targets, begun = 0, time.perf_counter()
+    started = begun
+    with trainer.precision.steps():
+        batches = loader.batches_on(trainer.device, trainer.config["data_on_device"])
+        for number, batch in enumerate(batches):
+            if number == warm:
+                synchronise(trainer.device)
+                targets, started = 0, time.perf_counter()
+            trainer._step(loss, batch, watch, number)
+            targets += len(batch)
+            now = time.perf_counter()  # the host is LATE steps ahead at most
+            if number >= warm and now - started > seconds:
+                break
+        watch.mean()
+        synchronise(trainer.device)
+    return Timed(time.perf_counter() - started, targets, started - begun)
+
+
+def epoch_flops(
+    loader: WindowLoader, d: int, layers: int, items: int, projections: int = 4, products: int = 2
+) -> float:
+    """Multiply-adds times two of one epoch on real events, forward and backward (3x forward).
+
+    A layer has so many projections and products of pairs, and a feed-forward of 4 d.
+    """
+    lengths = torch.from_numpy(loader.windows.lengths).double()
+    m, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
+    per_layer = m * (projections + 8) * d**2 + products * pairs * d
+    return float(6 * (layers * per_layer + loader.targets * d * items))
+
+
+def peak_flops(device: torch.device, kind: torch.dtype, n: int) -> float:
+    """What a product of n rows and columns reaches, a second."""
+    a, b = (torch.randn(n, n, device=device, dtype=kind) for _ in range(2))
+    best = float("inf")
+    for _ in range(5):
+        synchronise(device)
+        started = time.perf_counter()
+        for _ in range(10):
+            a @ b
+        synchronise(device)
+        best = min(best, (time.perf_counter() - started) / 10)
+    return 2 * n**3 / best
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> float:
+    """GB in use now, from which on the largest is counted."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device) / 2**30
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most GB in use since; 0 on a CPU, where nothing is counted."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0

@@ -1,0 +1,325 @@
+"""Attention of a trained model: its weights, its positional kernel, and how far it looks back.
+
+Figures 1 and 2 of the kernel attention paper (Nabiev and Frolov), Figure 3 of FPARec's, and
+section 5.3 of TO-RoPE's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.data.interaction import Interaction
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.attention import MultiHeadAttention
+from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.position.kernel import PositionalKernel
+from recbole_pos.position.positional_attention import PositionalAttention
+from recbole_pos.values import SECONDS
+
+MEASURES = ("distance", "entropy", "hours")
+QUERIES = ("all", "last")
+
+
+# --- weights and kernels ---
+
+
+@torch.no_grad()
+def positional_weights(model: Any) -> list[np.ndarray]:
+    """Return the attention weights of every layer whose attention depends on positions only.
+
+    Section 4.7 and Figure 3 of the FPARec paper.
+
+    Returns:
+        One [h, n, n] array per such layer, in order; each row sums to one (with
+        ``positional_mask: after_softmax``, to what the mask leaves). Empty for other models.
+    """
+    layers = [module for module in model.modules() if isinstance(module, PositionalAttention)]
+    matrices = []
+    for layer in layers:
+        weights = layer.weights(model.max_seq_length)
+        if layer.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        matrices.append(weights.cpu().numpy())
+    return matrices
+
+
+@torch.no_grad()
+def kernel_factors(model: Any) -> dict[str, np.ndarray]:
+    """Return the factors of the positional kernel of every layer by name, [n, n] each.
+
+    ``U, layer 1`` is upper triangular, ``L, layer 1`` lower. A factor that all layers share is
+    there once, as ``L, all layers``. Empty without a kernel.
+    """
+    kernels = [module for module in model.modules() if isinstance(module, PositionalKernel)]
+    matrices: dict[str, np.ndarray] = {}
+    for name in ("U", "L"):
+        factors = [getattr(kernel, name) for kernel in kernels]
+        shared = len({id(factor) for factor in factors}) == 1 and len(factors) > 1
+        for number, factor in enumerate(factors[:1] if shared else factors, 1):
+            if factor is not None:
+                matrix = factor.matrix(model.max_seq_length)
+                where = "all layers" if shared else f"layer {number}"
+                matrices[f"{name}, {where}"] = (matrix.t() if name == "U" else matrix).cpu().numpy()
+    return matrices
+
+
+def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
+    """Return the causal attention of every block, in order, subclasses included."""
+    modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    return [module for module in modules if module.causal]
+
+
+def find_replacement(layer: MultiHeadAttention) -> tuple[str, AttentionPosition | None]:
+    """Return the name and scheme that replaces the attention of a layer, ('', None) without."""
+    schemes = layer.position.parts().items()
+    found = ((name, scheme) for name, scheme in schemes if replaces_attention(type(scheme)))
+    return next(found, ("", None))
+
+
+def weighs_content(layer: MultiHeadAttention) -> bool:
+    """Return whether the attention weights of a layer depend on content (``layer.weights``)."""
+    _, scheme = find_replacement(layer)
+    return scheme is None
+
+
+@torch.no_grad()
+def layer_inputs(
+    model: PosRecommender, layers: list[MultiHeadAttention], rows: Interaction
+) -> tuple[list[Tensor], SequenceContext]:
+    """Return the inputs of every layer when the model encodes the histories of RecBole's rows.
+
+    Returns:
+        [m, d] inputs of each layer, and their context, with times wherever the rows have them.
+    """
+    seen: list[tuple[Tensor, SequenceContext]] = []
+    hooks = [layer.register_forward_pre_hook(lambda _, args: seen.append(args)) for layer in layers]
+    try:
+        model.encode_rows(rows)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [x for x, _ in seen], seen[0][1]
+
+
+@torch.no_grad()
+def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext) -> Tensor:
+    """Return the weights of a layer as it uses them, [b, h or 1, t, t] aligned at the start.
+
+    Rows of HSTU's blocks or of ``positional_mask: after_softmax`` do not sum to one, nor do weights
+    by position, which are not divided by their sum here. ``x`` are the layer's inputs [m, d].
+
+    Raises:
+        UsageError: if the scheme of the layer has no attention weights.
+    """
+    if weighs_content(layer):
+        return layer.weights(x, ctx)
+    name, scheme = find_replacement(layer)
+    if not isinstance(scheme, PositionalAttention):
+        raise UsageError(f"{name} mixes events without attention weights")
+    # weights by position are aligned at the end: l events have the last l rows and columns
+    at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
+    at = at.clamp(max=ctx.width - 1)  # [b, t]; tril, as entries of padding are not causal
+    weights = scheme.weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
+    return weights.transpose(0, 1).tril()
+
+
+def _encode_parts(
+    model: PosRecommender,
+    layers: list[MultiHeadAttention],
+    loader: Any,
+    rows: np.ndarray,
+    lengths: np.ndarray,
+) -> Iterator[tuple[list[Tensor], SequenceContext]]:
+    """Yield the inputs of layers for rows of a loader, in batches whose weights fit a chunk.
+
+    Histories of similar length go together, the longest first; one that is too long is a batch of
+    its own.
+    """
+    room = chunk_elements(torch.device(model.device)) // max(layer.n_heads for layer in layers)
+    order, start = np.argsort(-lengths, kind="stable"), 0
+    while start < len(order):
+        size = max(1, room // int(lengths[order[start]]) ** 2)
+        part = rows[order[start : start + size]]
+        yield layer_inputs(model, layers, loader.collate_fn(part.tolist())[0].to(model.device))
+        start += size
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Attention weights averaged over histories.
+
+    Attributes:
+        weights: [h, newest, newest] of each layer: row i is a query, the last row the newest event.
+        histories: number of histories averaged.
+        longest: number of events of the longest history.
+    """
+
+    weights: list[np.ndarray]
+    histories: int
+    longest: int
+
+    @property
+    def caption(self) -> str:
+        """Text that says which histories are shown."""
+        newest = self.weights[0].shape[-1]
+        if self.longest > newest:
+            return f"newest {newest} of up to {self.longest} events of {self.histories:,} histories"
+        return f"{self.histories:,} histories of {newest} events"
+
+
+@torch.no_grad()
+def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
+    """Average the attention weights of every layer that weighs content over a loader's histories.
+
+    Maps are of the ``newest`` events. Histories with fewer are left out; if all have fewer, the
+    longest are taken. None if attention is replaced, see :func:`positional_weights`.
+    """
+    layers = [layer for layer in attention_layers(model) if weighs_content(layer)]
+    if not layers:
+        return None
+    lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()
+    newest = min(newest, int(lengths.max()))
+    rows = np.flatnonzero(lengths >= newest)
+    totals: list[Any] = [0.0 for _ in layers]
+    for inputs, ctx in _encode_parts(model, layers, loader, rows, lengths[rows]):
+        end = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
+        row = torch.arange(len(end), device=end.device)[:, None, None]
+        for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
+            weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
+            totals[number] += weights[row, end[:, :, None], :, end[:, None, :]].sum(0)
+    means = [(total / len(rows)).permute(2, 0, 1).cpu().numpy() for total in totals]
+    return AttentionMaps(means, len(rows), int(lengths[rows].max()))
+
+
+# --- distance, entropy and hours ---
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Histories to measure: rows of a loader, one per user.
+
+    Attributes:
+        loader: RecBole's loader of validation or test rows.
+        rows: [users] indices of rows of the loader.
+        lengths: [users] numbers of events of the histories.
+        qualified: number of users with enough events.
+    """
+
+    loader: Any
+    rows: np.ndarray
+    lengths: np.ndarray
+    qualified: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means over histories. Without times there are no hours, only the first two measures.
+
+    Attributes:
+        layers: for each layer [2, measures, h]: means over all queries of a history, and the last
+            query alone, which is the one that predicts; measures in the order of ``MEASURES``.
+        uniform: [2, measures] the same for attention that is equal over all events so far.
+        rescaled: whether rows of the model's attention do not sum to one.
+    """
+
+    layers: list[np.ndarray]
+    uniform: np.ndarray
+    rescaled: bool
+
+
+def sample_histories(
+    model: PosRecommender, loader: Any, users: int, min_events: int, seed: int
+) -> Sample:
+    """Sample up to ``users`` users with at least ``min_events`` events from RecBole's loader.
+
+    A user with several rows counts with the newest, whose history is longest.
+
+    Raises:
+        UsageError: if no history is long enough.
+    """
+    table = loader._dataset.inter_feat
+    user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
+    order = np.lexsort((np.arange(len(user)), length, user))
+    newest = order[np.append(user[order][1:] != user[order][:-1], True)]  # a row per user
+    enough = newest[length[newest] >= min_events]
+    if not len(enough):
+        raise UsageError(
+            f"--min_events {min_events}: no history has that many events, the longest has "
+            f"{length.max()} (MAX_ITEM_LIST_LENGTH is {model.max_seq_length}); give a smaller "
+            "--min_events"
+        )
+    size = min(users, len(enough))
+    rows = np.sort(np.random.default_rng(seed).choice(enough, size, replace=False))
+    return Sample(loader, rows, length[rows], len(enough))
+
+
+@torch.no_grad()
+def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
+    """Measure attention distance and entropy of every layer and head, averaged over histories.
+
+    Raises:
+        UsageError: if a scheme of the model has no attention weights.
+    """
+    layers = attention_layers(model)
+    totals: list[Any] = [0.0 for _ in layers]
+    uniform: Any = 0.0
+    rescaled = False
+    for inputs, ctx in _encode_parts(model, layers, sample.loader, sample.rows, sample.lengths):
+        for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
+            weights = attention_weights(layer, x, ctx)
+            _, scheme = find_replacement(layer)
+            if isinstance(scheme, PositionalAttention):
+                rescaled |= not scheme.normalised
+            else:
+                rescaled |= not _rows_sum_to_one(weights, ctx)
+            totals[number] += measure(weights, ctx).sum(0)
+        equal = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()
+        uniform += measure(equal.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
+    count = len(sample.rows)
+    means = [(total / count).cpu().numpy() for total in totals]
+    return Measured(means, (uniform / count)[..., 0].cpu().numpy(), rescaled)
+
+
+def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
+    """Return distance, entropy and hours of attention weights, for each history.
+
+    With a_ij the absolute weights, each row divided by its sum: distance sum_j a_ij (i - j) in
+    events, entropy -sum_j a_ij ln a_ij in nats, hours sum_j a_ij (t_i - t_j) / 3600. A row of zeros
+    attends to nothing and measures zero.
+
+    Args:
+        weights: [b, h, t, t] aligned at the start, zero for the future; of any sign and sum.
+        ctx: context of the batch; hours need its times, in seconds.
+
+    Returns:
+        [b, 2, 3, h] float64 (2 instead of 3 without times): means over the queries of a history,
+        and the last query.
+    """
+    a = weights.double().abs()
+    a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+    total = a.sum(-1)  # one, or zero for a row of zeros
+    index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
+    measures = [total * index - a @ index, torch.special.entr(a).sum(-1)]
+    if ctx.times is not None:
+        hours = ctx.pad(ctx.elapsed.to(a.dtype) / SECONDS["hours"], "start")  # [b, t]
+        measures.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
+    by_query = torch.stack(measures, 1)  # [b, measures, h, t]
+    last = (ctx.lengths - 1)[:, None, None, None].expand(*by_query.shape[:3], 1)
+    padding = index >= ctx.lengths[:, None, None, None]
+    mean = by_query.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]
+    return torch.stack((mean, by_query.gather(-1, last).squeeze(-1)), 1)
+
+
+def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
+    """Return whether the rows of all events in weights [b, h, t, t] are distributions."""
+    real = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
+    return bool((real >= 0).all() and ((real.sum(-1) - 1).abs() < 1e-3).all())
