@@ -220,7 +220,7 @@ def rows(page: str | Path, section: str = "") -> Iterator[list[str]]:
 
 def test_recbole_models_are_counted_and_named() -> None:
     usable = [*recbole_models.SEQUENTIAL, *recbole_models.GENERAL]
-    assert f"{len(usable)} of RecBole's models" in text("README.md")
+    assert f"{len(usable)} models of RecBole" in text("README.md")
     section = text("docs/models/index.md").partition("## RecBole's")[2]
     listed = re.search(r"ranking: (.*?)\.\s", section, re.S)[1]
     assert re.split(r",\s+|\s+and\s+", listed) == usable

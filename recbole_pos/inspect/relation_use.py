@@ -163,7 +163,8 @@ def measure_relations(
             squares[number] += _sum_squares(layer, x, ctx, out)
     require_finite([squares], "what relations add")
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = np.stack((known / events, read[:, 0] / events, read[:, 1] / read[:, 0]), 1)
+        others = read[:, 1] / read[:, 0]
+        shares = list(zip(known / events, read[:, 0] / events, others, strict=True))
         adds = np.sqrt(squares[:, :-3] / squares[:, -2:-1])
         users_add = np.sqrt(squares[:, -3] / squares[:, -1])
     mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
