@@ -259,7 +259,7 @@ def _pairs(option: str, words: Any) -> dict[str, str]:
 def _sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
     """Read all files or frames, by role: events (with given parts below), item, user."""
     if min(args.min_user, args.min_item, args.core) < 1:
-        raise UsageError("min_user, min_item, core: expected numbers of events, at least 1")
+        raise UsageError("min_user, min_item, core: expected numbers of interactions, at least 1")
     if args.separator is not None and len(args.separator) != 1:
         raise UsageError(f"separator: {shown(args.separator)} must be one character")
     if args.valid is not None and args.test is None:

@@ -32,8 +32,8 @@ def explode_lists(source: Source, named: Mapping[str, str | None]) -> Source:
     names = {
         name: name if name in named.values() else _find_single(name) for name in source.columns
     }
-    lists = {n: _read_lists(c, n != _find_single(n)) for n, c in source.columns.items()}
-    lists = {name: column for name, column in lists.items() if column is not None}
+    read = {n: _read_lists(c, n != _find_single(n)) for n, c in source.columns.items()}
+    lists = {name: column for name, column in read.items() if column is not None}
     scalars = [name for name in source.columns if name not in lists]
     items = [n for n in lists if n == named["item"] or find_by_name("item", [names[n]])]
     if len(items) != 1 or source.cuts or (not named["item"] and find_by_name("item", scalars)):
