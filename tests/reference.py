@@ -131,7 +131,7 @@ def by_time(s: Head, learned: Any, planes: int, t: float) -> list[float]:
 def to_rope_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
     """TO-RoPE, equation 4 with the special cases of 4.1.2; each source has a whole bank."""
     scheme, options, fusion = s.scheme, s.options, s.options["fusion"]
-    if fusion == "split_head" and s.head >= s.heads // 2:
+    if fusion == "split_head" and s.head >= s.heads - int(s.heads * options["time_ratio"]):
         return by_time(s, scheme.clock, planes, t)
     if fusion == "split_head":
         return by_order(s, scheme.order, planes, n)
@@ -434,20 +434,14 @@ def bucket_cross_entropy(
 
 
 def sampled_loss(
-    kind: str,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    negatives: list[list[int]],
-    q: list[float],
-    correction: str = "none",
-    t: float = 0.0,
+    loss: Any, hidden: Tensor, weight: Tensor, targets: Tensor, negatives: list[list[int]]
 ) -> Tensor:
-    """The mean loss of positions, each with negatives of its own.
+    """The mean of positions, each with negatives of its own, by the options of a SampledLoss.
 
     ``refined`` is that of arXiv 2507.09331: of the negatives, with the weight 1 - P(t) that has no
     gradient; so its gradient is compared, not its value.
     """
+    kind, correction, t, q = loss.loss_type, loss.logq_correction, loss.gbce_t, loss.log_q.exp()
     items = len(weight) - 1
     total = torch.zeros((), dtype=hidden.dtype)
     for h, target, ids in zip(hidden, targets.tolist(), negatives, strict=True):
@@ -456,10 +450,8 @@ def sampled_loss(
         if kind in ("BCE", "gBCE"):
             alpha = n / (items - 1)
             beta = alpha * (t * (1 - 1 / alpha) + 1 / alpha)
-            loss = -beta * torch.log(torch.sigmoid(score))
-            for z, _ in others:
-                loss = loss - torch.log(1 - torch.sigmoid(z)) / (1 - q[target])
-            total = total + loss / (n + 1)
+            negative = sum(torch.log(1 - torch.sigmoid(z)) for z, _ in others) / (1 - q[target])
+            total = total - (beta * torch.log(torch.sigmoid(score)) + negative) / (n + 1)
         elif correction == "refined":
             negative = sum(torch.exp(z) / p for z, p in others)
             estimate = negative / (n if kind != "in_batch" else len(hidden) - 1)
@@ -482,16 +474,9 @@ def posterior(
     prior_weight: float,
 ) -> Tensor:
     """Equations 14, 16 and 17; ``futures`` holds the known items after each position."""
-    items = range(1, len(weight))
-    alpha = [counts[v] + 1 for v in items]
-    prior = [a / sum(alpha) for a in alpha]
-    total = hidden.new_zeros(())
-    for h, future in zip(hidden, futures, strict=True):
-        scores = [h @ weight[v] for v in items]
-        partition = sum(torch.exp(s) for s in scores)
-        q = [torch.exp(s) / partition for s in scores]
-        kl = sum(p * (math.log(p) - torch.log(x)) for p, x in zip(prior, q, strict=True))
-        total = total + prior_weight * kl
-        for beta, item in zip(betas, future, strict=False):
-            total = total - beta * torch.log(q[item - 1])
+    alpha = torch.tensor(counts[1:], dtype=hidden.dtype) + 1
+    prior, log_q = alpha / alpha.sum(), (hidden @ weight[1:].T).log_softmax(1)
+    total = prior_weight * (prior * (prior.log() - log_q)).sum()
+    for row, future in zip(log_q, futures, strict=True):
+        total = total - sum(beta * row[item - 1] for beta, item in zip(betas, future, strict=False))
     return total / len(hidden)

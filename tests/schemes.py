@@ -145,7 +145,7 @@ class Stack(torch.nn.Module):
         self, names: list[str], kind: str = "transformer", norm: str = "pre", **options: Any
     ) -> None:
         super().__init__()
-        dimensions = sizes(heads=2, n_layers=2, request_time=options.pop("request", False))
+        dimensions = sizes(heads=2, n_layers=2)
         schemes = build_schemes(names, dimensions, {**defaults(*names), **options})
         self.needs_time, self.first = schemes.needs_time, schemes.input
         self.layers = TransformerEncoder(block(norm=norm), 2, schemes.attention, BLOCKS[kind])

@@ -192,3 +192,9 @@ def test_forms_agree_on_every_second(moment: datetime) -> None:
         text = moment.strftime(form)
         assert seconds([text]) == seconds([text], form) == [expected], form
     assert seconds([moment.strftime("%d/%m/%Y %T")], "%d/%m/%Y %T") == [expected]
+
+
+def test_nearly_numbers_are_noted(tmp_path: Path) -> None:
+    for cells, is_noted in (([*map(str, range(30)), "n/x"], True), (["1,5", "2", "x"], False)):
+        kind, _, notes = convert(tmp_path, cells)
+        assert (kind, bool(notes)) == ("token", is_noted)

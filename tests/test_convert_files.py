@@ -10,7 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
 NOW = 1_700_000_000
@@ -54,15 +56,6 @@ def test_a_file_without_a_header(tmp_path: Path, run: Run, capsys, name: str, te
     assert run(text, "--columns=user,item,time", *form, name=name) == 0
     assert len(read_interactions(tmp_path)) == text.count("\n")
     assert read_report(tmp_path)["lines"]["events"]["read"] == text.count("\n")
-
-
-def test_an_interaction_a_row(tmp_path: Path, run: Run) -> None:
-    """Lists of interactions are not taken for names."""
-    pd.DataFrame({"user": ["u"], "item": [[7, 8]], "time": [[NOW, NOW + 1]]}).to_parquet(
-        tmp_path / "lists.parquet"
-    )
-    assert run(None, "--item=item", "--time=time", name="lists.parquet") == 2
-    assert run(None, "--item=item", "--time=row_order", name="lists.parquet") == 2
 
 
 def test_order_of_rows_instead_of_times(tmp_path: Path, run: Run) -> None:
@@ -198,3 +191,31 @@ def test_a_folder_has_files_of_the_same_columns(tmp_path: Path, run: Run) -> Non
     for name, header in (("a", "user,item,time"), ("b", "user,time,item")):
         (tmp_path / "log" / f"{name}.csv").write_text(f"{header}\nu,1,{NOW}\n")
     assert run(None, name="log") == 2
+
+
+T = 1_700_000_000
+LISTS = {
+    "hstu.csv": "user_id,sequence_item_ids,sequence_timestamps,tag\n"
+    f'1,"10,11,12","{T + 2},{T + 1},{T}",a\n2,11,{T},b\n',
+    "lists.csv": "user;items;times;tag\n"
+    f"1;['10', '11', '12'];[{T + 2}, {T + 1}, {T}];a\n2;[\"11\"];[{T}];b\n",
+    "lists.jsonl": '{"user": "1", "items": ["10", "11", "12"], "tag": "a", '
+    f'"times": [{T + 2}, {T + 1}, {T}]}}\n'
+    f'{{"user": "2", "items": ["11"], "times": [{T}], "tag": "b"}}\n',
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_row_for_each_user_with_lists(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(LISTS[name])
+    given = {"name": "shop", "data_path": tmp_path, "overwrite": True, "verbose": False}
+    recbole_pos.convert(tmp_path / name, **given)
+    assert [[int(x) for x in row[:3]] for row in read_interactions(tmp_path)] == [
+        [1, 10, T + 2],
+        [1, 11, T + 1],
+        [1, 12, T],
+        [2, 11, T],
+    ]
+    (tmp_path / name).write_text(LISTS[name].replace(f"{T + 2}, ", "").replace(f"{T + 2},", ""))
+    with pytest.raises(UsageError, match="expected lists of one length"):
+        recbole_pos.convert(tmp_path / name, **given)

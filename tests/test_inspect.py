@@ -125,7 +125,6 @@ def test_measures_are_the_sums(double) -> None:
     [
         {"position": ["learned"]},
         {"position": ["parec"], "positional_mask": "after_softmax"},
-        {"position": ["tisas"]},
     ],
     ids=str,
 )

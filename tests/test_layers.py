@@ -77,33 +77,30 @@ def test_ligr_block_equals_its_equations() -> None:
     torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", REPLACING)
+def test_hstu_has_an_attention_of_its_own(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^block: hstu .*{name} replaces attention"):
+        PointwiseAttention(block(), composed([name], 2, N, D, {})[0])
+
+
+@pytest.mark.parametrize("name", [n for n in ATTENTION if n not in REPLACING])
 @torch.no_grad()
 def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
     """Weights times values are what attention gives, of HSTU's block too."""
     position, _ = composed([name], 2, N, D, {})
     ctx, x = context(), torch.randn(sum(LENGTHS), D)
-    if name in REPLACING:
-        with pytest.raises(UsageError, match=f"^block: hstu .*{name} replaces attention"):
-            PointwiseAttention(block(), position)
-        if name != "tisas":
-            return
-        for value in ("time_value", "position_value"):  # which are added to the values
-            getattr(position.parts()[name], value).zero_()
     for norm in ("pre", "post"):
         layer = MultiHeadAttention(block(norm=norm, output=False), position).eval()
         read = layer.LayerNorm(x) if norm == "pre" else x
-        value = ctx.pad(layer.position.mix_values(layer._project(read)[2], ctx), "start")
-        mixed = layer.weights(x, ctx) @ value.transpose(1, 2)
+        mixed = layer.weights(x, ctx) @ layer._apply_hooks(*layer._project(read), ctx)[2]
         out = ctx.unpad(mixed.transpose(1, 2), "start").reshape(x.shape)
         torch.testing.assert_close(out, layer.attention(read, ctx))
-    if name not in REPLACING:
-        layer = PointwiseAttention(block(), position)
-        query, key, value, gate = layer._project_gated(x)
-        mixed = layer.weights(x, ctx) @ layer._apply_hooks(query, key, value, ctx)[2]
-        mixed = ctx.unpad(mixed.transpose(1, 2), "start").flatten(1)
-        want = x + layer.dense(layer.gate_norm(mixed) * gate.flatten(1))
-        torch.testing.assert_close(layer(x, ctx), want)
+    layer = PointwiseAttention(block(), position)
+    query, key, value, gate = layer._project_gated(x)
+    mixed = layer.weights(x, ctx) @ layer._apply_hooks(query, key, value, ctx)[2]
+    mixed = ctx.unpad(mixed.transpose(1, 2), "start").flatten(1)
+    want = x + layer.dense(layer.gate_norm(mixed) * gate.flatten(1))
+    torch.testing.assert_close(layer(x, ctx), want)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def test_a_step_writes_what_a_dense_gradient_has() -> None:
         assert kept.dense[1:].any(1).all()
         kept.clear()
         assert not kept.dense.any()
+        table(items).sum().backward()
+        assert kept.dense.any() and not kept.dense[0].any()  # padding learns nothing
     assert table.weight.grad is None and not takes_rows(table.weight)
     with kept_gradient(table.weight, whole=True) as kept:  # clipping may have changed all rows
         loss_of(table, items, targets).backward()

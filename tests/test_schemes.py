@@ -71,7 +71,7 @@ EQUATIONS: list[tuple[list[str], dict[str, Any], int]] = [
     (["to_rope"], {**GATED, "gate": "hard", "gate_value": 0.6}, 2),
     (["to_rope"], {"fusion": "split_dim", "time_ratio": 0.25, "rope_scale": 0.6}, 2),
     (["to_rope"], {"fusion": "split_dim", "learn_frequencies": "free", "learn_scales": True}, 2),
-    (["to_rope"], {"fusion": "split_head", "learn_frequencies": "ladder"}, 2),
+    (["to_rope"], {"fusion": "split_head", "learn_frequencies": "ladder", "time_ratio": 0.25}, 4),
     (["to_rope"], {"fusion": "effective", "learn_frequencies": "ladder", "gate_value": 0.4}, 2),
     (["to_rope"], {"fusion": "effective", "learn_frequencies": "free"}, 2),
     *((["tisas"], {"tisas_intervals": longest}, 2) for longest in (3, 1000)),

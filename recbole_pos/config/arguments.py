@@ -176,8 +176,8 @@ class ConvertArguments:
     rm_copies: bool = _flag(
         False, "leave out exact copies: the same user, item and time as an earlier line"
     )
-    min_user: int = _flag(1, "leave out users with fewer events (1)", "N")
-    min_item: int = _flag(1, "leave out items with fewer events (1)", "N")
+    min_user: int = _flag(1, "leave out users with fewer interactions (1)", "N")
+    min_item: int = _flag(1, "leave out items with fewer interactions (1)", "N")
     core: int = _flag(1, "both, until all have so many (1)", "N")
     separator: str | None = _flag(None, "between cells of a text file (seen)")
     no_quotes: bool = _flag(False, "quotation marks mean nothing in a text file")

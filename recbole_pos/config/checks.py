@@ -150,7 +150,8 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
     length = config.get("MAX_ITEM_LIST_LENGTH", 1)
     if model == "BERT4Rec" and config["mask_ratio"] * length < 1:
         raise UsageError(
-            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {length} is not one event "
+            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {length} is not one "
+            "interaction "
             "to mask; raise one of them"
         )
     if model == "FEARec" and config["dual_domain"] and length % 2:

@@ -189,7 +189,7 @@ if_logits_are_corrected = when(
     "amount; use none",
 )
 if_users_have_several_targets = when(
-    _has_several_targets, "chooses among one event a phase under split: LS"
+    _has_several_targets, "chooses among one interaction a phase under split: LS"
 )
 if_tables_are_loaded = when(
     lambda config, value: (

@@ -50,7 +50,10 @@ PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
 _ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
 # Options of version 0.2.0, and what replaces their effect.
-_REMOVED = {"batch_shapes": "batches have the sizes of their windows"}
+_REMOVED = {
+    "batch_shapes": "batches have the sizes of their windows",
+    "storage": "the folder run_dir keeps everything and must be reached by all machines",
+}
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

@@ -185,14 +185,14 @@ class Builder:
             )
         dropped = {
             f"no {role} ({key})": np.flatnonzero(names.codes == 0),
-            f"{role} without an event": np.flatnonzero((places < 0) & (names.codes > 0)),
+            f"{role} without an interaction": np.flatnonzero((places < 0) & (names.codes > 0)),
         }
         dropped = {reason: rows for reason, rows in dropped.items() if len(rows)}
         self.report.lines[f"{role}s"] = Lines.count(source, dropped)
         rows = np.flatnonzero(places >= 0)
         if without := len(index) - len(np.unique(places[rows])):
             notes.append(
-                f"{without:,} of {len(index):,} {role}s with events have no line in "
+                f"{without:,} of {len(index):,} {role}s with interactions have no row in "
                 f"{source.path.name}: their attributes are empty"
             )
         for column in source.columns:
@@ -207,7 +207,8 @@ class Builder:
             if len(names) == 1:
                 return names[0]
         raise UsageError(
-            f"{source.path}: no column is called {shown(self.roles[role])} as in the events, so no "
+            f"{source.path}: no column is called {shown(self.roles[role])} as in the interactions, "
+            "so no "
             f"one knows which {role} a row is about; rename one of {listed(source.columns)}, or "
             f"name them with --{role}_columns if the file has no header"
         )

@@ -31,6 +31,7 @@ _MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (o
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 _FIRST = 200  # cells that are looked at before all are
+_NEAR = 0.1  # of the different cells are no numbers: then the note on the column says so
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,10 @@ def convert_cells(
         numbers, note = read_numbers(values, column, decimal, thousands, decimal_comma)
         if numbers is not None:
             return cells.recode(format_numbers(numbers), kind, note)
-        why = note or describe_wrong(values, decimal, thousands)
-        raise UsageError(f"type: {column}=float: {why}")
+        if not note:
+            wrong = describe_wrong(find_wrong(values, decimal, thousands), values)
+            note = f"{wrong}; correct them or take token"
+        raise UsageError(f"type: {column}=float: {note}")
     if not cells.kind.endswith("_seq"):
         if len(values) and (lists := parse_lists(values)) is not None:
             cells = _as_sequences(cells, lists)
@@ -291,7 +294,7 @@ def read_numbers(
             if not any(np.array_equal(numbers, other) for other in readings.values()):
                 readings[marks] = numbers
     if not readings:
-        return None, ""
+        return None, "" if decimal or thousands else _note_near_numbers(values)
     certain = list(readings)
     if len(certain) > 1:
         certain = [marks for marks in certain if decimal_comma and marks[0] == ","][:1]
@@ -310,18 +313,32 @@ def read_numbers(
     )
 
 
-def describe_wrong(values: pa.Array, decimal: str | None, thousands: str | None) -> str:
-    """Return which values are no numbers, in the reading with most numbers."""
+def find_wrong(values: pa.Array, decimal: str | None, thousands: str | None) -> pa.Array:
+    """Return the values that are no numbers, in the reading with most numbers."""
     text = _plain_text(values)
     masks = [
         pc.match_substring_regex(text, _number_pattern(*marks))
         for marks in _possible_separators(decimal, thousands)
     ]
-    wrong = values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
+    return values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
+
+
+def describe_wrong(wrong: pa.Array, values: pa.Array) -> str:
+    """Return how many of the values are wrong, with one of them."""
     return (
         f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
-        f"{wrong[0].as_py()[:60]!r}; correct them or take token"
+        f"{wrong[0].as_py()[:60]!r}"
     )
+
+
+def _note_near_numbers(values: pa.Array) -> str:
+    """Return a note on why a column of nearly only numbers is text; empty for other columns."""
+    few = values[:_FIRST]
+    if not len(values) or len(find_wrong(few, None, None)) > len(few) / 2:
+        return ""
+    wrong = find_wrong(values, None, None)
+    is_near = 0 < len(wrong) <= _NEAR * len(values)
+    return f"text, as {describe_wrong(wrong, values)}" if is_near else ""
 
 
 def _plain_text(values: pa.Array) -> pa.Array:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
 from recbole_pos.conversion.events import find_copies, read_events
+from recbole_pos.conversion.lists import explode_lists
 from recbole_pos.conversion.reading import read, read_frame
 from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.roles import NAMES, find_roles, require_column
@@ -109,7 +110,8 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     with reporter.task(f"reading {path}"):
         sources = _sources(events, args)
     check_overrides(overrides, {name for source in sources.values() for name in source.columns})
-    source, named = sources.pop("events"), {role: getattr(args, role) for role in NAMES}
+    named = {role: getattr(args, role) for role in NAMES}
+    source = explode_lists(sources.pop("events"), named)
     roles = find_roles(source.columns, named, args.date_format)
     if guessed := [role for role in roles if named[role] is None]:
         reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
@@ -257,7 +259,7 @@ def _pairs(option: str, words: Any) -> dict[str, str]:
 def _sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
     """Read all files or frames, by role: events (with given parts below), item, user."""
     if min(args.min_user, args.min_item, args.core) < 1:
-        raise UsageError("min_user, min_item, core: expected numbers of events, at least 1")
+        raise UsageError("min_user, min_item, core: expected numbers of interactions, at least 1")
     if args.separator is not None and len(args.separator) != 1:
         raise UsageError(f"separator: {shown(args.separator)} must be one character")
     if args.valid is not None and args.test is None:

@@ -57,10 +57,13 @@ class Events:
             before = len(self.rows)
             for role, least in (("user", min_user), ("item", min_item)):
                 codes = getattr(self, role).codes
-                self.keep(np.bincount(codes)[codes] >= least, f"{role} with under {least} events")
+                self.keep(
+                    np.bincount(codes)[codes] >= least, f"{role} with under {least} interactions"
+                )
                 if not len(self.rows):
                     raise UsageError(
-                        f"no event is left of users with {min_user} and items with {min_item}; "
+                        f"no interaction is left of users with {min_user} and items with "
+                        f"{min_item}; "
                         "lower min_user, min_item or core"
                     )
 
@@ -104,7 +107,8 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
         text = when.drop_null()
         example = f"; {roles['time']} is written as {shown(text[0].as_py())}" if len(text) else ""
         raise UsageError(
-            f"{source.path}: no row is an event ({why}){example}. See --user, --item, --time and "
+            f"{source.path}: no row is an interaction ({why}){example}. See --user, --item, --time "
+            "and "
             "--date_format"
         )
     return events

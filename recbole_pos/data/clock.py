@@ -44,7 +44,8 @@ def check_clock(
         if across and len(distinct) > 1:
             return []
         raise UsageError(
-            f"{name} is the same for all events of a user: there is no time to learn from; {advice}"
+            f"{name} is the same for all interactions of a user: there is no time to learn from; "
+            f"{advice}"
         )
     numbers_all = len(distinct) == len(times) and distinct[-1] - distinct[0] == len(times) - 1
     if numbers_all or (step == step[0]).all():
@@ -58,7 +59,8 @@ def check_clock(
         warnings.append(
             f"{name} reads as {unit} from the year {_show_year(first)} to {_show_year(last)}. If "
             f"it counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it "
-            f"only numbers events: {advice}; if it counts from another day than 1970-01-01, its "
+            f"only numbers interactions: {advice}; if it counts from another day than 1970-01-01, "
+            "its "
             "years do not matter"
         )
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]

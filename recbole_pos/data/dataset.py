@@ -239,7 +239,7 @@ class _ExactTimeMixin(AtomicTables):
             part.phase, part.whole, part.inter_feat = phase, self, self._rows(phase)
         if not len(parts[0]):
             raise UsageError(
-                f"{shown(self.dataset_name)} has no training target: no user has two events"
+                f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
         return parts

@@ -67,7 +67,7 @@ def _digest(dataset: Dataset, field: str, *columns: np.ndarray) -> str:
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
     """Return in words what has changed between two identities; None if nothing has."""
     if not now["data"].startswith(then.get("data") or ""):
-        return "items, events, their times or what is held out"
+        return "items, interactions, their times or what is held out"
     changed = find_changed_fields(then, now)
     return f"the values of {', '.join(changed)}, or the order of their lines," if changed else None
 

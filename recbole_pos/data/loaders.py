@@ -246,7 +246,7 @@ def make_training_loader(
     if not requirements.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
-            f"event: prefix; found {shown(config['train_windows'])}"
+            f"interaction: prefix; found {shown(config['train_windows'])}"
         )
     return WindowLoader(config, train, requirements)
 

@@ -125,9 +125,12 @@ def split_by_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, 
         part[part == 1] = TEST
     for phase in (VALID, TEST)[-len(numbers) :]:
         if not (part == phase).any():
-            shared = (f"{show_time(b)} (shared by {(times == b).sum()} events)" for b in boundaries)
+            shared = (
+                f"{show_time(b)} (shared by {(times == b).sum()} interactions)" for b in boundaries
+            )
             raise UsageError(
-                f"eval_args.split.GT: {shown(numbers)} leaves no event for {PHASES[phase]}; the "
+                f"eval_args.split.GT: {shown(numbers)} leaves no interaction for {PHASES[phase]}; "
+                "the "
                 f"boundaries are at time {' and '.join(shared)}: choose other numbers"
             )
     return part, boundaries.tolist()
@@ -234,7 +237,8 @@ def read_session_filter(value: Any) -> tuple[int, int]:
         if all(type(number) is int and number >= 1 for number in least):
             return least
     raise UsageError(
-        "session_filter: expected least numbers of events such as {item: 5, session: 2}, found "
+        "session_filter: expected least numbers of interactions such as {item: 5, session: 2}, "
+        "found "
         f"{shown(value)}"
     )
 

@@ -361,7 +361,7 @@ def describe(summary: dict[str, Any]) -> str:
     events, sessions = summary["events"], summary["sessions"]
     in_sessions = {phase: f" of {count:,} sessions" for phase, count in sessions.items()}
     older = f" ({sessions['left_out']:,} older ones left out)" if sessions.get("left_out") else ""
-    parts = [f"train {events['train']:,} events{in_sessions.get('train', '')}{older}"]
+    parts = [f"train {events['train']:,} interactions{in_sessions.get('train', '')}{older}"]
     is_unusual = bool(summary["boundaries"])
     for phase in PHASES[1:]:
         counts = {text: summary.get(key, {}).get(phase) for key, text in notes.items()}
@@ -370,7 +370,7 @@ def describe(summary: dict[str, Any]) -> str:
         if events[phase]:
             note = f" ({', '.join(remarks)})" if remarks else ""
             parts.append(
-                f"{phase} {summary['targets'][phase]:,} targets of {events[phase]:,} events"
+                f"{phase} {summary['targets'][phase]:,} targets of {events[phase]:,} interactions"
                 f"{in_sessions.get(phase, '')}{note}"
             )
     times = " and ".join(map(show_time, summary["boundaries"]))

@@ -51,7 +51,8 @@ def _warn_of_looking_ahead(model: PosRecommender) -> list[str]:
     if moved <= _CLEARLY:
         return []
     return [
-        f"{', '.join(names)}: looks ahead. When only later events change, the states of earlier "
+        f"{', '.join(names)}: looks ahead. When only later interactions change, the states of "
+        "earlier "
         f"ones move by {moved:.1g} of their size; trained at every position, the model sees what "
         "it is to predict. Make it causal (docs/add_a_scheme.md), or train it with augmentation: "
         "prefix; a model that must see all of a session sets causal = False"

@@ -19,7 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.hooks import AttentionPosition, replaces_attention, weighs_pairs
+from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.position.positional_attention import PositionalAttention
@@ -88,7 +88,7 @@ def find_replacement(layer: MultiHeadAttention) -> tuple[str, AttentionPosition 
 def weighs_content(layer: MultiHeadAttention) -> bool:
     """Return whether the attention weights of a layer depend on content (``layer.weights``)."""
     _, scheme = find_replacement(layer)
-    return scheme is None or weighs_pairs(type(scheme))
+    return scheme is None
 
 
 @torch.no_grad()

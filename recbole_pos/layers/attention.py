@@ -180,14 +180,8 @@ class MultiHeadAttention(nn.Module):
         return ctx.padding[:, None, None]
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return the attention weights to inspect, [b, h, t, t] aligned at the start.
-
-        They are those of the scheme where it replaces dot products.
-        """
+        """Return the weights of dot products to inspect, [b, h, t, t] aligned at the start."""
         query, key, value = self._project(self.LayerNorm(x) if self.pre_norm else x)
-        weights = self.position.pair_weights(query, key, ctx)
-        if weights is not None:
-            return weights
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias

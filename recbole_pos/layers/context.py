@@ -90,7 +90,9 @@ class SequenceContext:
         """
         width = int(lengths.max()) if width is None else width
         if width > max_length:
-            raise ValueError(f"a sequence of {width} events exceeds the maximum of {max_length}")
+            raise ValueError(
+                f"a sequence of {width} interactions exceeds the maximum of {max_length}"
+            )
         b = lengths.numel()
         m = None if items is None else len(items)
         row = torch.arange(b, device=lengths.device).repeat_interleave(lengths, output_size=m)

@@ -132,20 +132,6 @@ class AttentionPosition(PositionScheme):
         """Replace dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
         return None
 
-    def pair_weights(self, query: Projected, key: Projected, ctx: SequenceContext) -> Tensor | None:
-        """Return the weights of ``attend`` to inspect, for packed query and key [m, h, e].
-
-        Returns:
-            [b, h, t, t] aligned at the start, zero for the future; None for schemes that do not
-            replace attention by weights that depend on content.
-        """
-        return None
-
-
-def weighs_pairs(scheme: type[AttentionPosition]) -> bool:
-    """Return whether a scheme that replaces attention defines ``pair_weights`` to inspect."""
-    return scheme.pair_weights is not AttentionPosition.pair_weights
-
 
 def replaces_attention(scheme: type[AttentionPosition]) -> bool:
     """Return whether a scheme stands in for dot-product attention as a whole."""

@@ -93,13 +93,7 @@ class SampledLoss:
         self.log_q, self.cumulative = self.log_q.to(device), self.cumulative.to(device)
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """Sample negatives and return the mean loss.
-
-        Args:
-            hidden: [m, d] states.
-            weight: [items, d] vectors of all items.
-            targets: [m] int64.
-        """
+        """Sample negatives for targets [m] of states [m, d], and return the mean loss."""
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_groups(targets, len(distinct)), -1)
@@ -128,25 +122,18 @@ class SampledLoss:
         """Return the mean loss against given negatives.
 
         Args:
-            hidden, weight, targets: see :meth:`__call__`.
+            hidden, weight, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
             items: [groups, n] negatives; position i is in group i modulo groups.
             log_repeats: [n] log of how often each of a group's items counts; None for once.
         """
-        n, log_q, beta, shifts = items.size(1), self.log_q, None, None
-        is_corrected = self.logq_correction != "none"
-        correction = -log_q if is_corrected else torch.zeros_like(log_q)
-        own = torch.zeros_like(log_q[targets])
+        beta: float | None = None
+        shifts: Tensor | None = None
         if self.loss_type in BINARY:
-            rate = min(n / max(len(log_q) - 2, 1), 1.0)
+            rate = min(items.size(1) / max(len(self.log_q) - 2, 1), 1.0)
             beta = 1 - self.gbce_t * (1 - rate)
-            own = -1 / torch.expm1(log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
-        elif is_corrected or log_repeats is not None:
-            shifts = correction[items]
-            shifts = shifts if log_repeats is None else shifts + log_repeats
-        if self.logq_correction == "standard":
-            own = correction[targets]
-        elif self.logq_correction == "refined":
-            own += math.log(n if log_repeats is None else max(len(targets) - 1, 1))
+            own = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
+        else:
+            own, shifts = self._logit_shifts(targets, items, log_repeats)
         distinct = items if log_repeats is None else items[0]  # in_batch repeats them
         rows, (at_targets, at_items) = index_rows(weight, targets, distinct)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -156,6 +143,20 @@ class SampledLoss:
             return _SharedNegatives.apply(
                 hidden, weight, targets, items, own, shifts, beta, *places
             )
+
+    def _logit_shifts(
+        self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return a [m] and b [groups, n] of the formulas above; None for a b of zeros."""
+        own = torch.zeros_like(self.log_q[targets])
+        if self.logq_correction == "none":
+            return own, None if log_repeats is None else log_repeats.expand(items.shape)
+        if self.logq_correction == "standard":
+            own = -self.log_q[targets]
+        else:
+            own += math.log(items.size(1) if log_repeats is None else max(len(targets) - 1, 1))
+        shifts = -self.log_q[items]
+        return own, shifts if log_repeats is None else shifts + log_repeats
 
 
 def _groups(targets: Tensor, n: int) -> int:

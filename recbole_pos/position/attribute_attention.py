@@ -53,26 +53,21 @@ class TimeIntervalAttention(AttentionPosition):
     ) -> Tensor:
         """Return z of the class docstring, packed [m, h, e]."""
         _, h, e = value.shape
-        weight = dropout(self.pair_weights(query, key, ctx))
-        value = value + self._rows_by_age(self.position_value, ctx).view(-1, h, e)
-        v = ctx.pad(value, "start").transpose(1, 2)  # [b, h, t, e]
-        by_interval = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
-        by_interval = by_interval.scatter_add(-1, self._expand_intervals(h, ctx), weight)
-        time_value = self.time_value.view(-1, h, e)
-        out = weight @ v + torch.einsum("bhtr,rhe->bhte", by_interval, time_value)
-        return ctx.unpad(out.transpose(1, 2), "start")
-
-    def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return the weights a_ij, [b, h, t, t] aligned at the start."""
-        _, h, e = query.shape
         key = key + self._rows_by_age(self.position_key, ctx).view(-1, h, e)
-        block = ctx.pad(torch.stack((query, key), 1), "start")
-        q, k = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
+        value = value + self._rows_by_age(self.position_value, ctx).view(-1, h, e)
+        block = ctx.pad(torch.stack((query, key, value), 1), "start")
+        q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
+        intervals = self._expand_intervals(h, ctx)
         by_time = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
-        by_time = by_time.gather(-1, self._expand_intervals(h, ctx))
-        logits = (q @ k.transpose(-1, -2) + by_time) / math.sqrt(e)
+        logits = (q @ k.transpose(-1, -2) + by_time.gather(-1, intervals)) / math.sqrt(e)
         future = future_mask(ctx.width, q.device)
-        return logits.masked_fill(future, -torch.inf).softmax(-1)
+        weight = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
+        by_interval = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
+        by_interval = by_interval.scatter_add(-1, intervals, weight)
+        out = weight @ v + torch.einsum(
+            "bhtr,rhe->bhte", by_interval, self.time_value.view(-1, h, e)
+        )
+        return ctx.unpad(out.transpose(1, 2), "start")
 
     def _rows_by_age(self, table: Tensor, ctx: SequenceContext) -> Tensor:
         """Return [m, d] rows of a table [n, d], counted from the newest event in its last row."""

@@ -58,7 +58,9 @@ def list_events(max_length: int) -> tuple[Tensor, Tensor]:
         ValueError: if ``max_length`` is below 2.
     """
     if max_length < 2:
-        raise ValueError(f"positions differ in sessions of 2 events or more, found {max_length}")
+        raise ValueError(
+            f"positions differ in sessions of 2 interactions or more, found {max_length}"
+        )
     lengths = torch.arange(1, max_length + 1)
     position = torch.cat([torch.arange(length) for length in lengths.tolist()])
     return position, lengths.repeat_interleave(lengths)

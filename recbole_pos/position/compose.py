@@ -83,13 +83,6 @@ class Compose(AttentionPosition):
                 return out
         return None
 
-    def pair_weights(self, query: Projected, key: Projected, ctx: SequenceContext) -> Tensor | None:
-        for scheme in self.parts().values():
-            weights = scheme.pair_weights(query, key, ctx)
-            if weights is not None:
-                return weights
-        return None
-
 
 class ComposeInput(InputPosition):
     """Several input encodings, applied in the order given."""

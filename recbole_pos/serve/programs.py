@@ -128,7 +128,8 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
         reads = model.inference if reads is None else reads
         if reads not in READS:
             raise UsageError(
-                f"AttrFormer cannot be exported with inference_relations: {reads}: it reads events "
+                f"AttrFormer cannot be exported with inference_relations: {reads}: it reads "
+                "interactions "
                 "of other users but not the user's own among them, and an exported model is not "
                 "a choice of histories; give --inference_relations own or none"
             )

@@ -156,13 +156,13 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
     growth = trained.growth
     if growth.users or growth.events:
         reporter.line(
-            f"new since training: events {growth.events:,}, users {growth.users:,}; all of "
+            f"new since training: interactions {growth.events:,}, users {growth.users:,}; all of "
             "them are read"
         )
     if growth.items:
         reporter.line(
             f"new since training: items {growth.items:,}, which the model does not know; "
-            f"events of them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
+            f"interactions of them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
         )
     if trained.changed:
         reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")

@@ -332,7 +332,7 @@ class Recommender(FittedModel):
         absent = [user for user in wanted if not (has_events[user] or user in self.unknown_users)]
         if absent or not wanted:
             raise UsageError(
-                f"users: {len(absent)} of {len(wanted)} have no event in "
+                f"users: {len(absent)} of {len(wanted)} have no interaction in "
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
         events, rows = torch.from_numpy(gather_index(log.offsets[ids], lengths)), torch.tensor(ids)

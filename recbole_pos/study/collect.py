@@ -198,7 +198,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     for place, (path, config, name) in enumerate(zip(paths, configs, names, strict=True)):
         keys = [key for key in _SAME if config.get(key) != configs[0].get(key)]
         if (events[place] or "")[:32] != (events[0] or "")[:32]:
-            keys.append("the events, or what is held out of them,")
+            keys.append("the interactions, or what is held out of them,")
         if keys:
             raise UsageError(
                 f"compare: {path} and {paths[0]} cannot be compared: {keys[0]} is not the same: "

@@ -88,6 +88,11 @@ def plan_search(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
+    for key in {"nproc", "storage"} & config_dict.keys():
+        raise UsageError(
+            f"--{key} is no longer an option of a search: a trial is one process, and all results "
+            "are in --run_dir, which all machines must reach; leave it out"
+        )
     given = {**config_dict, **({"valid_metric": args.metric} if args.metric else {})}
     user = PosConfig(model, dataset, config_file_list, given, strict=False)
     name = user["model"]

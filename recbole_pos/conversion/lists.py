@@ -1,0 +1,84 @@
+"""Rows of users with lists of interactions, HSTU's format, become a row for each interaction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+
+from recbole_pos.conversion.cells import parse_lists
+from recbole_pos.conversion.roles import NAMES, SAMPLE, find_by_name, to_snake_case
+from recbole_pos.conversion.source import Part, Source, is_list
+from recbole_pos.errors import UsageError
+
+_BRACKETS = r"^\s*[\[(]"
+_WORDS = re.compile(r"^(sequence|seq|list|history)_|_(sequence|seq|list|history)$")
+
+
+def explode_lists(source: Source, named: Mapping[str, str | None]) -> Source:
+    """Return a source with a row for each interaction if it has lists of items, else as it is.
+
+    Lists as long as those of items are split; other columns are repeated. Columns of lists lose
+    what calls them so, unless ``named`` (role -> the user's choice) has them: sequence_item_ids is
+    item_id.
+
+    Raises:
+        UsageError: for a row whose lists of items and times have different lengths.
+    """
+    names = {
+        name: name if name in named.values() else _find_single(name) for name in source.columns
+    }
+    read = {n: _read_lists(c, n != _find_single(n)) for n, c in source.columns.items()}
+    lists = {name: column for name, column in read.items() if column is not None}
+    scalars = [name for name in source.columns if name not in lists]
+    items = [n for n in lists if n == named["item"] or find_by_name("item", [names[n]])]
+    if len(items) != 1 or source.cuts or (not named["item"] and find_by_name("item", scalars)):
+        return source
+    length = {n: c.value_lengths().fill_null(0).to_numpy() for n, c in lists.items()}
+    number = length[items[0]]
+    for name in lists:
+        if name == named["time"] or find_by_name("time", [names[name]]):
+            if (wrong := np.flatnonzero(length[name] != number)).size:
+                raise UsageError(
+                    f"{source.places(wrong[:1])[0]}: {items[0]} has {number[wrong[0]]} entries and "
+                    f"{name} {length[name][wrong[0]]}; expected lists of one length"
+                )
+    split = [name for name in lists if np.array_equal(length[name], number)]
+    rows = pa.array(np.repeat(np.arange(len(number)), number))
+    columns = {
+        names[name] if name in split else name: pa.chunked_array(
+            [lists[name].flatten()] if name in split else column.take(rows).chunks, None
+        )
+        for name, column in source.columns.items()
+    }
+    form = f"{source.form}, a row for each user with lists ({', '.join(split)})"
+    part = Part(source.path, columns, len(rows))
+    return replace(source, parts=[part], columns=columns, form=form)
+
+
+def _find_single(name: str) -> str:
+    """Return what an entry of a list of this name would be called; other names as they are."""
+    single = _WORDS.sub("", to_snake_case(name)).removesuffix("s")
+    usual = any(find_by_name(role, [single]) for role in NAMES)
+    return single if usual and not any(find_by_name(role, [name]) for role in NAMES) else name
+
+
+def _read_lists(column: pa.ChunkedArray, called_so: bool) -> pa.LargeListArray | None:
+    """Return a column of lists, or of text in brackets or, if ``called_so``, with commas."""
+    if is_list(column.type):
+        return column.combine_chunks().cast(pa.large_list(column.type.value_type))
+    if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):
+        return None
+    text = column.cast(pa.string()).combine_chunks()
+    first = text[:SAMPLE].drop_null()
+    if len(first) and pc.all(pc.match_substring_regex(first, _BRACKETS)).as_py():
+        lists = parse_lists(text.fill_null("[]"))
+        texts = lists and [[None if x is None else str(x) for x in one] for one in lists]
+        return pa.array(texts, pa.large_list(pa.string())) if texts else None
+    if not called_so or not pc.any(pc.match_substring(first, ",")).as_py():
+        return None
+    return pc.split_pattern_regex(text, r"\s*,\s*").cast(pa.large_list(pa.string()))
