@@ -62,7 +62,7 @@ def test_a_period_needs_two_steps_of_the_clock() -> None:
 
 def test_a_clock_that_stands_still() -> None:
     for times in ([7] * 5, [7, 7, 7, 9, 9]):
-        with pytest.raises(UsageError, match="'when' is the same for all events of a user"):
+        with pytest.raises(UsageError, match="'when' is the same for all interactions of a user"):
             check(times)
 
 

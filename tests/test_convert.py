@@ -155,7 +155,7 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     assert files["inter"].decode().splitlines()[0].endswith("price_2:float")
     assert read_yaml(tmp_path / "shop" / "shop.yaml")["seq_separator"] == "|"
     assert report.lines["items"].kept == 2
-    assert set(report.lines["items"].dropped) == {"no item (item)", "item without an event"}
+    assert set(report.lines["items"].dropped) == {"no item (item)", "item without an interaction"}
     assert report.contradictions["title"]["first"] == ["items.csv:4"]
     assert "1 of 2 items with events have no line in items.csv" in report.notes[0]
 
@@ -167,8 +167,8 @@ def test_core_repeats_until_nothing_changes(tmp_path: Path) -> None:
     report = convert(tmp_path / "log.csv", tmp_path, core=2)
     assert report.counts["events"] == 4
     assert report.lines["events"].dropped == {
-        "item with under 2 events": {"lines": 1, "first": ["log.csv:7"]},
-        "user with under 2 events": {"lines": 1, "first": ["log.csv:6"]},
+        "item with under 2 interactions": {"lines": 1, "first": ["log.csv:7"]},
+        "user with under 2 interactions": {"lines": 1, "first": ["log.csv:6"]},
     }
     with pytest.raises(UsageError, match="lower min_user, min_item or core"):
         convert(tmp_path / "log.csv", tmp_path, name="x", core=9)

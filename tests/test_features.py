@@ -294,7 +294,7 @@ def test_histories_say_what_happened(run: Path) -> None:
     both = of_data.recommend(users=[user], k=4), of_data.recommend(histories=[history], k=4)
     assert np.array_equal(*(table["score"] for table in both))
     for wrong in ({"code": ["c1"]}, {"cod": ["c1"] * 3}, {"code": ["c1", ["c2"], "c3"]}, ["c1"]):
-        with pytest.raises(UsageError, match="events|cod"):
+        with pytest.raises(UsageError, match="events|interactions|cod"):
             trained.recommend(histories=[{"items": items, "events": wrong}])
 
 

@@ -110,7 +110,7 @@ def test_every_part_of_the_data_counts(change: dict[str, Any]) -> None:
         assert found == "the values of tag, or the order of their lines,"
         assert describe_changes({**identity_of(), "fields": {"other": "x"}}, now) is None
     else:
-        assert found == "items, events, their times or what is held out"
+        assert found == "items, interactions, their times or what is held out"
 
 
 def test_later_interactions_are_history_only(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ class Report:
             )
         for note in self.notes:
             reporter.line(note)
-        totals = ", ".join(f"{self.counts[key]:,} {key}" for key in ("events", "users", "items"))
+        names = {"events": "interactions", "users": "users", "items": "items"}
+        totals = ", ".join(f"{self.counts[key]:,} {name}" for key, name in names.items())
         first, last = self.counts["first"], self.counts["last"]
         between = f"{first} to {last} UTC; " if first else ""
         forms = ", ".join(f"{number:,} {form}" for form, number in self.times.items())

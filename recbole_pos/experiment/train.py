@@ -148,7 +148,8 @@ def _start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> Non
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)
     facts = start_facts(experiment, folder)
-    parts = [f"{facts[key]:,} {key}" for key in ("users", "items", "events", "parameters")]
+    parts = [f"{facts[key]:,} {key}" for key in ("users", "items")]
+    parts += [f"{facts['events']:,} interactions", f"{facts['parameters']:,} parameters"]
     device, threads = facts["device"], facts["device"]["threads"]
     parts.append(
         f"{device['name']} with {threads} thread{'s' if threads > 1 else ''} in "
