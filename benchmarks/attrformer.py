@@ -161,7 +161,13 @@ def report(best: dict[str, dict[str, float]], given: argparse.Namespace, dataset
         ),
         f"Goals: epoch <= 4.6x {reached[0]}, memory <= 3x {reached[1]}.",
         table(
-            ("top-K", "E a batch", "E / events^2", "E / (B T)^2, padding included", "looking up"),
+            (
+                "top-K",
+                "E a batch",
+                "E / interactions^2",
+                "E / (B T)^2, padding included",
+                "looking up",
+            ),
             edges,
         ),
     )

@@ -82,7 +82,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "orders.csv"
         write_orders(path, given.events)
-        print(f"{given.events:,} events, {path.stat().st_size / 1e6:,.0f} MB of csv", flush=True)
+        print(
+            f"{given.events:,} interactions, {path.stat().st_size / 1e6:,.0f} MB of csv", flush=True
+        )
         words = (f"--file={path}", f"--threads={given.threads}")
         runs = in_turns(
             SIDES, given.rounds, lambda side: in_a_process("convert.py", f"--side={side}", *words)

@@ -96,7 +96,8 @@ def main() -> None:
         rows = [row_of(name, Path(folder), requests) for name in MODELS]
     note = (
         f"Median / 99th percentile of {requests} requests, in milliseconds, sides in turn: "
-        f"one history of {LENGTH} events to the {K} best of the 1,682 items of ml-100k, default "
+        f"one history of {LENGTH} interactions to the {K} best of the 1,682 items of ml-100k, "
+        "default "
         f"sizes, {machine()}; written by "
         "`make bench-export`."
     )

@@ -58,13 +58,15 @@ SECTIONS = {
     "ml-20m": Section(
         "ml-20m sizes",
         110,
-        "138,000 users, 27,000 items, 20 million events, d = 256, 4 layers, L = 200, all items in "
+        "138,000 users, 27,000 items, 20 million interactions, d = 256, 4 layers, L = 200, all "
+        "items in "
         "the loss. Goal: 10 s an epoch on one H200.",
     ),
     "ml-1m": Section(
         "ml-1m sizes",
         40,
-        "6,040 users, 3,700 items, a million events, d = 64, 2 layers, L = 200. Goal: 1 s an epoch "
+        "6,040 users, 3,700 items, a million interactions, d = 64, 2 layers, L = 200. Goal: 1 s an "
+        "epoch "
         "on one H200.",
     ),
     "compile": Section(

@@ -176,14 +176,14 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = write_log(Path(folder), given.events)
-        size = f"{given.events:,} events, {path.stat().st_size / 1e6:,.0f} MB of text"
+        size = f"{given.events:,} interactions, {path.stat().st_size / 1e6:,.0f} MB of text"
         best = measure(given, path)
     first, second, floor = (best[side]["all"] for side in ("first start", "second start", "bare"))
     words = (
         f"{size}; best of {given.rounds} turns, {platform.machine()}, one thread. The first start "
         f"takes {first / floor:.2f} times the bare read, the second {second:.1f} s."
     )
-    title = f"{given.events} events"
+    title = f"{given.events} interactions"
     if given.memory_limit != "auto":
         title += f", memory_limit {given.memory_limit}"
     replace_section(RESULTS / "reading.md", title, f"{words}\n\n{table_of(best)}")

@@ -346,10 +346,10 @@ def measured(found: Found) -> str:
 
 def tables(found: Found) -> str:
     """Return the exponents, and what follows from them."""
-    parts = ["![An epoch and the peak of memory, by items, length and events](scale.png)"]
+    parts = ["![An epoch and the peak of memory, by items, length and interactions](scale.png)"]
     for axis, name in AXES.items():
         parts += [f"## By {name}", slopes(found, axis)]
-    parts += ["## 100 million events, on paper", on_paper(found)]
+    parts += ["## 100 million interactions, on paper", on_paper(found)]
     return "\n\n".join(parts)
 
 
@@ -384,9 +384,15 @@ def main() -> None:
     """Every cell that is not there yet; the page after each axis."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=3, help="CPU-seconds of steps of a cell")
-    parser.add_argument("--quick", action="store_true", help="two CPU-seconds, 5M events at most")
-    parser.add_argument("--most", type=int, default=EVENTS[-1], help="events of the largest log")
-    parser.add_argument("--full", action="store_true", help="20 million events for every model")
+    parser.add_argument(
+        "--quick", action="store_true", help="two CPU-seconds, 5M interactions at most"
+    )
+    parser.add_argument(
+        "--most", type=int, default=EVENTS[-1], help="interactions of the largest log"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="20 million interactions for every model"
+    )
     parser.add_argument("--found", type=Path, help="file of cells that were measured")
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.md")
     given = parser.parse_args()

@@ -166,7 +166,7 @@ def main() -> None:
         mine = experiment("PosRec", *where, hidden_size=D, inner_size=D)
         peer = experiment("SRGNN", *where, embedding_size=D, step=1)
     print(
-        f"{where[0]}: {len(mine.dataset.log):,} events, {mine.dataset.item_num - 1:,} items, "
+        f"{where[0]}: {len(mine.dataset.log):,} interactions, {mine.dataset.item_num - 1:,} items, "
         f"{len(peer.loaders['train']._dataset):,} prefixes; {torch.get_num_threads()} threads, "
         f"load {os.getloadavg()[0]:.1f} before the first turn"
     )

@@ -112,7 +112,7 @@ def sizes(best: Path, ray: dict[str, float]) -> str:
     each = checkpoint / parameters
     rows = [
         ["data shared by the trials of a machine",
-         f"{shared.nbytes / 1e6:.1f} MB ({per_event:.0f} bytes an event)",
+         f"{shared.nbytes / 1e6:.1f} MB ({per_event:.0f} bytes an interaction)",
          f"{large_data / 1e6:,.0f} MB"],
         ["parameters", f"{parameters:,}", f"{large:,}"],
         ["a checkpoint", f"{checkpoint / 1e6:.2f} MB ({each:.1f} bytes a parameter)",

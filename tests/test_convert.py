@@ -157,7 +157,7 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     assert report.lines["items"].kept == 2
     assert set(report.lines["items"].dropped) == {"no item (item)", "item without an interaction"}
     assert report.contradictions["title"]["first"] == ["items.csv:4"]
-    assert "1 of 2 items with events have no line in items.csv" in report.notes[0]
+    assert "1 of 2 items with interactions have no row in items.csv" in report.notes[0]
 
 
 def test_core_repeats_until_nothing_changes(tmp_path: Path) -> None:

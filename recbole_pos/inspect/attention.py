@@ -124,7 +124,7 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext
         return layer.weights(x, ctx)
     name, scheme = find_replacement(layer)
     if not isinstance(scheme, PositionalAttention):
-        raise UsageError(f"{name} mixes events without attention weights")
+        raise UsageError(f"{name} mixes interactions without attention weights")
     # weights by position are aligned at the end: l events have the last l rows and columns
     at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
     at = at.clamp(max=ctx.width - 1)  # [b, t]; tril, as entries of padding are not causal
@@ -172,8 +172,11 @@ class AttentionMaps:
         """Text that says which histories are shown."""
         newest = self.weights[0].shape[-1]
         if self.longest > newest:
-            return f"newest {newest} of up to {self.longest} events of {self.histories:,} histories"
-        return f"{self.histories:,} histories of {newest} events"
+            return (
+                f"newest {newest} of up to {self.longest} interactions of {self.histories:,} "
+                "histories"
+            )
+        return f"{self.histories:,} histories of {newest} interactions"
 
 
 @torch.no_grad()
@@ -253,7 +256,7 @@ def sample_histories(
     enough = newest[length[newest] >= min_events]
     if not len(enough):
         raise UsageError(
-            f"--min_events {min_events}: no history has that many events, the longest has "
+            f"--min_events {min_events}: no history has that many interactions, the longest has "
             f"{length.max()} (MAX_ITEM_LIST_LENGTH is {model.max_seq_length}); give a smaller "
             "--min_events"
         )

@@ -37,13 +37,17 @@ from recbole_pos.position.schemes import scheme_names
 from recbole_pos.values import SECONDS
 
 MEANING = {
-    "distance": "sum_j a_ij (i - j), events",
+    "distance": "sum_j a_ij (i - j), interactions",
     "entropy": "-sum_j a_ij ln a_ij, nats",
     "hours": "sum_j a_ij (t_i - t_j)",
 }
 RESCALED = "rows of this attention do not sum to one; measured is |a_ij| / sum_j |a_ij|"
 UNIFORM = "uniform"
-AXES = ("attention distance (events)", "attention entropy (nats)", "attention distance (hours)")
+AXES = (
+    "attention distance (interactions)",
+    "attention entropy (nats)",
+    "attention distance (hours)",
+)
 COLORS = {"all queries": BLUE, "last query": VERMILION}
 HOURS = {"hour": 1.0, "day": 24.0, "week": 168.0, "month": 30.44 * 24, "year": 365.25 * 24}
 MARKED = ("day", "week", "month", "year")
@@ -191,7 +195,7 @@ def inspect_attention(
     name = describe_run(experiment)
     headline = (
         f"{name}: {'all ' if len(sample.rows) < users else ''}{len(sample.rows):,} {phase} users "
-        f"with at least {min_events} events, {sample.lengths.mean():.1f} on average"
+        f"with at least {min_events} interactions, {sample.lengths.mean():.1f} on average"
     )
     files = [file, draw_measures(measured, headline, folder.path / "attention_distance.png")]
     if any(group.hours for group in periods):

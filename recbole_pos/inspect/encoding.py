@@ -72,7 +72,9 @@ def inspect_encoding(
         drawn = learned_encodings(experiment.model, schemes)
     for name, scheme in drawn.items():
         if scheme.max_length < longest:
-            raise UsageError(f"--length: {name} of this model ends at {scheme.max_length} events")
+            raise UsageError(
+                f"--length: {name} of this model ends at {scheme.max_length} interactions"
+            )
     folder = folder if out is None else Path(out)
     make_folder(folder)
     files, rows = [], []
@@ -85,7 +87,7 @@ def inspect_encoding(
         spans = [format_spans(found) if found else "no" for found in aware]
         rows.append([name, *spans, "yes" if is_unique(scheme, longest) else "no"])
     names = ["encoding", "forward-aware", "backward-aware", "unique in a session"]
-    headline = f"columns, in sessions of up to {longest} events"
+    headline = f"columns, in sessions of up to {longest} interactions"
     return Report(headline, [pd.DataFrame(rows, columns=names)], files, {})
 
 
@@ -179,12 +181,18 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
     halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
     top = max(np.abs(rows).max() for rows in vectors.values())
-    labels = [("column of the encoding", "event (0: oldest)", f"{n} events") for n in lengths]
+    labels = [
+        ("column of the encoding", "interaction (0: oldest)", f"{n} interactions") for n in lengths
+    ]
     style = {"label": "value", "cmap": "RdBu_r", "vmin": -top, "vmax": top}
     _draw_images(halves[0], (1, len(lengths)), list(vectors.values()), labels, **style)
     low, high = min(map(np.min, products)), max(map(np.max, products))
     labels = [
-        (f"event of {b}", f"event of {a}", "within one history" if a == b else "between two")
+        (
+            f"interaction of {b}",
+            f"interaction of {a}",
+            "within one history" if a == b else "between two",
+        )
         for a, b in pairs
     ]
     style = {"label": "dot product", "cmap": "viridis", "vmin": low, "vmax": high}

@@ -152,5 +152,5 @@ def draw_triangles(
     # colours from the smallest value up: trained vectors may be short, and differ by little
     low = min(float(np.nanmin(matrix)) for matrix in lower.values())
     style = {"cmap": "Blues", "vmin": min(low, 1.0 - 1e-6), "vmax": 1.0}  # never an empty range
-    axes = ("event before (0: newest)", "event (0: newest)")
+    axes = ("interaction before (0: newest)", "interaction (0: newest)")
     return draw_maps(list(lower.items()), titles, axes, label, file, style=style)

@@ -37,11 +37,11 @@ from recbole_pos.relations.search import Edges, EventOrder
 LAYERS = (BLUE, VERMILION, GREEN, PINK)  # colours of layers
 
 MEANING = {
-    "known": "share of the events that can be related by the attribute",
-    "read": "relations of an event that are kept, at most top_k",
+    "known": "share of the interactions that can be related by the attribute",
+    "read": "relations of an interaction that are kept, at most top_k",
     "others": "share of them that lead to other users",
     "adds": "size of what a layer adds by it, self-attention = 1; of users: how far aggregation "
-    "moves the state, state = 1 (root mean square over events)",
+    "moves the state, state = 1 (root mean square over interactions)",
     "gate": "weight of Norm(R^U) H, the states of like users and the own (AttrFormer, section "
     "3.1.3)",
 }
@@ -103,7 +103,7 @@ def inspect_relations(
     content |= {"batches": len(rows), "events": events, "measures": MEANING, "relations": uses}
     file = folder.path / "relations.json"
     file.write_bytes(to_json(content, indent=2, inf_nan_mode="null") + b"\n")
-    title = f"{config['model']} on {config['dataset']}: {events:,} events of training batches"
+    title = f"{config['model']} on {config['dataset']}: {events:,} interactions of training batches"
     picture = draw_relations(uses, title, folder.path / "relations.png")
     table = pd.DataFrame(
         {"relation": use.field, "source": use.source, "known": f"{use.known:.0%}",

@@ -87,7 +87,7 @@ def draw_attention(
         for head in range(heads)
         for number, layer in enumerate(weights, 1)
     ]
-    axes = ("key event (0: newest)", "query event (0: newest)")
+    axes = ("key interaction (0: newest)", "query interaction (0: newest)")
     columns = len(weights) if heads > 1 else None
     return draw_maps(panels, titles, axes, label, file, columns)
 
@@ -100,7 +100,7 @@ def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
     ]
     names = " and ".join(dict.fromkeys(name.split(",")[0] for name in factors))
     titles = (f"{title}: positional kernel", f"{names} without the identity that they begin as")
-    axes = ("column: event (0: newest)", "row: event (0: newest)")
+    axes = ("column: interaction (0: newest)", "row: interaction (0: newest)")
     return draw_maps(panels, titles, axes, "weight - identity", file)
 
 

@@ -285,7 +285,7 @@ class PosRecommender(SequentialRecommender):
         expected = (count, size)
         if hidden.shape != expected:
             raise UsageError(
-                f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
+                f"{type(self).__name__}: encode gives a state an interaction, [m, d]; of {count:,} "
                 f"targets the states are {list(hidden.shape)}, expected {list(expected)}"
             )
 

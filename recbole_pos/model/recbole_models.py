@@ -3,7 +3,7 @@
 SEQUENTIAL: dict[str, str] = {
     "SASRec": "Causal self-attention over the history (Kang et al., ICDM 2018).",
     "GRU4Rec": "A recurrent network over the history (Tan et al., DLRS 2016).",
-    "BERT4Rec": "Self-attention both ways, fills in masked events (Sun et al., CIKM 2019).",
+    "BERT4Rec": "Self-attention both ways, fills in masked interactions (Sun et al., CIKM 2019).",
     "SRGNN": "A gated graph network over a session, read by attention (Wu et al., AAAI 2019).",
     "NARM": "A recurrent network, its states weighted by attention (Li et al., CIKM 2017).",
     "STAMP": "Attention by a session's mean and its last item (Liu et al., KDD 2018).",
@@ -16,9 +16,10 @@ SEQUENTIAL: dict[str, str] = {
     "GRU4RecF": "A recurrent network each for items and attributes (Hidasi et al., RecSys 2016).",
     "FDSA": "Self-attention each over items and attributes (Zhang et al., IJCAI 2019).",
     "NextItNet": "Dilated causal convolutions over the history (Yuan et al., WSDM 2019).",
-    "Caser": "Convolutions over the newest events and a user's vector (Tang et al., WSDM 2018).",
+    "Caser": "Convolutions over the newest interactions and a user's vector (Tang et al., WSDM "
+    "2018).",
     "SHAN": "Attention to the long history, then to the newest items (Ying et al., IJCAI 2018).",
-    "HGN": "Gates that choose features, then events, for each user (Ma et al., KDD 2019).",
+    "HGN": "Gates that choose features, then interactions, for each user (Ma et al., KDD 2019).",
     "SINE": "A user's active interests from a large pool (Tan et al., WSDM 2021).",
     "RepeatNet": "A recurrent network that repeats an item or not (Ren et al., AAAI 2019).",
     "NPE": "A user's taste plus how items go together (Nguyen et al., IJCAI 2018).",

@@ -98,7 +98,9 @@ def _read(entry: Any, dataset: Dataset) -> Relation:
             f"not {chosen['source']}"
         )
     if of_events and kind == "numerical" and chosen["scope"] == "batch":
-        raise UsageError(f"{where}: numbers of events relate events of one user (scope: sequence)")
+        raise UsageError(
+            f"{where}: numbers of interactions relate interactions of one user (scope: sequence)"
+        )
     if table == "user" and chosen["scope"] == "sequence":
         raise UsageError(f"{where}: users are related across sequences (scope: batch)")
     within = _within(entry.get("within"), table, dataset, where)

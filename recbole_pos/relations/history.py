@@ -98,7 +98,7 @@ class HistoryRelations(nn.Module):
         if fields := [relation.field for relation in heads if relation.table == "inter"]:
             raise UsageError(
                 f"AttrFormer cannot be exported with relations of {', '.join(fields)}: a field of "
-                "events, of which an exported model gets items and times only"
+                "interactions, of which an exported model gets items and times only"
             )
         self.heads, self.k = heads, lookup.top_k
         tables = {
