@@ -77,7 +77,7 @@ def reasons_of(row: dict[str, Any]) -> list[tuple[str, float, float]]:
     """The past item, score change and rank change of each reason of a recommendation."""
     names = ("because", "score_change", "rank_change")
     found = [tuple(row[f"{name}_{n}"] for name in names) for n in range(1, 41)]
-    return [reason for reason in found if reason[0] is not None]
+    return [reason for reason in found if pd.notna(reason[0])]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_over_http_it_is_a_list(recommender: Callable) -> None:
         known = [item for item in rows[answer["id"]]["items"] if item in trained.ids]
         for one, reasons in zip(mine, answer["because"], strict=True):
             assert [x["item"] for x in reasons] == [
-                one[f"because_{n}"] for n in (1, 2) if one[f"because_{n}"] is not None
+                one[f"because_{n}"] for n in (1, 2) if pd.notna(one[f"because_{n}"])
             ]
             for n, reason in enumerate(reasons, 1):
                 assert known[-reason["steps_back"]] == reason["item"]

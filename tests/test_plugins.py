@@ -85,7 +85,8 @@ def test_defaults_come_from_what_a_class_extends(tiny: Path) -> None:
     recbole_pos.register_model(FPARec, {"hidden_size": 16}, name="Small")
     for model, size in (("Small", 16), (FPARec, 64)):  # under its own name it is as ever
         assert PosConfig(model, "tiny", None, options(tiny))["hidden_size"] == size
-    assert registered_name(FPARec) == "FPARec"
+    recbole_pos.register_model(SASRec, {"n_heads": 1}, name="OneHead")
+    assert registered_name(FPARec) == "FPARec" and registered_name(SASRec) == "SASRec"
 
 
 def test_a_cell_that_runs_again_replaces_its_class(tiny: Path, mine) -> None:

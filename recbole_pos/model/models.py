@@ -142,11 +142,11 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 def registered_name(model: type) -> str:
     """Return the name of a model class, which is registered under its own name if it has none."""
     _require_recommender(model)
+    if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
+        return model.__name__
     for table in (MODELS, BASELINES, ADDED):
         if name := table.registered_name(model):
             return name
-    if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
-        return model.__name__
     # a notebook cell that runs again defines the class anew: keep the defaults given before
     earlier = ADDED.given(model)
     given = earlier.given if earlier else None
