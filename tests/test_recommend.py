@@ -27,6 +27,7 @@ from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.serve import histories as module
 from recbole_pos.serve.histories import read_histories, read_parts
+from recbole_pos.serve.recommend import read_names
 from recbole_pos.serve.recommender import Growth, Recommender
 
 pytestmark = pytest.mark.slow
@@ -425,3 +426,10 @@ def test_histories_without_times() -> None:
 def test_columns_that_are_no_histories(columns: dict[str, list]) -> None:
     with pytest.raises(UsageError, match="^histories"):
         read_histories(pa.table(columns), IDS, needs_time=True)
+
+
+def test_files_of_names(tmp_path: Path) -> None:
+    """As editors of any system write them; a name is what stands in a line."""
+    file = tmp_path / "names.txt"
+    file.write_bytes("\ufeffi3\r\n i4\r\n\r\na\u2028b\r\n".encode())
+    assert read_names(file) == ["i3", " i4", "a\u2028b"]
