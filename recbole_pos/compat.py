@@ -77,7 +77,10 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
 
 @patches("recbole.data.dataset.dataset")
 def fill_missing_cells(dataset: ModuleType) -> None:
-    """Dataset._fill_nan fills a copy of each column with pandas 3: missing cells stay NaN."""
+    """Dataset._fill_nan fills a copy of each column with pandas 3: missing cells stay NaN.
+
+    Missing numbers become the mean, tokens 0 (padding), sequences empty arrays.
+    """
     import numpy as np
     import pandas as pd
 
@@ -86,13 +89,16 @@ def fill_missing_cells(dataset: ModuleType) -> None:
             feat = getattr(self, name)
             for field in feat:
                 column, kind = feat[field], self.field2type[field].value
-                if not kind.endswith("seq"):
-                    if column.hasnans:
-                        feat[field] = column.fillna(0 if kind == "token" else column.mean())
-                elif column.isna().any():  # lists, of users or items without a line in their file
+                is_missing = column.isna()
+                if not is_missing.any():
+                    continue
+                if kind.endswith("seq"):  # of users or items without a row in their file
                     empty = np.array([], dtype=np.int64 if kind == "token_seq" else np.float64)
-                    cells = [empty if isinstance(cell, float) else cell for cell in column]
+                    pairs = zip(column, is_missing, strict=True)
+                    cells = [empty if missing else cell for cell, missing in pairs]
                     feat[field] = pd.Series(cells, index=feat.index, dtype=object)
+                else:
+                    feat[field] = column.fillna(0 if kind == "token" else column.mean())
 
     dataset.Dataset._fill_nan = fill
 

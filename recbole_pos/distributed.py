@@ -165,10 +165,13 @@ class _GatheredRows(torch.autograd.Function):
 
 
 def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Return ``sizes`` rows of each process; gloo sends equal numbers only."""
+    """Return a tensor of each process, in the order of ranks: the first ``sizes[rank]`` rows.
+
+    Padded to one length, as gloo sends equal numbers only.
+    """
     longest = max(sizes)
     sent = rows.new_zeros(longest, *rows.shape[1:])
-    sent[: len(rows)].copy_(rows[:longest])
+    sent[: len(rows)].copy_(rows[:longest])  # a process of size 0 may hold a row all the same
     parts = [torch.empty_like(sent) for _ in sizes]
     dist.all_gather(parts, sent)
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]

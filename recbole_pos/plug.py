@@ -29,19 +29,19 @@ def _add_models(utils: ModuleType) -> None:
 @patches("recbole.trainer")
 def _add_class(module: ModuleType) -> None:
     """Make a module have ``<model>Dataset`` or ``<model>Trainer`` for the plugin's models."""
-    suffix, place, own = {
+    suffix, submodule, class_name = {
         "recbole.trainer": ("Trainer", "experiment.trainer", "PosTrainer"),
         "recbole.data.dataset": ("Dataset", "data.dataset", "PosSequentialDataset"),
     }[module.__name__]
 
-    def attribute(name: str) -> Any:
+    def find_class(name: str) -> Any:
         from recbole_pos.model.models import served
 
         if name.endswith(suffix) and served(name.removesuffix(suffix)):
-            return getattr(import_module(f"recbole_pos.{place}"), own)
+            return getattr(import_module(f"recbole_pos.{submodule}"), class_name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
-    vars(module)["__getattr__"] = attribute
+    vars(module)["__getattr__"] = find_class  # called for names that the module lacks (PEP 562)
 
 
 @patches("recbole.config.configurator")

@@ -154,7 +154,7 @@ class Reporter:
         """Show a task until the stack is closed: a bar, the cell, or a line a minute."""
         minutely = list(self._logs)
         if self.cell:
-            shows.enter_context(repeat(SECOND, lambda: self.change(str(task))))
+            shows.enter_context(call_every(SECOND, lambda: self.change(str(task))))
         elif self.console.is_terminal and not self.console.quiet:
             known = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             bar = Progress(
@@ -167,12 +167,12 @@ class Reporter:
             row = bar.add_task(task.title, total=task.total, speed="")
             shows.enter_context(bar)
             shows.enter_context(
-                repeat(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
+                call_every(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
             )
         elif not self.console.quiet:
             minutely.append(self.console)
         if minutely:
-            shows.enter_context(repeat(self.every, lambda: self._write(str(task), minutely)))
+            shows.enter_context(call_every(self.every, lambda: self._write(str(task), minutely)))
 
     def change(self, text: str) -> None:
         """Show a text in the place of the one before, in a notebook."""
@@ -213,24 +213,25 @@ class Reporter:
 
 
 @contextmanager
-def repeat(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Call a function every few seconds in another thread, in a ``with`` block.
+def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]:
+    """Call a function every ``seconds`` in another thread while the ``with`` block runs.
 
-    What it cannot write is tried again: the run itself reports a full disk at its next line.
+    Errors of writing are ignored: the next call tries again, and a full disk is reported by what
+    the run itself writes next.
     """
-    over = threading.Event()
+    stopped = threading.Event()
 
-    def report() -> None:
-        while not over.wait(seconds):
+    def loop() -> None:
+        while not stopped.wait(seconds):
             with suppress(StorageError, OSError):
-                act()
+                function()
 
-    thread = threading.Thread(target=report, daemon=True)
+    thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 

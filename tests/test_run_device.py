@@ -158,7 +158,7 @@ def test_weights_that_cannot_fit(tiny, monkeypatch, model, options) -> None:
 def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> None:
     """Of all items; of a part of them where a model is evaluated part by part."""
     monkeypatch.setattr(evaluation, "PART", 10)
-    assert experiment(model, eval_batch_size=50).trainer.part == part
+    assert experiment(model, eval_batch_size=50).trainer.part_size == part
     monkeypatch.setattr(memory, "memory", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):
         experiment(model, eval_batch_size=50)

@@ -366,9 +366,10 @@ class PosConfig(Config):
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
-    """Return the plain options that make a configuration again, of PosConfig's or RecBole's.
+    """Return plain options from which PosConfig makes the same configuration again.
 
-    RecBole's ``data_path`` is the dataset's folder, and its configuration takes unknown keys.
+    For a Config of RecBole's, ``data_path`` becomes the parent of the dataset's folder, and keys
+    that no option has are left out.
     """
     if isinstance(config, PosConfig):
         return config.plain

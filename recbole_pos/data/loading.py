@@ -77,21 +77,25 @@ class AtomicTables(Dataset):
             raise
         except ValueError as error:  # how RecBole refuses files or options about them
             raise UsageError(f"data: {error}") from error
-        self._require_common_names()
+        self._require_common_tokens()
         self._require_distinct_columns()
         for option, kinds in NAMING_FIELDS.items():
             self._require_named(option, kinds)
 
-    def _require_common_names(self) -> None:
-        """Refuse a table of users or items without a name that has an interaction."""
-        for table, key in (("user", self.uid_field), ("item", self.iid_field)):
+    def _require_common_tokens(self) -> None:
+        """Raise a UsageError if a table of users or items has no token of the interactions."""
+        for table, id_field in (("user", self.uid_field), ("item", self.iid_field)):
             if (feat := getattr(self, f"{table}_feat")) is None:
                 continue
-            names, ours = feat[key].cat.categories, self.inter_feat[key].cat.categories
-            if len(names) and len(ours) and not ours.isin(names).any():
+            in_table = feat[id_field].cat.categories
+            in_interactions = self.inter_feat[id_field].cat.categories
+            if not (len(in_table) and len(in_interactions)):
+                continue
+            if not in_interactions.isin(in_table).any():
                 raise UsageError(
-                    f"{self._file(table)}: no {key} of it has an interaction: it has such as "
-                    f"{shown(names[0])}, the interactions {shown(ours[0])}; write both in one way, "
+                    f"{self._file(table)}: no {id_field} of it has an interaction: it has such as "
+                    f"{shown(in_table[0])}, the interactions {shown(in_interactions[0])}; write "
+                    "both in one way, "
                     f"or leave {table} out of load_col"
                 )
 

@@ -38,8 +38,8 @@ def read_limit(value: Any) -> int | None:
     """Return the bytes of ``memory_limit``; None for auto."""
     if value in (None, "auto"):
         return None
-    if size := _SIZE.fullmatch(str(value)):
-        return int(float(size[1]) * _UNITS[size[2].upper()])
+    if match := _SIZE.fullmatch(str(value)):
+        return int(float(match[1]) * _UNITS[match[2].upper()])
     raise UsageError(
         f"memory_limit: expected auto or a size such as 4GB or 500MB, found {shown(value)}"
     )

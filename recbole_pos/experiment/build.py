@@ -109,7 +109,7 @@ def prepare(
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
     trainer = PosTrainer(config, model)
-    require_scores(config, dataset, trainer.part or dataset.item_num)
+    require_scores(config, dataset, trainer.part_size or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     loaders: dict[str, Any] = {"train": train, **held_out}
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)

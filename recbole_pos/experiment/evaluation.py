@@ -68,19 +68,19 @@ class EvaluatingTrainer(Trainer):
             else:
                 self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log
-        reporter, part = self.reporter or Reporter(show_progress), eval_data._dataset.phase
-        self.eval_collector.ranking = part == PHASES[-1]
+        reporter, phase = self.reporter or Reporter(show_progress), eval_data._dataset.phase
+        self.eval_collector.ranking = phase == PHASES[-1]
         own = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
             self.model.shared_items() if own else nullcontext(),
-            reporter.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
+            reporter.task(f"evaluation ({phase})", len(eval_data), show_progress) as self.task,
         ):
             metrics = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
 
     @property
-    def part(self) -> int | None:
+    def part_size(self) -> int | None:
         """Number of items scored at a time; None where whole rows are scored."""
         scores_in_parts = (
             isinstance(self.model, PosRecommender)
@@ -98,8 +98,8 @@ class EvaluatingTrainer(Trainer):
             history = None
         elif history is None:
             history = find_past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
-        if self.part and TARGET_EVENT in interaction:
-            barred = None if history is None else tuple(part.to(self.device) for part in history)
+        if self.part_size and TARGET_EVENT in interaction:
+            barred = None if history is None else tuple(index.to(self.device) for index in history)
             states = self.model.compute_states(interaction.to(self.device))
             scores = StreamedScores(states, self.model.item_vectors(), barred)
             return interaction, scores, positive_u, positive_i

@@ -234,7 +234,7 @@ def run_as_rank(
             unpack(packed)
         config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
-        resumed = [None if args.resume is None else str(args.resume)]
+        resumed = [None if args.resume is None else str(args.resume)]  # torch sends lists
         if args.resume is None:
             if rank.rank == 0:
                 chosen = rendezvous.folder

@@ -209,20 +209,21 @@ class _BiasedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         q, k, v, bias, out = ctx.saved_tensors
-        grads = [torch.empty_like(x) for x in (q, k, v)]
+        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
         scale = q.size(-1) ** -0.5
         for part in chunks(q.size(0), bias.numel(), q.device):
-            query, dout = q[part] * scale, grad[part]
-            weight = (query @ k[part].transpose(-1, -2)).add_(bias).softmax(-1)
-            grads[2][part] = weight.transpose(-1, -2) @ dout
-            dlogits = dout @ v[part].transpose(-1, -2)
-            dlogits -= (dout * out[part]).sum(-1, keepdim=True)
-            dlogits *= weight
-            grads[0][part] = (dlogits @ k[part]) * scale
-            grads[1][part] = dlogits.transpose(-1, -2) @ query
-            grad_bias += dlogits.sum(0, keepdim=True)
-        return *grads, grad_bias.to(bias.dtype)
+            scaled_q, grad_out = q[part] * scale, grad[part]
+            weights = (scaled_q @ k[part].transpose(-1, -2)).add_(bias).softmax(-1)
+            grad_v[part] = weights.transpose(-1, -2) @ grad_out
+            # of softmax: w * (dw - sum(w * dw)), where the sum is that of grad_out * out
+            grad_logits = grad_out @ v[part].transpose(-1, -2)
+            grad_logits -= (grad_out * out[part]).sum(-1, keepdim=True)
+            grad_logits *= weights
+            grad_q[part] = (grad_logits @ k[part]) * scale
+            grad_k[part] = grad_logits.transpose(-1, -2) @ scaled_q
+            grad_bias += grad_logits.sum(0, keepdim=True)
+        return grad_q, grad_k, grad_v, grad_bias.to(bias.dtype)
 
 
 def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:

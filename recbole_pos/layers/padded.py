@@ -102,11 +102,12 @@ class PaddedContext(SequenceContext):
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         b, width, is_padding = self.batch_size, self.block_width(align), self.padding
         if align == "end":
-            before = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
-            x = x.index_select(0, (self.first[:, None] + before.clamp(min=0)).view(-1))
-            is_padding = before < 0
+            # index of the event at each place, negative where padding stands before the row
+            index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
+            is_padding = index < 0
+            x = x.index_select(0, (self.first[:, None] + index.clamp(min=0)).view(-1))
         block = x.view(b, width, *x.shape[1:])
-        block = block.masked_fill(is_padding.view(b, width, *[1] * (x.dim() - 1)), 0)
+        block = block.masked_fill(is_padding.view(b, width, *(1 for _ in block.shape[2:])), 0)
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:

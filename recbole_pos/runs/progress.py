@@ -9,7 +9,7 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
-from recbole_pos.reporter import SECOND, Reporter, repeat
+from recbole_pos.reporter import SECOND, Reporter, call_every
 from recbole_pos.values import shown
 
 
@@ -29,9 +29,9 @@ def live_view(reporter: Reporter, lines: Callable[[], list[str]]) -> Iterator[No
         get_renderable=lambda: Text("\n".join(lines())), console=reporter.console, transient=True
     )
     if reporter.cell:
-        view = repeat(SECOND, lambda: reporter.change("\n".join(lines())))
+        view = call_every(SECOND, lambda: reporter.change("\n".join(lines())))
     elif not is_terminal:
-        view = repeat(reporter.every, lambda: reporter.line(lines()[0]))
+        view = call_every(reporter.every, lambda: reporter.line(lines()[0]))
     with view:
         yield
 

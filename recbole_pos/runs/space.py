@@ -55,20 +55,23 @@ class Parameter:
 
     def __post_init__(self) -> None:
         """Raise a UsageError for values that the kind does not take."""
-        if not (isinstance(self.values, list) and self._fits(self.values)):
+        if not (isinstance(self.values, list) and self._fits()):
             self._refuse(f"{self.kind} takes {KINDS[self.kind]}, found {shown(self.values)}")
 
-    def _fits(self, values: list[Any]) -> bool:
+    def _fits(self) -> bool:
+        """Return whether the values are what the kind takes, as ``KINDS`` says."""
+        values = self.values
         if self.kind == "choice":
-            twice = any(value in values[:n] for n, value in enumerate(values))
-            return bool(values) and not twice
+            has_repeats = any(value in values[:n] for n, value in enumerate(values))
+            return bool(values) and not has_repeats
         if len(values) != (3 if self.kind == "quniform" else 2) or not all(map(is_number, values)):
             return False
-        low, high, *step = values
+        if self.kind == "quniform":
+            low, high, step = values
+            return low < high and step > 0 and is_number((high - low) / step)  # finitely many
+        low, high = values
         if self.kind == "randint":
             return is_whole(low) and is_whole(high) and low <= high
-        if self.kind == "quniform":
-            return low < high and step[0] > 0 and is_number((high - low) / step[0])
         return low < high and (low > 0 or self.kind == "uniform")
 
     def _refuse(self, problem: str) -> NoReturn:
@@ -249,25 +252,32 @@ class Space:
                 yield parameter, {**others, parameter.name: value}
 
     def _options_for(self, parameter: Parameter) -> dict[str, Any]:
-        """Return options under which a parameter exists, and those that its conditions name."""
-        wanted: dict[str, list[Any]] = {}  # option -> values that all conditions allow
-        for p in reversed(self.parameters):
-            if p is parameter or p.name in wanted:
-                for name, allowed in p.when.items():
-                    wanted[name] = [v for v in wanted.get(name, allowed) if v in allowed]
+        """Return a value of every searched option on which a parameter depends, so that it exists.
+
+        It depends on the options that its condition names, and on those that theirs name.
+
+        Raises:
+            UsageError: if no values meet all these conditions.
+        """
+        allowed: dict[str, list[Any]] = {}  # option -> values that all conditions allow
+        for other in reversed(self.parameters):  # conditions name earlier parameters only
+            if other is parameter or other.name in allowed:
+                for name, values in other.when.items():
+                    allowed[name] = [v for v in allowed.get(name, values) if v in values]
         options: dict[str, Any] = {}
         searched = {p.name: p for p in self.parameters}
-        for name, values in wanted.items():
+        for name, values in allowed.items():
             if name in searched:
-                values = [value for value in values if searched[name].has(value)]
-                options[name] = next(iter(values), None)
-            elif self.context.get(name) not in values:
-                values = []
-            if not values:
+                possible = [value for value in values if searched[name].has(value)]
+            else:
+                possible = [value for value in values if value == self.context.get(name)]
+            if not possible:
                 raise UsageError(
                     f"{parameter.where}: {parameter.name}: its condition {shown(parameter.when)} "
                     "never holds"
                 )
+            if name in searched:
+                options[name] = possible[0]
         return options
 
 

@@ -38,18 +38,24 @@ class SearchFacts(Layout):
 
     @classmethod
     def from_arguments(cls, args: SearchArguments) -> SearchFacts:
-        """Return those of a new search."""
+        """Return the facts of a new search."""
         name = args.scheduler
         name = name if isinstance(name, str) else type(name).__name__
         return cls(scheduler=name, grace_epochs=args.grace_epochs)
 
     @classmethod
     def read(cls, folder: StudyFolder, args: SearchArguments) -> SearchFacts:
-        """Return those of a search to resume; a UsageError if damaged, or if ``args`` lack the
-        scheduler object."""
+        """Return the facts of a search that is resumed.
+
+        Raises:
+            UsageError: if the file is damaged, or if ``args`` have no scheduler object where the
+                search had one, or one where it had a named scheduler.
+        """
         file = folder.path / SEARCH
         kept = cls(**parse(cls, read_bounded(file), f"--resume: {file}"))
-        if (kept.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
+        had_object = kept.scheduler not in SCHEDULERS
+        has_object = not isinstance(args.scheduler, str)
+        if had_object != has_object:
             raise UsageError(
                 f"--resume: the scheduler of this search is {shown(kept.scheduler)}; an object of "
                 "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no "
