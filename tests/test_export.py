@@ -310,7 +310,7 @@ def test_models_that_cannot_be_exported(experiment: Any, tmp_path: Path) -> None
             trace(make_encoder(experiment(model).model))
     folder = write(tmp_path, tables())
     for relations, reads, message in (
-        (["brand"], None, "inference_relations: batch: it reads events of other users"),
+        (["brand"], None, "inference_relations: batch: it reads interactions of other users"),
         (["brand", "channel", {"field": "stars"}], "own", "relations of channel, stars"),
         (["country"], "own", "where some have no attribute"),
     ):

@@ -231,7 +231,7 @@ def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("PosSASRec", {"position": ["token_mixing"]}, "token_mixing mixes events without"),
+        ("PosSASRec", {"position": ["token_mixing"]}, "token_mixing mixes interactions without"),
         ("SASRec", {}, "SASRec has RecBole's layers"),
     ],
 )
