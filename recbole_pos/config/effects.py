@@ -43,22 +43,30 @@ def when(is_read: Callable[[Options, Any], Any], problem: str) -> Condition:
 def if_option(text: str) -> Condition:
     """Make the condition of an option that is read where another option has certain values.
 
+    The condition also holds where the model does not have the other option.
+
     Args:
-        text: the other option and its values, ``fusion: early effective``; without values any but
-            empty, 0 and False, ``time_base``, or just these, ``not time_base``. An option within a
-            mapping is written with a dot. Where the model does not have it, the condition holds.
+        text: the other option (``mapping.key`` for one within a mapping), in one of three forms:
+            ``fusion: early effective`` for one of these values, in a list for any of its elements;
+            ``time_base`` for a value other than empty, 0 and False;
+            ``not time_base`` for empty, 0 or False.
     """
+    is_negated = text.startswith("not ")
     key, _, words = text.removeprefix("not ").partition(": ")
-    without, values = text.startswith("not "), words.split()
+    allowed = words.split()
 
     def condition(config: Options, value: Any) -> str | None:
         other = _read_option(config, key)
-        several = other if isinstance(other, list) else [other]
-        is_met = any(one in values for one in several) if values else bool(other) != without
-        if other is _ABSENT or is_met:
+        if other is _ABSENT:
             return None
-        need = f"under {key}: {' or '.join(values)}" if values else f"with{'out' * without} {key}"
-        return f"is only read {need}, not {_yaml(other)}"
+        if allowed:
+            others = other if isinstance(other, list) else [other]
+            is_met = any(one in allowed for one in others)
+            need = f"under {key}: {' or '.join(allowed)}"
+        else:
+            is_met = bool(other) != is_negated
+            need = f"without {key}" if is_negated else f"with {key}"
+        return None if is_met else f"is only read {need}, not {_yaml(other)}"
 
     return condition
 

@@ -99,13 +99,26 @@ def check_plain(where: str, value: Any) -> None:
 
 
 def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
-    """Check a value, at a place for messages, by an example of its kind, and by the choices and
-    bounds of an option, which are for every text and every number in it."""
+    """Check the type of a value, and the choices, bounds and lengths of its option.
+
+    Elements of a list and values of a mapping are checked in the same way, by the first of the
+    example.
+
+    Args:
+        where: place of the value, with which messages begin.
+        option: row of the table; its choices and bounds hold for every text and number inside.
+        value: the value.
+        example: a valid value, whose type is expected.
+
+    Raises:
+        UsageError: for the first thing that is wrong.
+    """
     if option.choices and not isinstance(example, (list, tuple)):
         check_choice(where, value, option.choices)
         return
-    if isinstance(example, list) and option.alone and not isinstance(value, (list, tuple, dict)):
-        value = value if value is None else [value]
+    is_single = value is not None and not isinstance(value, (list, tuple, dict))
+    if isinstance(example, list) and option.alone and is_single:
+        value = [value]
     _check_type(where, value, example)
     if isinstance(value, (list, tuple)):
         if option.filled and not value:

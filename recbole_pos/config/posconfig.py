@@ -212,7 +212,10 @@ class PosConfig(Config):
         return merge_options(merged, self._given)
 
     def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
-        """Return the names of the model and of the dataset, which may be given as a folder."""
+        """Return the names of the model and the dataset, of the arguments or else of the options.
+
+        A dataset may be given as a folder: its parent then becomes the ``data_path`` option.
+        """
         given = self._options_for()
         model, dataset = model or given.get("model"), dataset or given.get("dataset")
         if not model or not dataset:

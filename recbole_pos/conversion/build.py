@@ -92,17 +92,23 @@ class EntityIndex:
         return np.where(names.codes > 0, places[names.codes], -1)
 
 
-def find_first_values(cells: Cells, entities: np.ndarray, number: int) -> tuple[Cells, np.ndarray]:
-    """Return the first value of every entity, and [rows] bool which rows have another one.
+def find_first_values(cells: Cells, entities: np.ndarray, count: int) -> tuple[Cells, np.ndarray]:
+    """Return the first value of every item (user), and which rows have a different one.
 
-    ``cells`` are [rows] a column, ``entities`` [rows] numbers from 0 of the ``number`` entities.
+    Args:
+        cells: [rows] of a column; empty ones (code 0) are neither first nor different.
+        entities: [rows] number of the item (user) of each row, from 0.
+        count: number of items (users).
+
+    Returns:
+        Cells [count], empty where an item has no value, and [rows] bool.
     """
-    rows = np.flatnonzero(cells.codes)
-    codes, places = cells.codes[rows], entities[rows]
-    first = np.zeros(number, dtype=cells.codes.dtype)
-    first[places[::-1]] = codes[::-1]  # reversed, since the last assignment to a place stays
+    filled = np.flatnonzero(cells.codes)
+    codes, owners = cells.codes[filled], entities[filled]
+    first = np.zeros(count, dtype=cells.codes.dtype)
+    first[owners[::-1]] = codes[::-1]  # reversed, since the last assignment to an element stays
     contradicting = np.zeros(len(cells.codes), dtype=bool)
-    contradicting[rows] = codes != first[places]
+    contradicting[filled] = codes != first[owners]
     return replace(cells, codes=first), contradicting
 
 

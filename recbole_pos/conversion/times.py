@@ -128,26 +128,30 @@ def _stamp_seconds(stamps: Any) -> np.ndarray:
 
 
 def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str | None) -> None:
-    """Add times of text: what Arrow reads as ISO dates, then numbers, then other dates."""
+    """Add times of text: what Arrow reads as ISO dates, then numbers, then other dates.
+
+    After each step ``column`` holds what is still unread, and null where it was read.
+    """
     if not date_format:
-        left, start = [], 0
+        unread, start = [], 0
         for chunk in column.chunks:
-            left.append(_add_iso(times, chunk, start))
+            unread.append(_add_iso(times, chunk, start))
             start += len(chunk)
-        column = pa.chunked_array(left, pa.string())
-    if not date_format or date_format in _UNITS:  # else digits are a date, with zeros before them
+        column = pa.chunked_array(unread, pa.string())
+    # with a form of dates, digits such as 01032024 are a date and not an epoch
+    if not date_format or date_format in _UNITS:
         try:
             values, missing = _numbers(column.cast(pa.int64()))
             column = pa.chunked_array([pa.nulls(len(column), pa.string())])
         except pa.ArrowException:  # some are no whole numbers
             is_number = pc.match_substring_regex(column, _NUMBER)
-            none = pa.scalar(None, pa.string())
-            numbers = pc.if_else(is_number, column, none).cast(pa.float64())
-            column = pc.if_else(is_number, none, column)
+            null = pa.scalar(None, pa.string())
+            numbers = pc.if_else(is_number, column, null).cast(pa.float64())
+            column = pc.if_else(is_number, null, column)
             values, missing = _numbers(numbers)
         _add_epochs(times, values, missing, name, date_format)
     if date_format in _UNITS or column.null_count == len(column):
-        return
+        return  # with a unit, only numbers are times
     if date_format:
         seconds = [_parse(chunk, date_format) for chunk in column.chunks]
         times.add(f"dates ({date_format})", slice(None), np.concatenate(seconds))

@@ -259,14 +259,17 @@ def file_names(source: Any) -> Any:
 
 
 def content_digest(source: Any) -> Any:
-    """Return what identifies vectors: digests of the files, wherever they lie."""
+    """Return the digest of the files of vectors, the same in any folder; by name for a mapping.
+
+    A path without a file is returned as text.
+    """
 
     def digest(path: Any) -> str:
-        files = [Path(path), Path(path).with_suffix(".txt")]
-        changed = [
-            (str(f), f.stat().st_mtime_ns) for f in files[: 1 + _is_matrix(path)] if f.is_file()
-        ]
-        return "".join(_digest_file(*one) for one in changed) or str(path)
+        files = [Path(path)]
+        if _is_matrix(path):
+            files.append(Path(path).with_suffix(".txt"))
+        digests = [_digest_file(str(f), f.stat().st_mtime_ns) for f in files if f.is_file()]
+        return "".join(digests) or str(path)
 
     return _for_each(source, digest)
 

@@ -55,7 +55,14 @@ class EvaluatingTrainer(Trainer):
         model_file: str | None = None,
         show_progress: bool = False,
     ) -> dict[str, float] | None:
-        """Evaluate a phase, with the best weights of memory or a checkpoint; RecBole's arguments.
+        """Compute the metrics of a phase (validation or test); the arguments are RecBole's.
+
+        Args:
+            eval_data: RecBole's loader of the phase.
+            load_best_model: whether to load the best weights first: those in memory, or those of
+                a checkpoint if none are there or ``model_file`` is given.
+            model_file: checkpoint to load instead of the weights in memory.
+            show_progress: whether to show progress, where the run has no reporter.
 
         Returns:
             Values by metric; None for a phase without targets.
@@ -69,11 +76,11 @@ class EvaluatingTrainer(Trainer):
                 self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log
         reporter, phase = self.reporter or Reporter(show_progress), eval_data._dataset.phase
-        self.eval_collector.ranking = phase == PHASES[-1]
-        own = isinstance(self.model, PosRecommender)
+        self.eval_collector.ranking = phase == PHASES[-1]  # ranks of targets are kept for the test
+        is_native = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
-            self.model.shared_items() if own else nullcontext(),
+            self.model.shared_items() if is_native else nullcontext(),
             reporter.task(f"evaluation ({phase})", len(eval_data), show_progress) as self.task,
         ):
             metrics = super().evaluate(eval_data, load_best_model=False)

@@ -66,15 +66,18 @@ def run(
         config_dict: values that win over files.
         run_dir: folder of the run; saved/<dataset>/<model>/<time>/ if None.
         callbacks: follow the training, see :class:`recbole_pos.Callback`.
-        settings: the other arguments together.
-        given: options, as in ``config_dict``; or the other arguments by name, see
-            :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
-            folder of an interrupted run, with which only ``epochs``, ``data_path`` and ``plugins``
-            in ``config_dict`` may be given; ``verbose``, ``as_json``, ``log``: what is printed;
-            ``nproc``, ``world_size``, ``ip``, ``port``, ``group_offset``: processes that train
-            together, each with a part of every batch, as RecBole has them; ``max_restarts``,
-            ``join_timeout``: when one of them is lost, or missing. Processes that torchrun, mpirun
-            or srun have started are one run.
+        settings: how the run is carried out, as one
+            :class:`~recbole_pos.config.arguments.RunArguments`.
+        given: fields of ``settings`` by name, which win over it; every other keyword is an option,
+            as in ``config_dict``, over which it wins. The fields are
+
+            - ``resume``: folder of an interrupted run, with which only ``epochs``, ``data_path``
+              and ``plugins`` may be given as options;
+            - ``verbose``, ``as_json``, ``log``: what is printed;
+            - ``nproc``, ``world_size``, ``ip``, ``port``, ``group_offset``: processes that train
+              together, each with a part of every batch, as RecBole has them; those that torchrun,
+              mpirun or srun have started are one run;
+            - ``max_restarts``, ``join_timeout``: what happens when one of them is lost or missing.
 
     Returns:
         The result; None on a machine that does not run process 0, and in the other processes that
@@ -94,15 +97,14 @@ def run(
     rank = find_rank(os.environ, args)
     if rank is not None:  # with this, torch counts GPUs without initialising CUDA
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    run_dir, resume = run_dir or args.run_dir, args.resume
-    if resume is not None:
+    run_dir = run_dir or args.run_dir
+    if args.resume is None:
+        folder, config = None, PosConfig(model, dataset, config_file_list, config_dict)
+        check_device(config)
+    else:
         if model or dataset or config_file_list or run_dir:
             raise UsageError(_RESUME_ONLY)
-        folder, config = _open_interrupted(resume, config_dict)
-    else:
-        config = PosConfig(model, dataset, config_file_list, config_dict)
-        check_device(config)
-        folder = None
+        folder, config = _open_interrupted(args.resume, config_dict)
     args = check_processes(args)
     if callbacks and (rank is not None or args.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")

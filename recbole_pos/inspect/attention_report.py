@@ -257,37 +257,42 @@ def _format_number(value: float) -> str:
 
 
 def draw_measures(measured: Measured, title: str, file: Path) -> Path:
-    """Draw a panel per measure over the layers: small marks are heads, large ones their mean."""
-    uniform = measured.uniform
-    heads = max(values.shape[-1] for values in measured.layers)
+    """Draw a panel per measure over the layers: small marks are heads, large ones their mean.
+
+    Returns:
+        The file written.
+    """
+    n_heads = max(values.shape[-1] for values in measured.layers)
     # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
-    values = np.stack([np.broadcast_to(v, (*v.shape[:-1], heads)) for v in measured.layers])
-    count, measures = len(values), uniform.shape[1]
-    figure = new_figure(4.4 * measures, 4.4)
+    values = np.stack([np.broadcast_to(v, (*v.shape[:-1], n_heads)) for v in measured.layers])
+    n_layers, _, n_measures, _ = values.shape
+    uniform = measured.uniform  # [2, measures]
+    figure = new_figure(4.4 * n_measures, 4.4)
     layout: Any = figure.get_layout_engine()  # constrained
     layout.set(w_pad=0.12)
-    panels = figure.subplots(1, measures, squeeze=False)[0]
-    x = np.arange(1, count + 1)
-    # beside the mean where there is one layer and so no line
-    aside = 1 + min(0.06, 0.4 / heads) * np.arange(1, heads + 1)
-    for number, panel in enumerate(panels):
-        for which, (queries, color) in enumerate(COLORS.items()):
-            by_head, mean = values[:, which, number], values[:, which, number].mean(-1)
+    panels = figure.subplots(1, n_measures, squeeze=False)[0]
+    layers = np.arange(1, n_layers + 1)
+    # of a single layer, heads are drawn side by side, to the right of their mean
+    beside_mean = 1 + min(0.06, 0.4 / n_heads) * np.arange(1, n_heads + 1)
+    for m, panel in enumerate(panels):
+        for q, (queries, color) in enumerate(COLORS.items()):
+            by_head = values[:, q, m]  # [layers, heads]
             style: dict[str, Any] = {"color": color, "alpha": 0.5, "markersize": 4}
-            if heads > 1 and count > 1:
-                panel.plot(x, by_head, "-o", linewidth=0.8, **style)
-            elif heads > 1:
-                panel.plot(aside, by_head[0], "o", **style)
-            panel.plot(x, mean, "-o", color=color, linewidth=2.5, markersize=8, label=queries)
+            if n_heads > 1 and n_layers > 1:
+                panel.plot(layers, by_head, "-o", linewidth=0.8, **style)
+            elif n_heads > 1:
+                panel.plot(beside_mean, by_head[0], "o", **style)
+            mean_style: dict[str, Any] = {"color": color, "linewidth": 2.5, "markersize": 8}
+            panel.plot(layers, by_head.mean(-1), "-o", label=queries, **mean_style)
             label = f"{queries}, equal weights"
-            panel.axhline(uniform[which, number], color=color, linestyle=":", label=label)
-        top = max(values[:, :, number].max(), uniform[:, number].max())
-        panel.set(xlabel="layer", ylabel=AXES[number], ylim=(0, 1.07 * top or 1))
-        panel.set(xlim=(0.5, count + 0.5), xticks=x[:: math.ceil(count / 16)])
+            panel.axhline(uniform[q, m], color=color, linestyle=":", label=label)
+        top = max(values[:, :, m].max(), uniform[:, m].max())
+        panel.set(xlabel="layer", ylabel=AXES[m], ylim=(0, 1.07 * top or 1))
+        panel.set(xlim=(0.5, n_layers + 0.5), xticks=layers[:: math.ceil(n_layers / 16)])
         panel.grid(axis="y", alpha=0.3)
     labelled = panels[0].get_legend_handles_labels()
     figure.legend(*labelled, loc="outside lower center", ncols=4, frameon=False)
-    marks = "small marks: heads; large ones: their mean" if heads > 1 else ""
+    marks = "small marks: heads; large ones: their mean" if n_heads > 1 else ""
     return write(figure, file, title, marks)
 
 

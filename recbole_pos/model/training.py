@@ -91,13 +91,12 @@ class NativeAdapter(RecBoleAdapter):
 
     def table(self) -> nn.Parameter | None:
         embedding = self.model.item_embedding
-        if not isinstance(embedding, ItemTable) or embedding.parts:
+        if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
             return None
         weight: nn.Parameter = self.model.item_embedding.weight
-        is_large = weight.nbytes > LARGE and weight.device.type == "cpu"
-        # cross-entropy touches all rows
-        is_worth = weight.requires_grad and is_large and self.config["loss_type"] != "CE"
-        return weight if is_worth else None
+        is_large_on_cpu = weight.nbytes > LARGE and weight.device.type == "cpu"
+        touches_few_rows = self.config["loss_type"] != "CE"  # cross-entropy touches all of them
+        return weight if weight.requires_grad and is_large_on_cpu and touches_few_rows else None
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:

@@ -16,8 +16,8 @@ from recbole_pos.data.identity import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.files import replacing
-from recbole_pos.public.described import public_log
-from recbole_pos.public.recipes import RECIPES
+from recbole_pos.public.described import PublicLog, public_log
+from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
 
 SUFFIXES = (".inter", ".item", ".user")
@@ -36,43 +36,30 @@ def build(
 ) -> Path:
     """Make a public dataset from its raw files; the same files give the same bytes.
 
-    ``files`` are in the order of ``PublicLog.files``.
+    Args:
+        name: name of the public dataset.
+        files: its raw files, in the order of ``PublicLog.files``.
+        data_path: folder in which the folder of the dataset is made.
+        overwrite: whether to replace a dataset that is there.
+        verbose: whether to print progress, counts and checksums.
 
     Returns:
-        folder of the dataset.
+        Folder of the dataset.
 
     Raises:
         UsageError: if a file is missing or cannot be read, or counts are not those published.
     """
     log, reporter, folder = public_log(name), Reporter(verbose), Path(data_path) / name
-    given, expected = [Path(file) for file in files], " ".join(log.files)
-    if len(given) != len(log.files):
-        raise UsageError(
-            f"data: {name} is built from {expected} ({log.source}), found {len(given)} files: "
-            f"recbole-pos data build {name} {expected}"
-        )
-    if missing := [file for file in given if not file.is_file()]:
-        raise UsageError(f"data: {missing[0]} is not there; {log.source} has it")
+    given = [Path(file) for file in files]
+    _require_files(log, given)
     if find_dataset(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
-    for published, file in zip(log.files, given, strict=True):
-        if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
-            reporter.line(
-                f"{file} is not the {published} of {log.source}: md5 {found}, published is "
-                f"{log.md5[published]}"
-            )
-    names = ", ".join(file.name for file in given)
-    with reporter.task(f"reading {names}"):
-        try:
-            tables = RECIPES[log.recipe](*given)
-        except _UNREADABLE as error:
-            raise UsageError(
-                f"data: {names} cannot be read as {expected}: {type(error).__name__} "
-                f"{str(error)[:200]}"
-            ) from error
+    tables = _read_raw(log, given, reporter)
     frames = [frame for frame in (tables.events, tables.items, tables.users) if frame is not None]
     # not every edition of a log has all columns
-    filled = {name for frame in frames for name in frame if any(map(bool, frame[name].dropna()))}
+    filled = {
+        column for frame in frames for column in frame if any(map(bool, frame[column].dropna()))
+    }
     user, item, time = tables.events.columns[:3]
     with tempfile.TemporaryDirectory() as temporary:
         convert(
@@ -85,7 +72,7 @@ def build(
             time=time,
             date_format="s",
             types={column: kind for column, kind in tables.kinds.items() if column in filled},
-            rename={user: user},
+            rename={user: user},  # a session_id stays one, where convert would call it user_id
             tables=dict.fromkeys(tables.events.columns[3:], "inter"),
             data_path=temporary,
             verbose=False,
@@ -104,6 +91,37 @@ def build(
             reporter.line(f"{checksum(file)}  {file.name}")
     require_counts(name, log.counts, dataset)
     return folder
+
+
+def _require_files(log: PublicLog, files: list[Path]) -> None:
+    """Raise a UsageError unless the raw files of a dataset are there."""
+    expected = " ".join(log.files)
+    if len(files) != len(log.files):
+        raise UsageError(
+            f"data: {log.name} is built from {expected} ({log.source}), found {len(files)} files: "
+            f"recbole-pos data build {log.name} {expected}"
+        )
+    if missing := [file for file in files if not file.is_file()]:
+        raise UsageError(f"data: {missing[0]} is not there; {log.source} has it")
+
+
+def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
+    """Read the raw files of a dataset by its recipe; report which differ from the published."""
+    for published, file in zip(log.files, files, strict=True):
+        if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
+            reporter.line(
+                f"{file} is not the {published} of {log.source}: md5 {found}, published is "
+                f"{log.md5[published]}"
+            )
+    names = ", ".join(file.name for file in files)
+    with reporter.task(f"reading {names}"):
+        try:
+            return RECIPES[log.recipe](*files)
+        except _UNREADABLE as error:
+            raise UsageError(
+                f"data: {names} cannot be read as {' '.join(log.files)}: {type(error).__name__} "
+                f"{str(error)[:200]}"
+            ) from error
 
 
 def checksum(file: Path, kind: str = "sha256") -> str:

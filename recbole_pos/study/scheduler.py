@@ -369,14 +369,17 @@ class RowSearch:
                     )
 
     def select_sampled(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the options that can be sampled from the space; None if some cannot."""
-        drawn: dict[str, Any] = {}
+        """Return the part of a run's options that the space samples.
+
+        None if the space cannot have sampled them: one is missing or outside its range.
+        """
+        sampled: dict[str, Any] = {}
         for parameter in self.searched.parameters:
-            if self.searched.exists(parameter, drawn):
+            if self.searched.exists(parameter, sampled):  # some depend on the values of others
                 if parameter.name not in options or not parameter.has(options[parameter.name]):
                     return None
-                drawn[parameter.name] = options[parameter.name]
-        return drawn
+                sampled[parameter.name] = options[parameter.name]
+        return sampled
 
     def ask(self, trial: int, drawn: dict[str, Any] | None) -> dict[str, Any]:
         """Return the options of a trial; ``drawn`` were sampled for it before, if given."""
