@@ -185,7 +185,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         part.copy_(weights[name])
     known = len(vocabulary.tokens[items])
     model.notices.append(
-        f"update_from: new items since {source.path} was trained: {dataset.item_num - known:,}"
+        f"update_from: new items since {source.path.name} was trained: {dataset.item_num - known:,}"
     )
     if config["new_items"] is not None:
         if not model.item_embedding.has_ids:
