@@ -101,6 +101,7 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
-        data_path, histories_only: as of :meth:`Recommender.load`, which says what is raised.
+        data_path: as of :meth:`Recommender.load`, which says what is raised.
+        histories_only: as of :meth:`Recommender.load`.
     """
     return Recommender.load(run_dir, data_path, histories_only)
