@@ -1,13 +1,14 @@
 """recbole-pos: position-aware sequential recommendation for RecBole.
 
 Importing the package makes sure that, whenever RecBole is imported, it gets the fixes it needs
-(``compat.py``) and finds the plugin's models by name (``plug.py``). Nothing else is imported before
-it is requested.
+(``compat.py``) and finds the plugin's models by name (``plug.py``), and that waiting threads of
+torch sleep. Nothing else is imported before it is requested.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos import compat, plug  # noqa: F401 (plug registers the models)
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from recbole_pos.tuning import search as search
     from recbole_pos.tuning import tune as tune
 
+# read when torch is imported: with another busy process threads that spin take ten times as long
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 compat.install()
 
 _PLACES = {

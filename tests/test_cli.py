@@ -247,3 +247,14 @@ def test_what_is_known_of_a_scheme_is_true(name: str) -> None:
     assert FACTS[name] == describe(name)
     assert set(read_yaml(ROOT / "position" / f"{name}.yaml")) == set(SCHEMES[name].options)
     assert summary(SCHEMES, name) == paragraph(SCHEMES[name].__doc__)
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_waiting_threads_sleep_by_default(given: str | None) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    code = "import os, recbole_pos; print(os.environ['OMP_WAIT_POLICY'])"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert printed.stdout.strip() == (given or "PASSIVE")
