@@ -17,7 +17,7 @@ from shop import open_shop, tables, train, write
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.identity import Known, compute_identity, describe_changes, extend_log
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import CheckpointError

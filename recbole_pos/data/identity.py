@@ -19,7 +19,7 @@ from recbole.data.interaction import Interaction
 from torch import Tensor
 
 from recbole_pos.data.attributes import loaded_fields
-from recbole_pos.data.events import PART, EventLog
+from recbole_pos.data.interactions import GIVEN_PART, EventLog
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TEST
@@ -248,9 +248,9 @@ def extend_log(dataset: Any, later: HeldOut, new_users: bool) -> Any:
     fields[place] = torch.arange(len(log) + len(events))
     split, nothing = dataset.split, np.zeros(len(events), dtype=bool)
     parts = np.append(split.part, np.full(len(events), TEST, split.part.dtype))
-    fields[PART] = torch.from_numpy(parts)
+    fields[GIVEN_PART] = torch.from_numpy(parts)
     whole = EventLog.build(fields, len(names), user_field, log.item_field, log.time_field)
-    order, parts = whole.fields.pop(place).numpy(), whole.fields.pop(PART).numpy()
+    order, parts = whole.fields.pop(place).numpy(), whole.fields.pop(GIVEN_PART).numpy()
     is_target = np.append(split.is_target, nothing)[order]
     other.split = replace(split, log=whole, part=parts, is_target=is_target)
     added = len(names) - dataset.user_num
