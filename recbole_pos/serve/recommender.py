@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,16 @@ EXPLAINED = 1 << 10  # the same with reasons, of which each is a history
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
+
+
+def _renamed(old: str, new: str) -> Callable[..., Any]:
+    """Return a method that warns of its new name and calls it: for names of 0.2.0."""
+
+    def call(self: Recommender, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"{old} is now {new}", DeprecationWarning, 2)
+        return getattr(self, new)(*args, **kwargs)
+
+    return call
 
 
 class Recommender(FittedModel):
@@ -586,6 +596,10 @@ class Recommender(FittedModel):
             raise UsageError(
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
+
+    of_users = _renamed("of_users", "read_users")
+    choice = _renamed("choice", "choose_items")
+    parts = _renamed("parts", "make_tables")
 
 
 def _to_rows(owners: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
