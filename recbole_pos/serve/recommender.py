@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from recbole_pos.experiment.run import finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
-from recbole_pos.serve.fitted import FittedModel, find_run_folder, unpack
+from recbole_pos.serve.fitted import FittedModel, find_run_folder, renamed, unpack
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
@@ -36,16 +36,6 @@ EXPLAINED = 1 << 10  # the same with reasons, of which each is a history
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
-
-
-def _renamed(old: str, new: str) -> Callable[..., Any]:
-    """Return a method that warns of its new name and calls it: for names of 0.2.0."""
-
-    def call(self: Recommender, *args: Any, **kwargs: Any) -> Any:
-        warnings.warn(f"{old} is now {new}", DeprecationWarning, 2)
-        return getattr(self, new)(*args, **kwargs)
-
-    return call
 
 
 class Recommender(FittedModel):
@@ -590,9 +580,9 @@ class Recommender(FittedModel):
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
 
-    of_users = _renamed("of_users", "read_users")
-    choice = _renamed("choice", "choose_items")
-    parts = _renamed("parts", "make_tables")
+    of_users = renamed("of_users", "read_users")
+    choice = renamed("choice", "choose_items")
+    parts = renamed("parts", "make_tables")
 
 
 def _to_rows(owners: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
