@@ -23,11 +23,11 @@ from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import (
     TEMPORARY,
-    only_writer,
+    atomic_write,
+    lock_folder,
+    name_write_errors,
     remove_unfinished,
-    whole,
     write_text,
-    writing,
 )
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
@@ -125,7 +125,7 @@ class RunFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Lock the folder for training in a ``with`` block, and remove unfinished files in it."""
-        with only_writer(self.path, "trained"):
+        with lock_folder(self.path, "trained"):
             remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
             yield
 
@@ -149,12 +149,12 @@ class RunFolder:
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append the line of one epoch to metrics.jsonl."""
-        with writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
+        with name_write_errors(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def write_ranks(self, ranks: pd.DataFrame) -> None:
         """Write the ranks of the test targets, a table of ``evaluation.rank_table``."""
-        with whole(self.ranks, text=False) as file:
+        with atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
     def write_vocabulary(self, known: Known, user_field: str, item_field: str) -> None:
@@ -162,7 +162,7 @@ class RunFolder:
 
         With them names keep their ids in data that have grown, and histories need no data.
         """
-        with whole(self.known, text=False) as file:
+        with atomic_write(self.known, text=False) as file:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:

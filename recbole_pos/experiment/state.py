@@ -21,7 +21,7 @@ from recbole_pos.data.identity import Known, find_changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.files import whole
+from recbole_pos.files import atomic_write
 from recbole_pos.plain import from_plain, to_plain
 from recbole_pos.values import shown
 
@@ -41,7 +41,10 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
     for file in files:
         if file.is_file():
             shutil.copy(file, target.path)
-    with source.checkpoint.open("rb") as original, whole(target.checkpoint, text=False) as file:
+    with (
+        source.checkpoint.open("rb") as original,
+        atomic_write(target.checkpoint, text=False) as file,
+    ):
         shutil.copyfileobj(original, file)
 
 
