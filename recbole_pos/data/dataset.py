@@ -18,7 +18,13 @@ from recbole.utils import FeatureType
 
 from recbole_pos.data.attributes import read_features
 from recbole_pos.data.cache import Cache, collect_warnings
-from recbole_pos.data.identity import HeldOut, Known, compute_identity, divide, keep_known_lines
+from recbole_pos.data.identity import (
+    HeldOut,
+    Vocabulary,
+    compute_identity,
+    divide,
+    keep_known_lines,
+)
 from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
 from recbole_pos.data.loading import AtomicTables, number_names
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
@@ -62,7 +68,9 @@ class _ExactTimeMixin(AtomicTables):
     held_out: HeldOut | None = None
     events_of_users: np.ndarray
 
-    def __init__(self, config: Options, known: Known | None = None, alone: bool = True) -> None:
+    def __init__(
+        self, config: Options, known: Vocabulary | None = None, alone: bool = True
+    ) -> None:
         self.known, self.alone = known, alone
         super().__init__(config)
 

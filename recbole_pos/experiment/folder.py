@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 
-from recbole_pos.data.identity import Known
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import (
@@ -157,7 +157,7 @@ class RunFolder:
         with atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_vocabulary(self, known: Known, user_field: str, item_field: str) -> None:
+    def write_vocabulary(self, known: Vocabulary, user_field: str, item_field: str) -> None:
         """Write names by id, interactions of users and training interactions of items.
 
         With them names keep their ids in data that have grown, and histories need no data.
@@ -165,12 +165,12 @@ class RunFolder:
         with atomic_write(self.known, text=False) as file:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
-    def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
+    def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
         """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions."""
         if not self.known.is_file():
             return None
         try:
-            return Known.from_table(pd.read_parquet(self.known), user_field, item_field)
+            return Vocabulary.from_table(pd.read_parquet(self.known), user_field, item_field)
         except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
             problem = short(" ".join(str(error).split()))
             raise CheckpointError(f"{self.known} is damaged: {problem}") from error
