@@ -14,7 +14,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
-from recbole_pos.files import whole, write_text
+from recbole_pos.files import atomic_write, write_text
 from recbole_pos.runs.worker import QUIET
 from recbole_pos.study.configs import require_twins
 from recbole_pos.study.plan import Plan, list_fits
@@ -280,7 +280,7 @@ def write_results(results: Results, folder: Path) -> list[Path]:
     }
     for name, text in texts.items():
         write_text(folder / name, text)
-    with whole(folder / "runs.parquet", text=False) as file:
+    with atomic_write(folder / "runs.parquet", text=False) as file:
         results.runs.to_parquet(file, index=False)
     return [folder / name for name in (*texts, "runs.parquet")]
 

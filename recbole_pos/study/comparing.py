@@ -18,7 +18,7 @@ from recbole_pos.conversion.frames import beside
 from recbole_pos.data.location import dataset_name, name_and_folder, require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
-from recbole_pos.files import only_writer
+from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, stop
@@ -257,7 +257,7 @@ def _train_missing(
     is_joined = args.address is not None and not args.report and connect(args.address)
     try:
         make_folder(folder.path)
-        with only_writer(folder.path, "compared"):
+        with lock_folder(folder.path, "compared"):
             folder.write_plan(scheduler.plan)
             if args.report:
                 scheduler.take_finished()

@@ -24,7 +24,7 @@ from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.study.results import DONE, FAILED, count_ties
 from recbole_pos.study.scheduler import Job, Scheduler
-from recbole_pos.study.study_folder import commit
+from recbole_pos.version import find_commit
 
 
 class ActiveRuns:
@@ -47,7 +47,7 @@ class ActiveRuns:
         self.reporter, self.packed = reporter, {model: pack(model) for model in models}
         self.resources = Resources(args.cpus_per_trial, args.gpus_per_trial)
         self.shared: dict[tuple[str, bool], Any] = {}
-        self.commit = commit()
+        self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
         self.twins: list[Job] = []  # fits with the same run as one that is in training
         self.seconds: list[float] = []  # of runs that have ended
