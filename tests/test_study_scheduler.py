@@ -60,9 +60,9 @@ def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None
     first = plan(tiny, search=GRID)
     train(Scheduler(first, folder))
     assert len(done(first, folder)) == 4
-    before = folder.facts()["chosen"]
+    before = folder.facts().chosen
     train(Scheduler(first, folder, ("NoPE",)))
-    assert folder.facts()["chosen"] == before and None not in before.values()
+    assert folder.facts().chosen == before and None not in before.values()
     more = {"learning_rate": [0.01, 0.001, 0.1]}
     for search, seeds in ((more, 1), (GRID, 2), (None, 1)):
         other = plan(tiny, search=search, search_seeds=seeds)

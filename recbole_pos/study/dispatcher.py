@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -24,6 +23,7 @@ from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.study.results import DONE, FAILED, count_ties
 from recbole_pos.study.scheduler import Job, Scheduler
+from recbole_pos.study.study_folder import StudyFacts
 from recbole_pos.version import find_commit
 
 
@@ -83,7 +83,7 @@ class ActiveRuns:
             self.scheduler.end(one.fit, facts["status"], facts.get("reason", ""), facts)
         self.twins = [twin for twin in self.twins if twin.digest != job.digest]
         # so that a report is up to date meanwhile, or after a kill
-        self.folder.write_facts({**self.folder.facts(), **_collect_outcomes(self.scheduler)})
+        _write_outcomes(self.scheduler, self.folder.facts())
         text, seconds = f"failed: {facts.get('reason', '')}", time.monotonic() - since
         if facts["status"] == DONE:
             self.seconds.append(seconds)
@@ -173,30 +173,30 @@ def _outcome(task: Any) -> dict[str, Any]:
 def keep_state(scheduler: Scheduler) -> None:
     """Write which runs belong to the study, and the facts of its data, into its folder."""
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
-    scheduler.folder.write_facts(collect_facts(scheduler))
-
-
-def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the facts of a report: versions, data, ties of times, warnings, searches."""
-    facts: dict[str, Any] = {"versions": versions()}
+    facts = StudyFacts(versions=versions())
     for dataset in list(scheduler.datasets.values())[:1]:
-        log, summary = dataset.log, dataset.split.summary
-        counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
-        facts["data"] = {**counts, "checksum": dataset.identity["data"][:16]}
-        facts["warnings"] = describe_warnings(summary)
-        if "LS" in (summary.get("split") or {}):
-            ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
-            if ties.test or not facts["warnings"]:  # no test item depends on copies of interactions
-                facts["ties"] = asdict(ties)
-    return {**facts, **_collect_outcomes(scheduler)}
+        _add_data(facts, dataset)
+    _write_outcomes(scheduler, facts)
 
 
-def _collect_outcomes(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the choices of searches, also of rows not asked for, and the fits that have no run."""
+def _add_data(facts: StudyFacts, dataset: Any) -> None:
+    """Add the size of a dataset, its warnings, and how many test items depend on ties of times."""
+    log, summary = dataset.log, dataset.split.summary
+    counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
+    facts.data = {**counts, "checksum": dataset.identity["data"][:16]}
+    facts.warnings = describe_warnings(summary)
+    if "LS" in (summary.get("split") or {}):
+        ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
+        if ties.test or not facts.warnings:  # no test item depends on copies of interactions
+            facts.ties = ties
+
+
+def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
+    """Write the facts of a study with the choices of searches, also of rows not asked for, and the
+    fits that have no run."""
     earlier = scheduler.folder.facts()
-    chosen_by = {row: search.metric for row, search in scheduler.searches.items()}
-    return {
-        "chosen": {**earlier.get("chosen", {}), **scheduler.chosen()},
-        "chosen_by": {**earlier.get("chosen_by", {}), **chosen_by},
-        "unmade": scheduler.unmade(),
-    }
+    metrics = {row: search.metric for row, search in scheduler.searches.items()}
+    facts.chosen = {**earlier.chosen, **scheduler.chosen()}
+    facts.chosen_by = {**earlier.chosen_by, **metrics}
+    facts.unmade = scheduler.unmade()
+    scheduler.folder.write_facts(facts)

@@ -142,7 +142,7 @@ class PackedStudy:
         for needed in (name, metrics):
             if needed not in self.files:
                 raise UsageError(f"{self._name(needed)}: it is missing")
-        fit = parse(RunFacts, self.files[name], self._name(name))
+        fit = parse(RunFacts, self.files[name], self._name(name)).model_dump(exclude_unset=True)
         if (status := fit.get("status")) != DONE:
             raise UsageError(f"{self._name(name)}: status is {shown(status)}, expected {DONE!r}")
         parse_epochs(self.files[metrics], self._name(metrics))

@@ -52,7 +52,7 @@ class SearchFacts(Layout):
                 search had one, or one where it had a named scheduler.
         """
         file = folder.path / SEARCH
-        kept = cls(**parse(cls, read_bounded(file), f"--resume: {file}"))
+        kept = parse(cls, read_bounded(file), f"--resume: {file}")
         had_object = kept.scheduler not in SCHEDULERS
         has_object = not isinstance(args.scheduler, str)
         if had_object != has_object:
