@@ -114,7 +114,7 @@ class _Collector:
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     """Return the results of a study so far, from its runs; a UsageError names a damaged file."""
     collector = _Collector(plan.metrics[0], folder.path)
-    facts, digests = folder.facts(), folder.current(plan)
+    facts, digests = folder.facts(), folder.current_digests(plan)
     trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
     versions: dict[str, list[str]] = {}  # package -> versions that runs were made with
     for fit in list_fits(plan):

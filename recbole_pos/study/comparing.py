@@ -198,9 +198,7 @@ def _run_folders(what: Any) -> list[Path]:
 def _plan_and_folder(
     what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
-    """Return the plan of models, or of a study's file, mapping or folder, and its folder.
-
-    ``dataset`` and the options ``base`` win over those of a study."""
+    """Return the plan of models, or of a study with other options of its base, and its folder."""
     changes: dict[str, Any] = {}
     if args.seeds is not None:
         changes["seeds"] = args.seeds
@@ -298,11 +296,9 @@ def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
 
 
 def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
-    """Print the configurations that would be trained.
-
-    The data are read only if the study has runs already, to find which of them are still its.
-    """
+    """Print the configurations that would be trained."""
     plan, folder, rows = scheduler.plan, scheduler.folder, len(scheduler.rows)
+    # the data are read only if there are runs already, to find which of them are still its
     states = scheduler.preview() if folder.runs.is_dir() or scheduler.packed else {}
     fits = [fit for fit in scheduler.fits if not fit.repeats]
     trials, seeds = sum(fit.trial is not None for fit in fits), len(plan.seeds)

@@ -59,7 +59,7 @@ class Scheduler:
         reasons: name of a fit that has failed -> why.
         digests: name of a fit -> digest of its run.
         configs: digest of a run -> its configuration.
-        noted: name of a fit -> its run in an earlier call, see :meth:`StudyFolder.noted`.
+        earlier: name of a fit -> its run in an earlier call, as in ``current.json``.
         datasets: digest of data options -> dataset.
     """
 
@@ -81,7 +81,7 @@ class Scheduler:
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
         self.configs: dict[str, PosConfig] = {}
-        self.noted = folder.noted()
+        self.earlier = folder.read_current()
         self.only_reports = False
         self.datasets: dict[str, Any] = {}
         self.searches = {
@@ -161,8 +161,7 @@ class Scheduler:
         return states
 
     def _find_finished(self, job: Job, restore: bool) -> dict[str, Any]:
-        """Return the facts of a run in the study's folder, or in a packed study, from which it is
-        copied into the folder if ``restore``; empty if none has it."""
+        """Return the facts of a finished run in the folder or a packed study; empty if in none."""
         facts = self.folder.fit(job.digest)
         packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in packed_studies:
@@ -211,12 +210,11 @@ class Scheduler:
         return search.is_grid or fit.trial in search.asked or self._recall(fit) is not None
 
     def _recall(self, fit: Fit) -> dict[str, Any] | None:
-        """Return the options that were sampled for a trial, in this folder or a packed study, if
-        the run that was made with them is that of the trial; else None."""
+        """Return the options that an earlier run of a trial was sampled with; None without one."""
         search = self.searches[fit.row]
         if search.is_grid or fit.trial in search.asked:
             return None
-        digest = self.noted.get(fit.name, {}).get("run", "")
+        digest = self.earlier.get(fit.name, {}).get("run", "")
         runs = [(digest, self.folder.fit(digest))]
         for packed in self.packed:
             for digest, facts in packed.fits.items():

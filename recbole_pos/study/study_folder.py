@@ -97,7 +97,7 @@ class StudyFacts(Layout):
     unmade: dict[_Name, str] = {}
 
 
-class _Noted(Layout):
+class _CurrentRun(Layout):
     run: _Digest
     asked: _Name
 
@@ -105,7 +105,7 @@ class _Noted(Layout):
 class _Current(Layout):
     """``current.json``: fit -> digests of its run and of what the plan asked of it."""
 
-    __pydantic_extra__: dict[str, _Noted]
+    __pydantic_extra__: dict[str, _CurrentRun]
 
 
 class _Study(Layout):
@@ -207,27 +207,26 @@ class StudyFolder:
         facts = self.fit(digest)
         return facts.get("status") == DONE and not facts.get(KNOWN_FROM) and self.is_begun(digest)
 
-    def noted(self) -> dict[str, dict[str, str]]:
+    def read_current(self) -> dict[str, dict[str, str]]:
         """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
         current = self._read(_Current, "current.json")
         return current.model_dump() if current else {}
 
-    def current(self, plan: Plan) -> dict[str, str]:
+    def current_digests(self, plan: Plan) -> dict[str, str]:
         """Return name of a fit -> digest of its run, of runs made for what the plan asks now."""
-        noted = self.noted()
-        return {
-            name: noted[name]["run"]
-            for name, request in request_digests(plan).items()
-            if name in noted and noted[name]["asked"] == request
-        }
+        current, digests = self.read_current(), {}
+        for name, request in request_digests(plan).items():
+            if name in current and current[name]["asked"] == request:
+                digests[name] = current[name]["run"]
+        return digests
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
         """Write name of a fit -> digest of its run; other fits keep theirs."""
-        noted = self.noted()
+        current = self.read_current()
         for name, request in request_digests(plan).items():
             if name in digests:
-                noted[name] = {"run": digests[name], "asked": request}
-        self._write("current.json", noted)
+                current[name] = {"run": digests[name], "asked": request}
+        self._write("current.json", current)
 
     def facts(self) -> StudyFacts:
         """Return the facts of the study: data, versions, and choices of searches."""
