@@ -126,7 +126,7 @@ def train(made: Experiment, seconds: float) -> tuple[float, int]:
             targets += len(batch)
             if number and time.process_time() - begun > seconds:
                 break
-        watch.mean()
+        watch.compute_mean()
     return (time.process_time() - begun) / targets * loader.targets, number
 
 

@@ -6,6 +6,7 @@ import glob
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def run(
     if callbacks and (rank is not None or args.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
-        return run_as_rank(rank, choose_gpu(config, rank), args, config.plain, run_dir)
+        rank = replace(rank, gpu=choose_gpu(config, rank))
+        return run_as_rank(rank, args, config.plain, run_dir)
     if args.world_size > 1:
         return run_in_parallel(args, config, run_dir)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
@@ -169,7 +171,7 @@ def load(
         _require_dataset(config)
     warn_of_unfinished(folder)
     if dataset is None and (view is not None or grown or config["update_from"]):
-        dataset = read_dataset(config, folder, alone=grown)
+        dataset = read_dataset(config, folder, hold_out_later=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)

@@ -17,7 +17,7 @@ from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call
-from recbole_pos.experiment.evaluation import ranks_of_test
+from recbole_pos.experiment.evaluation import collect_test_ranks
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
@@ -123,7 +123,7 @@ def _train_and_test(
     test = trainer.evaluate(loaders["test"], show_progress=shown)
     if loaders["test"]:
         part, unit = loaders["test"]._dataset, config["timestamp_unit"]
-        if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
+        if (ranks := collect_test_ranks(trainer.eval_collector, part, unit)) is not None:
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     write_json(folder.result, asdict(result))
@@ -142,7 +142,7 @@ def _start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> Non
     config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
     folder.write_config(config.plain)
     known = Known.from_dataset(dataset)
-    experiment.trainer.known = known.digest
+    experiment.trainer.known_digest = known.digest
     folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:
         names = dataset.field2id_token[dataset.iid_field]
