@@ -31,16 +31,19 @@ _CONFIG = "recbole.config.configurator.Config"
 _SCALAR = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 # What models keep beside their weights and have again once they are built: layers, whose weights
 # are among those of the model, and matrices that ItemKNN, EASE and SLIMElastic make of the data.
-_MADE_AGAIN = ("recbole.model.", "torch.nn.modules.", "scipy.sparse.", "numpy.")
+_REBUILT = ("recbole.model.", "torch.nn.modules.", "scipy.sparse.", "numpy.")
 _ENUMS = {
-    f"{kind.__module__}.{name}": kind
-    for name, kind in vars(enum_type).items()
-    if isinstance(kind, EnumMeta)
+    f"{value.__module__}.{name}": value
+    for name, value in vars(enum_type).items()
+    if isinstance(value, EnumMeta)
 }
 # What RecBole's trainer resumes from.
-_PARTS: dict[str, Any] = {
-    **{"epoch": int, "cur_step": int, "best_valid_score": (int, float)},
-    **{"state_dict": dict, "optimizer": dict},
+_PART_TYPES: dict[str, Any] = {
+    "epoch": int,
+    "cur_step": int,
+    "best_valid_score": (int, float),
+    "state_dict": dict,
+    "optimizer": dict,
 }
 
 
@@ -63,7 +66,7 @@ class _Record:
 
 
 def _make_stand_in(name: str) -> Any:
-    """Return what stands for a class of a file, made anew so that no file changes a shared one."""
+    """Return what replaces a class of a file: a new one, so that no file changes a shared one."""
     if name == "torch._utils._rebuild_parameter":
         return lambda tensor, *_: tensor
     if name == "torch.device":
@@ -71,12 +74,15 @@ def _make_stand_in(name: str) -> Any:
     if name in _ENUMS:
         return lambda value: _ENUMS[name](value)
     if name in _SCALAR:
-        return lambda kind, raw: np.frombuffer(raw, str(kind.parts[0][0]))[0].item()
+        return lambda dtype, raw: np.frombuffer(raw, str(dtype.parts[0][0]))[0].item()
     return type("_Record", (_Record,), {"name": name})
 
 
 def read(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of RecBole's trainer, or the best weights in one of this package.
+
+    Args:
+        path: the file.
 
     Returns:
         The mapping that RecBole's trainer saves, on the CPU, its ``config`` a Config again. What a
@@ -88,8 +94,10 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     state = archive.read(path, _make_stand_in)
     try:
-        is_ours = isinstance(state, dict) and state.get("format") == checkpoint.FORMAT
-        state = _read_ours(path) if is_ours else _read_recbole_state(state)
+        if isinstance(state, dict) and state.get("format") == checkpoint.FORMAT:
+            state = _read_ours(path)
+        else:
+            state = _restore_state(state)
     except Refused as error:
         raise CheckpointError(f"{path} {error}") from error
     # RecBole would unpickle whatever data the file says are cached: name a path below a file,
@@ -109,36 +117,43 @@ def _read_ours(path: str | Path) -> dict[str, Any]:
             "RecBole does not make; load it with recbole_pos.load"
         )
     weights = state["best_weights"] or state["weights"]
-    others = from_plain(weights["other"])
-    own = {"config": config, "state_dict": weights["state_dict"], "other_parameter": others}
-    return {**state, **own}
+    return {
+        **state,
+        "config": config,
+        "state_dict": weights["state_dict"],
+        "other_parameter": from_plain(weights["other"]),
+    }
 
 
-def _read_recbole_state(state: Any) -> dict[str, Any]:
+def _restore_state(state: Any) -> dict[str, Any]:
     """Make the values of a checkpoint of RecBole's trainer from its records."""
-    record = state.get("config") if isinstance(state, dict) else None
-    others = state.get("other_parameter") or {} if isinstance(state, dict) else None
-    if getattr(record, "name", None) != _CONFIG or not isinstance(others, dict):
-        raise _refusal("no config of RecBole")
+    if not isinstance(state, dict) or getattr(state.get("config"), "name", None) != _CONFIG:
+        raise _refuse("no config of RecBole")
+    others = state.get("other_parameter") or {}
+    if not isinstance(others, dict):
+        raise _refuse("no config of RecBole")
     kept = {
         name: value
         for name, value in others.items()
-        if not (isinstance(value, _Record) and value.name.startswith(_MADE_AGAIN))
+        if not (isinstance(value, _Record) and value.name.startswith(_REBUILT))
     }
     values = {**state, "config": None, "other_parameter": kept}
     _require_values(values)
-    if wrong := [key for key, kind in _PARTS.items() if not isinstance(values.get(key), kind)]:
-        raise _refusal(f"no {', '.join(wrong)} as expected")
-    return {**values, "config": _restore_config(record)}
+    if wrong := [key for key, kind in _PART_TYPES.items() if not isinstance(values.get(key), kind)]:
+        raise _refuse(f"no {', '.join(wrong)} as expected")
+    return {**values, "config": _restore_config(state["config"])}
 
 
 def _restore_config(record: Any) -> Config:
     """Make RecBole's Config of its record; the model's class is looked up by name."""
     config, state = Config.__new__(Config), record.parts[1]
     if not isinstance(state, dict) or not isinstance(state.get("final_config_dict"), dict):
-        raise _refusal("an empty config")
-    names = [name for name in state if name not in ("model_class", "yaml_loader")]
-    values = {name: state[name] for name in names if not hasattr(Config, str(name))}
+        raise _refuse("an empty config")
+    values = {
+        name: value
+        for name, value in state.items()
+        if name not in ("model_class", "yaml_loader") and not hasattr(Config, str(name))
+    }
     _require_values(values)
     vars(config).update(values)
     try:
@@ -154,18 +169,18 @@ def _restore_config(record: Any) -> Config:
     return config
 
 
-def _require_values(part: Any) -> None:
+def _require_values(tree: Any) -> None:
     """Refuse a tree of values in which a record is left."""
-    if isinstance(part, (_Record, type)):
-        raise _refusal(getattr(part, "name", part))
-    if isinstance(part, (dict, list, tuple)):
-        for inner in part.values() if isinstance(part, dict) else part:
-            _require_values(inner)
+    if isinstance(tree, (_Record, type)):
+        raise _refuse(getattr(tree, "name", tree))
+    if isinstance(tree, (dict, list, tuple)):
+        for child in tree.values() if isinstance(tree, dict) else tree:
+            _require_values(child)
 
 
-def _refusal(what: Any) -> Refused:
-    """Return the error about a file that has ``what`` RecBole's trainer does not write."""
+def _refuse(content: Any) -> Refused:
+    """Return the error about a file with content that RecBole's trainer does not write."""
     return Refused(
-        f"was refused, and nothing in it was run: it has {what}. Expected what RecBole's trainer "
-        "writes: configuration, weights and optimiser"
+        f"was refused, and nothing in it was run: it has {content}. Expected what RecBole's "
+        "trainer writes: configuration, weights and optimiser"
     )
