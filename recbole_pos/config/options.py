@@ -215,11 +215,7 @@ _TABLE: list[Option] = [
     *_rows("train_only", example=["kernel"]),
     *_rows("new_items", example="category"),
     # content vectors of items
-    *_rows(
-        "item_vectors",
-        only=effects.if_model_takes_vectors,
-        check=option.check_vectors,
-    ),
+    *_rows("item_vectors", only=effects.if_model_takes_vectors, check=option.check_vectors),
     *_group(
         _rows("item_vectors_use", "init add replace late"),
         _rows("item_vectors_train", example=True),

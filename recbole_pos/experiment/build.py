@@ -51,9 +51,7 @@ class Experiment:
 
 
 def prepare(
-    config: PosConfig,
-    fresh: bool = True,
-    dataset: PosDataset | PosSequentialDataset | None = None,
+    config: PosConfig, fresh: bool = True, dataset: PosDataset | PosSequentialDataset | None = None
 ) -> Experiment:
     """Make data, model and trainer for a configuration, seeded.
 
@@ -79,7 +77,7 @@ def prepare(
             "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
         )
     train = make_training_loader(config, train_data, adapter(config, model).requirements())
-    start_from(model, config, dataset.identity, weights=fresh)
+    start_from(model, config, dataset.identity, with_weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
     trainer = PosTrainer(config, model)

@@ -21,14 +21,7 @@ import yaml
 from recbole_pos.data.identity import Known
 from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.files import (
-    TEMPORARY,
-    only_writer,
-    remove_unfinished,
-    whole,
-    write_text,
-    writing,
-)
+from recbole_pos.files import TEMPORARY, only_writer, remove_unfinished, whole, write_text, writing
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml

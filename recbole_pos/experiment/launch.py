@@ -51,15 +51,14 @@ def check_processes(args: RunArguments) -> RunArguments:
     """Return the arguments of a run with ``world_size`` and ``port`` filled in."""
     nproc, offset = args.nproc, args.group_offset
     world_size = nproc if args.world_size in (-1, None) else args.world_size
-    smallest = {"nproc": 1, "world_size": nproc, "max_restarts": 0}
-    for name, value in (
-        ("nproc", nproc),
-        ("world_size", world_size),
-        ("max_restarts", args.max_restarts),
+    for name, value, minimum in (
+        ("nproc", nproc, 1),
+        ("world_size", world_size, nproc),
+        ("max_restarts", args.max_restarts, 0),
     ):
-        if not is_whole(value) or value < smallest[name]:
+        if not is_whole(value) or value < minimum:
             raise UsageError(
-                f"--{name}: expected a whole number of at least {smallest[name]}, found {value}"
+                f"--{name}: expected a whole number of at least {minimum}, found {value}"
             )
     if not 0 < args.join_timeout < math.inf:
         raise UsageError(f"--join_timeout: expected seconds above 0, found {args.join_timeout}")

@@ -98,7 +98,7 @@ def is_unfinished(folder: RunFolder) -> bool:
         return sum(1 for line in lines) > read_result(folder).epochs
 
 
-def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
+def make_start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
     """Return the facts that a run reports before its first epoch: data, model, device, folder."""
     config, dataset = experiment.config, experiment.dataset
     return {

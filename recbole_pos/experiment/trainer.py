@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from recbole.evaluator import Evaluator
 from recbole.trainer.trainer import AbstractTrainer
-from recbole.utils import (
-    ModelType,
-    WandbLogger,
-    calculate_valid_score,
-    early_stopping,
-    init_seed,
-)
+from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping, init_seed
 from recbole.utils.utils import get_local_time
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
@@ -214,11 +208,7 @@ class PosTrainer(EvaluatingTrainer):
         self.wandblogger.log_metrics(scalars, head="train")
 
     def _train_epoch(
-        self,
-        train_data: Any,
-        epoch_idx: int,
-        loss_func: Any = None,
-        show_progress: bool = False,
+        self, train_data: Any, epoch_idx: int, loss_func: Any = None, show_progress: bool = False
     ) -> dict[str, Any]:
         """Train one epoch; RecBole's arguments.
 
