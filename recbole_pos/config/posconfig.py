@@ -310,7 +310,7 @@ class PosConfig(Config):
                 )
             default = self.internal_config_dict.get(key)
             if find_option(key).role == IGNORED and value != default:
-                raise UsageError(f"{where}: {key}: {find_option(key).why}")
+                raise UsageError(f"{where}: {key}: {find_option(key).reason}")
             self._check_value(where, key, value)
             if isinstance(default, float) and isinstance(value, int):
                 options[key] = float(value)  # RecBole's models raise tensors of integers to powers

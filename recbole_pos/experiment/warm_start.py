@@ -105,7 +105,7 @@ def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str
 
 
 def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
-    """Refuse weights of a run that is of other data, model options or schemes; ``option`` named it."""
+    """Refuse weights of a run with other data, model options or schemes; ``option`` names it."""
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     kept = scheme_names(config["position"]) if present else []
     if lost := set(present) - {*kept, "nope"}:
