@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.identity import Known
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import keep_vectors
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import current_shard
@@ -153,7 +153,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     """Write the files of a run that are there before its first epoch, on resume too."""
     dataset = experiment.dataset
     folder.write_config(experiment.config.plain)
-    known = Known.from_dataset(dataset)
+    known = Vocabulary.from_dataset(dataset)
     experiment.trainer.known_digest = known.digest
     folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:

@@ -77,7 +77,7 @@ class PosTrainer(EvaluatingTrainer):
         self.adapter = adapter(config, model)
         self.shard = distributed.current_shard()
         self.shared_loss: distributed.SharedLoss | None = None  # of several processes
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
                 model.loss = distributed.over_whole_batch(model.loss, self.shard)
@@ -132,7 +132,7 @@ class PosTrainer(EvaluatingTrainer):
         if not isinstance(loader, (RowLoader, WindowLoader)):
             requirements = self.adapter.requirements()
             loader = make_training_loader(self.config, train_data._dataset, requirements)
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             loader.divide(self.shard)
         return loader
 
@@ -221,7 +221,7 @@ class PosTrainer(EvaluatingTrainer):
             train_data.set_epoch(0)  # other epochs may have a few batches more or less
             self.all_steps = self.epochs * len(train_data)
         loss_func = loss_func or self.adapter.loss(train_data.packed)
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             loss_func = self._share_loss(loss_func, epoch_idx)
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
@@ -240,10 +240,10 @@ class PosTrainer(EvaluatingTrainer):
                 loss = self._step(loss_func, batch, watch, number)
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
-                task.advance(len(batch) if self.shard.alone else self.shard.whole)
+                task.advance(len(batch) if self.shard.is_alone else self.shard.num_batch_targets)
             mean_loss = watch.compute_mean()
         if self.shared_loss is not None:
-            self.shared_loss.same_buffers()
+            self.shared_loss.broadcast_buffers()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
@@ -273,9 +273,9 @@ class PosTrainer(EvaluatingTrainer):
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
         targets, reported = len(batch), loss.detach()
-        if not self.shard.alone:  # the mean loss of the whole batch, NaN in all if it is in one
+        if not self.shard.is_alone:  # the mean loss of the whole batch, NaN in all if it is in one
             loss = loss * self.shard.weight
-            targets, reported = self.shard.whole, distributed.sum_over_processes(loss)
+            targets, reported = self.shard.num_batch_targets, distributed.sum_over_processes(loss)
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         if is_fused and reported.device.type != "cpu":
             # a loss that is not finite is read too late to stop this step: the optimiser skips it
@@ -298,7 +298,7 @@ class PosTrainer(EvaluatingTrainer):
     def steps_in_rows(self) -> Iterator[None]:
         """Keep the gradient of a large item table by rows in a ``with`` block, if few are used."""
         # a gradient that is sent between processes is dense
-        table = self.adapter.table() if self.shard.alone else None
+        table = self.adapter.table() if self.shard.is_alone else None
         if table is None:
             yield
             return
@@ -363,7 +363,7 @@ class PosTrainer(EvaluatingTrainer):
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             torch.distributed.barrier()  # every process reads it before any writes
 
 
