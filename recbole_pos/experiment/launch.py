@@ -127,7 +127,7 @@ def run_in_parallel(
             lost = _run_processes([replace(rank, attempt=attempt) for rank in ranks], *job)
             if lost is None:
                 break
-            if error := rendezvous.error():
+            if error := rendezvous.read_error():
                 raise error from None
             _require_restart(lost, attempt, args.max_restarts)
     except KeyboardInterrupt:
