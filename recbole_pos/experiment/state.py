@@ -100,9 +100,12 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore the state that :func:`capture` returned, into a new trainer of its configuration.
+    """Restore the state that :func:`capture` returned.
 
-    The sampler of ``train_data``, the loader that it will train with, is restored too.
+    Args:
+        trainer: a new trainer of the configuration in the file.
+        file: the checkpoint.
+        train_data: the loader that it will train with, whose sampler is restored too.
 
     Raises:
         CheckpointError: if anything in the file is not what such a trainer would have written, or
