@@ -306,7 +306,7 @@ def make_slopes(results: Results, axis: str) -> str:
             end = f" ({slope(sizes[-2:], values[-2:]):.2f})" if len(sizes) > 2 else ""
             row.append(f"{slope(sizes, values):.2f}{end}")
         if fitted:
-            rows.append([side, *row, f"{fitted[0]:,} to {fitted[-1]:,}, {len(fitted)} sizes"])
+            rows.append([side, *row, f"{fitted[0]:,} to {fitted[-1]:,}"])
     heads = [name.rpartition(", ")[0] for name in FIGURES.values()]
     return table(["", *heads, "fitted on"], rows)
 

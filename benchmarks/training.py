@@ -15,7 +15,7 @@ from recbole.utils import init_seed
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.experiment.loss_watch import LossWatch
@@ -149,7 +149,7 @@ def time_steps(
             targets += len(batch)
             if number >= warm and clock() - started > seconds:  # the host is few steps ahead
                 break
-        watch.mean()
+        watch.compute_mean()
         synchronise(trainer.device)
     return Timed(clock() - started, number + 1 - warm, targets, started - begun)
 

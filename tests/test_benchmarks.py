@@ -229,6 +229,6 @@ def test_the_page_of_scale(tmp_path: Path) -> None:
     text = scale.make_section(found)
     cells = scale.make_cells_page(found)
     assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in cells
-    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "50 to 2,000, 3 sizes" in text
+    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "| 50 to 2,000 |" in text
     scale.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
