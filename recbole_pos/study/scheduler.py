@@ -11,7 +11,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs.searchers import Searcher, make_searcher
-from recbole_pos.runs.space import Space, fit_space, parse_space, read_space, space_file
+from recbole_pos.runs.space import Space, check_space, find_space_file, parse_space, read_space
 from recbole_pos.study.configs import (
     attach_schemes,
     digest,
@@ -352,7 +352,7 @@ class RowSearch:
         self.is_grid = not search.space
         if search.space:
             if isinstance(search.space, str):
-                self.searched = read_space(space_file(search.space, ""))
+                self.searched = read_space(find_space_file(search.space, ""))
             else:
                 self.searched = parse_space(search.space, plan.search_lines(name))
             self._sample_space(plan, name, search, config)
@@ -365,7 +365,7 @@ class RowSearch:
         given = config.external_config_dict
         self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
         options = {**plan.options(name), "seed": plan.seeds[0]}
-        fit_space(space, lambda sampled: row_config(options, {**self.fixed, **sampled}))
+        check_space(space, lambda sampled: row_config(options, {**self.fixed, **sampled}))
         self.searcher = make_searcher(search.searcher, space, self.mode, seed)
         parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
         others = [] if search.searcher == "optuna" else [search.searcher]
