@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from recbole_pos.errors import UsageError
-from recbole_pos.study.plan import Attach, Plan, Row, Search, TablePlan, find_repeated
+from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
 from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import parse_scalar
@@ -31,8 +31,7 @@ def make_plan(source: Source) -> Plan:
     plan = _validate(source)
     plan.source = source
     for name, row in plan.rows.items():
-        for key, problem in _find_row_problems(plan, name, row):
-            raise source.error(("rows", name, key), f"{name}: {problem}")
+        _check_row(plan, name)
         if row.search is True:
             row.search = None if row.parent else plan.search
     if plan.split is not None:
@@ -72,24 +71,26 @@ def _validate(source: Source) -> Plan:
         raise source.error(path, problem) from error
 
 
-def _find_row_problems(plan: Plan, name: str, row: Row) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a row, after the key that is; empty for the row itself."""
+def _check_row(plan: Plan, name: str) -> None:
+    """Raise a UsageError for a row without a model, or with options that its parent decides."""
+    row, path = plan.rows[name], ("rows", name)
     if row.parent is None:
         if "model" not in {**row.options, **plan.base.options}:
-            similar = [
-                f" (is {key!r} the model?)" for key in row.options if suggest(key, ["model"])
-            ]
-            yield "", f"it has no model{''.join(similar[:1])}"
+            similar = [key for key in row.options if suggest(key, ["model"])]
+            hint = f" (is {similar[0]!r} the model?)" if similar else ""
+            raise plan.source.error(path, f"{name}: it has no model{hint}")
         return
     parent_key = "attach" if row.attach else "retest"
-    plan.source.require_choice(("rows", name, parent_key), row.parent, plan.rows)
+    plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
     if not row.attach:
         refused |= set(row.options) - set(_RETESTED)
         if not row.options:
-            yield "", f"it is {row.parent} again: give it one of {', '.join(_RETESTED)}"
+            problem = f"it is {row.parent} again: give it one of {', '.join(_RETESTED)}"
+            raise plan.source.error(path, f"{name}: {problem}")
     for key in sorted(refused & {*row.options, *row.model_fields_set}):
-        yield key, f"{key}: it is made of the models of {row.parent}; leave it out"
+        problem = f"{key}: it is made of the models of {row.parent}; leave it out"
+        raise plan.source.error((*path, key), f"{name}: {problem}")
 
 
 def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:
@@ -106,9 +107,8 @@ def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None
 
 def _require_equal_trials(plan: Plan) -> None:
     """Require the same number of trials for all searched rows, and enough seeds for them."""
-    trials = {
-        n: row.search.trials for n, row in plan.rows.items() if isinstance(row.search, Search)
-    }
+    searches = {name: row.search for name, row in plan.rows.items()}
+    trials = {name: s.trials for name, s in searches.items() if isinstance(s, Search)}
     if plan.search_seeds > (len(plan.seeds) if trials else 1):
         raise plan.source.error(
             ("search_seeds",),

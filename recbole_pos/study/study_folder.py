@@ -155,7 +155,7 @@ def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
     content = read_bounded(run.metrics)
     complete_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
     epochs = parse_epochs(complete_lines, str(run.metrics))
-    return {line.epoch + 1: line.valid[metric] for line in epochs if metric in (line.valid or {})}
+    return {e.epoch + 1: e.valid[metric] for e in epochs if e.valid and metric in e.valid}
 
 
 class StudyFolder:
