@@ -69,7 +69,7 @@ def facts(value: Any) -> Any:
 
 ATTRIBUTES = (
     *("field2type", "field2source", "field2seqlen", "field2bucketnum", "field2id_token", "alias"),
-    *("field2token_id", "missing", "events_of_users", "identity", "feat_name_list", "_rest_fields"),
+    *("field2token_id", "missing", "user_counts", "identity", "feat_name_list", "_rest_fields"),
     "_preloaded_weight",
 )
 

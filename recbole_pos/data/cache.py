@@ -32,7 +32,7 @@ from recbole_pos.plain import to_plain
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 4  # raised when the same files and options are prepared otherwise
+FORMAT = 5  # raised when the same files and options are prepared otherwise
 FOLDER = ".recbole_pos"
 LEAST_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
 _KEY_BYTES = 32  # of the key, and of a signature
@@ -45,7 +45,7 @@ _OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events"}
 READ = sorted(_OWN | set(dataset_arguments) - _LATER)
 # Attributes of a dataset that are kept as they are.
 _PLAIN = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity")
-_ARRAYS = ("events_of_users", "missing", "_preloaded_weight")
+_ARRAYS = ("user_counts", "missing", "_preloaded_weight")
 
 
 class Cache:
@@ -179,7 +179,7 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
     values = {
         **{name: state[name] for name in _PLAIN},
         **{name: {f: column.numpy() for f, column in state[name].items()} for name in _ARRAYS[1:]},
-        "events_of_users": state["events_of_users"].numpy(),
+        "user_counts": state["user_counts"].numpy(),
         "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
         "field2source": {
             field: FeatureSource(source) if is_known else source

@@ -46,7 +46,7 @@ class Catalogue:
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
         self.field2id_token, self._known = known.tokens, known
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
-        self.events = int(known.events.sum())
+        self.events = int(known.user_counts.sum())
 
     @property
     def popularity(self) -> np.ndarray:

@@ -136,7 +136,9 @@ class Recommender(FittedModel):
         later = experiment.dataset.held_out
         if later is None:
             return cls(experiment, Growth(), folder=find_run_folder(run_dir))
-        unknown_users = [*(later.users if is_by_user(experiment.dataset) else []), *later.lonely]
+        unknown_users = [*later.users_without_items]
+        if is_by_user(experiment.dataset):
+            unknown_users = [*later.users, *unknown_users]
         return cls(experiment, later.growth, unknown_users, find_run_folder(run_dir))
 
     def __reduce__(self) -> tuple[Any, ...]:
