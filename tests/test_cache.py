@@ -32,7 +32,7 @@ def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(self.path.name)
         return TEXT(self, *args)
 
-    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(cache, "MIN_BYTES", 0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.setattr(TextTable, "read", read)
     return texts
@@ -193,17 +193,17 @@ def test_a_cache_of_another_user_is_not_read(
 
 
 def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> None:
-    monkeypatch.setattr(cache, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(cache, "MIN_BYTES", 1 << 20)
     prepared(folder)
     assert not kept(folder)
-    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
-    for least in range(cache.MOST + 2):
+    monkeypatch.setattr(cache, "MIN_BYTES", 0)
+    for least in range(cache.MAX_CACHES + 2):
         prepared(folder, item_inter_num_interval=f"[{least},inf)")
         if least == 0:
             begun = kept(folder)[0].with_suffix(".part")
             begun.touch()
             os.utime(begun, (0, 0))  # its writer was killed long ago
-    assert len(kept(folder)) == cache.MOST and begun not in kept(folder)
+    assert len(kept(folder)) == cache.MAX_CACHES and begun not in kept(folder)
 
 
 def test_warnings_are_told_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,11 +34,11 @@ from recbole_pos.version import __version__
 
 FORMAT = 5  # raised when the same files and options are prepared otherwise
 FOLDER = ".recbole_pos"
-LEAST_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
+MIN_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
 _KEY_BYTES = 32  # of the key, and of a signature
-MOST = 4  # caches of a dataset
+MAX_CACHES = 4  # of a dataset
 _ABANDONED = 3600  # seconds after which an unfinished file is taken for abandoned
-# The options that preparing reads; a test holds that there are no others.
+# The options that preparing reads; a test checks that there are no others.
 _LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
 _OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
 _OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events"}
@@ -56,14 +56,14 @@ class Cache:
         self.options = json.loads(json.dumps({n: config[n] for n in READ}, default=str))
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.pt"
-        self.states: list[tuple[int, ...]] | None = None
+        self.file_states: list[tuple[int, ...]] | None = None
         self.source: dict[str, Any] = {}  # what the data are made from
 
     @classmethod
     def open(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
         """Return the cache of a dataset; None if off, for small files, or without a key."""
         existing = [file for file in files if file.is_file()]
-        if config["cache"] is not True or sum(f.stat().st_size for f in existing) < LEAST_BYTES:
+        if config["cache"] is not True or sum(f.stat().st_size for f in existing) < MIN_BYTES:
             return None
         try:
             return cls(config, folder, existing, load_key())
@@ -73,7 +73,7 @@ class Cache:
     def load_into(self, dataset: Any) -> bool:
         """Restore a dataset and the warnings of reading it; return whether the file was good."""
         try:
-            states = self._states()
+            file_states = self._read_file_states()
             self.source = {
                 "versions": [FORMAT, __version__, recbole.__version__],
                 "options": self.options,
@@ -81,48 +81,48 @@ class Cache:
                     file.name: _digest(file, hashlib.sha256()).hexdigest() for file in self.files
                 },
             }
-            self.states = states
-            kept = read_signed(self.path, self.key)
-            if kept["source"] != self.source:
+            self.file_states = file_states
+            content = read_signed(self.path, self.key)
+            if content["source"] != self.source:
                 return False
-            restore(dataset, kept["state"])
+            restore(dataset, content["state"])
         except Exception:  # of any kind; reading the tables then reports what is wrong with them
             return False
         with contextlib.suppress(OSError):
             os.utime(self.path)  # caches used longest ago are removed first
-        for text in kept["warnings"]:
-            dataset.logger.warning(text)
+        for warning in content["warnings"]:
+            dataset.logger.warning(warning)
         return True
 
     def save(self, dataset: Any, warnings: list[str]) -> None:
         """Write the prepared data, and warnings of reading; a failure is logged, not raised."""
-        kept = {"source": self.source, "state": capture(dataset), "warnings": warnings}
+        content = {"source": self.source, "state": capture(dataset), "warnings": warnings}
         temporary = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
         try:
-            if self._states() != self.states:
+            if self._read_file_states() != self.file_states:
                 raise OSError("a file has changed while it was read")
             self.folder.mkdir(exist_ok=True)
             try:
-                write_signed(temporary, kept, self.key)
+                write_signed(temporary, content, self.key)
                 os.replace(temporary, self.path)  # others see the old file or the new one
             finally:
                 temporary.unlink(missing_ok=True)
-            self._tidy()
+            self._remove_old()
         except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
             text = "prepared data of %s are not kept for the next start: %s"
             logging.getLogger().info(text, self.folder.parent, error)
 
-    def _states(self) -> list[tuple[int, ...]]:
+    def _read_file_states(self) -> list[tuple[int, ...]]:
         stats = [file.stat() for file in self.files]
         return [(s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
-    def _tidy(self) -> None:
-        """Remove abandoned temporary files, and all caches but the ``MOST`` used last."""
-        old = time.time() - _ABANDONED
+    def _remove_old(self) -> None:
+        """Remove abandoned temporary files, and all caches but the ``MAX_CACHES`` used last."""
+        oldest = time.time() - _ABANDONED
         caches = [file for kind in ("*.pt", "*.arrow") for file in self.folder.glob(kind)]
         caches.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        abandoned = [file for file in self.folder.glob("*.part") if file.stat().st_mtime < old]
-        for file in (*caches[MOST:], *abandoned):
+        abandoned = [file for file in self.folder.glob("*.part") if file.stat().st_mtime < oldest]
+        for file in (*caches[MAX_CACHES:], *abandoned):
             file.unlink(missing_ok=True)
 
 
@@ -172,7 +172,7 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
     """Set the state of a dataset, before it has read its files, to one of :func:`capture`."""
     characters = {field: codes.numpy() for field, codes in state["names"].items()}
     names = {f: codes.view(f"U{codes.shape[1]}").ravel() for f, codes in characters.items()}
-    ids = {f: {name: i for i, name in enumerate(own.tolist())} for f, own in names.items()}
+    ids = {f: {name: i for i, name in enumerate(column.tolist())} for f, column in names.items()}
     fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
     log = EventLog(state["log"], state["offsets"].numpy(), *fields)
     split = Split(log, state["part"].numpy(), state["is_target"].numpy(), state["summary"])
@@ -187,8 +187,8 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
         },
         "alias": {name: np.array(fields) for name, fields in state["alias"].items()},
         "_rest_fields": np.array(state["rest"]),
-        "field2id_token": {field: names[own] for field, own in state["sharing"].items()},
-        "field2token_id": {field: ids[own] for field, own in state["sharing"].items()},
+        "field2id_token": {field: names[source] for field, source in state["sharing"].items()},
+        "field2token_id": {field: ids[source] for field, source in state["sharing"].items()},
         "split": split,
         **{"user_feat": None, "item_feat": None},
         **{name: Interaction(columns) for name, columns in state["tables"].items()},
@@ -198,13 +198,13 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect the texts of warnings, which the cache keeps, for use in a ``with`` block."""
-    texts: list[str] = []
+    """Collect the messages of warnings, which the cache keeps, for use in a ``with`` block."""
+    messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
-        yield texts
+        yield messages
     finally:
         logger.removeHandler(handler)
 

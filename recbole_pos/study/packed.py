@@ -23,7 +23,7 @@ import pandas as pd
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.item_vectors import file_names
+from recbole_pos.data.item_vectors import keep_file_names
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import rank_table
@@ -208,7 +208,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         options = read_yaml(run.config).items()
         plain = {key: value for key, value in options if key not in INDIFFERENT}
         if plain.get("item_vectors"):
-            plain["item_vectors"] = file_names(plain["item_vectors"])
+            plain["item_vectors"] = keep_file_names(plain["item_vectors"])
         files[f"{place}/{_CONFIG}"] = yaml.safe_dump(plain, allow_unicode=True).encode()
         files[f"{place}/{_METRICS}"] = run.metrics.read_bytes() if run.metrics.is_file() else b""
         if run.ranks.is_file():
