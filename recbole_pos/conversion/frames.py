@@ -37,7 +37,7 @@ class Dataset(os.PathLike[str]):
 
     Attributes:
         path: the folder.
-        report: what became of every column and row, of a dataset that was made here; else None.
+        report: what became of every column and row, if the dataset was made here; else None.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -82,8 +82,8 @@ class Dataset(os.PathLike[str]):
         Raises:
             UsageError: as :func:`convert` raises it.
         """
-        wrong = {"data_path", "dry_run", *([] if path is None else ["name"])} & set(given)
-        if wrong:
+        refused = {"data_path", "dry_run"} if path is None else {"data_path", "dry_run", "name"}
+        if wrong := refused & set(given):
             raise UsageError(
                 f"{min(wrong)}: not of from_frame; path says where and under which name"
             )
@@ -95,13 +95,13 @@ class Dataset(os.PathLike[str]):
         given |= {"valid": valid, "test": test}
         data = cls(folder)
         data.home = home
-        place = {"name": folder.name, "data_path": folder.parent, "verbose": False}
-        data.report = convert(frame, **{**place, **given})
+        target = {"name": folder.name, "data_path": folder.parent, "verbose": False}
+        data.report = convert(frame, **{**target, **given})
         data._source = frame, given
         return data
 
     def with_parts(self, valid: Any = None, test: Any = None) -> Dataset:
-        """Return a dataset of the same frame, with given interactions to validate and test with."""
+        """Return a dataset of the same frame, with interactions to validate and test with."""
         if self._source is None:
             raise UsageError(
                 f"test: {self.path} is not made of a frame; Dataset.from_frame(frame, test=...) "
@@ -118,7 +118,7 @@ class Dataset(os.PathLike[str]):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of events, users and items, first and last time; empty if not converted."""
+        """Numbers of interactions (``events``), users and items, first and last time; or empty."""
         if self.report is not None:
             return dict(self.report.counts)
         try:
@@ -142,13 +142,13 @@ class Dataset(os.PathLike[str]):
         return f"Dataset {self.name}: {text}"
 
     def _repr_html_(self) -> str:
-        columns = [] if self.report is None else self.report.columns
-        rows = [(c.column, c.field or "(left out)", c.kind, c.table) for c in columns]
-        notes = [] if self.report is None else self.report.notes
-        head = f"<b>{html.escape(repr(self))}</b>"
-        tail = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
-        table = format_html_table(("column", "field", "type", "table"), rows) if rows else ""
-        return f"<div>{head}{table}{tail}</div>"
+        content = f"<b>{html.escape(repr(self))}</b>"
+        if self.report is not None:
+            columns = self.report.columns
+            rows = [(c.column, c.field or "(left out)", c.kind, c.table) for c in columns]
+            content += format_html_table(("column", "field", "type", "table"), rows)
+            content += "".join(f"<div>{html.escape(note)}</div>" for note in self.report.notes)
+        return f"<div>{content}</div>"
 
 
 def beside(dataset: Any, name: str) -> Path | None:
