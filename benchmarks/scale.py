@@ -126,7 +126,7 @@ def train(made: Experiment, seconds: float) -> tuple[float, int]:
             targets += len(batch)
             if number and time.process_time() - begun > seconds:
                 break
-        watch.mean()
+        watch.compute_mean()
     return (time.process_time() - begun) / targets * loader.targets, number
 
 
@@ -320,7 +320,7 @@ def slopes(found: Found, axis: str) -> str:
             end = f" ({slope(x[-2:], y[-2:]):.2f})" if len(x) > 2 else ""
             row.append(f"{slope(x, y):.2f}{end}")
         if fitted:
-            sizes = f"{fitted[0]:,} to {fitted[-1]:,}, {len(fitted)} sizes"
+            sizes = f"{fitted[0]:,} to {fitted[-1]:,}"
             rows.append([side, *row, sizes])
     heads = [name.rpartition(", ")[0] for name in FIGURES.values()]
     return table(["", *heads, "fitted on"], rows)

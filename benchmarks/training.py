@@ -147,7 +147,7 @@ def timed(trainer: PosTrainer, loader: WindowLoader, seconds: float) -> Timed:
             now = time.perf_counter()  # the host is LATE steps ahead at most
             if number >= warm and now - started > seconds:
                 break
-        watch.mean()
+        watch.compute_mean()
         synchronise(trainer.device)
     return Timed(time.perf_counter() - started, targets, started - begun)
 

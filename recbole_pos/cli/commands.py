@@ -192,7 +192,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     """Print what begins, before torch and RecBole are imported, which takes seconds."""
     launched = find_launcher(os.environ)
-    if settings.as_json or (launched and launched[1] > 0):
+    if settings.as_json or (launched and launched.rank > 0):
         return
     from recbole_pos.reporter import Reporter
 
