@@ -111,7 +111,7 @@ def shares(made: Experiment, batches: list[Any]) -> dict[str, float]:
         lookup.top_k = k
         edges = events = slots = seconds = 0.0
         for batch in batches:
-            packed = batch.events.numpy()
+            packed = batch.log_rows.numpy()
             source = np.ones(len(packed), dtype=bool)
             rows = lookup.windows(packed, batch.lengths.numpy(), source, True)
             started = time.perf_counter()

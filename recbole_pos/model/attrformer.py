@@ -174,7 +174,7 @@ class AttrFormer(PosSASRec):
             targets=interaction[self.POS_ITEM_ID],
             width=int(rows.lengths.max()),
             positions=torch.from_numpy(last),
-            events=torch.from_numpy(rows.events),
+            log_rows=torch.from_numpy(rows.events),
         )
         return self.prepare(batch)
 
@@ -187,8 +187,8 @@ class AttrFormer(PosSASRec):
 
     def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and the places [k] of its targets."""
-        assert batch.events is not None  # ``needs_events``
-        events = batch.events.cpu().numpy()
+        assert batch.log_rows is not None  # ``needs_events``
+        events = batch.log_rows.cpu().numpy()
         # windows may overlap; an event is a source where it has a target of its own
         source, trained = np.ones(len(events), dtype=bool), events
         if batch.positions is not None:
