@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +141,16 @@ class Dataset(os.PathLike[str]):
         return f"Dataset {self.name}: {text}"
 
     def _repr_html_(self) -> str:
+        import pandas  # late: ``import recbole_pos`` stays fast
+
         content = f"<b>{html.escape(repr(self))}</b>"
         if self.report is not None:
-            columns = self.report.columns
-            rows = [(c.column, c.field or "(left out)", c.kind, c.table) for c in columns]
-            content += format_html_table(("column", "field", "type", "table"), rows)
+            rows = [
+                (column.column, column.field or "(left out)", column.kind, column.table)
+                for column in self.report.columns
+            ]
+            table = pandas.DataFrame(rows, columns=["column", "field", "type", "table"])
+            content += table.to_html(index=False)  # escapes the cells
             content += "".join(f"<div>{html.escape(note)}</div>" for note in self.report.notes)
         return f"<div>{content}</div>"
 
@@ -155,13 +159,3 @@ def beside(dataset: Any, name: str) -> Path | None:
     """Return the folder for runs on a temporary dataset, beside its files; None for others."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name
-
-
-def format_html_table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table in HTML; the text of names and cells is escaped."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = ""
-    for row in rows:
-        cells = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row)
-        body += f"<tr>{cells}</tr>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
