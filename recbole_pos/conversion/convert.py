@@ -119,9 +119,8 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     interactions = read_interactions(source, roles, args.date_format)
     if args.rm_copies:
-        interactions.keep(
-            ~find_copies(interactions), "exact copy of an earlier row (user, item, time)"
-        )
+        is_copy = find_copies(interactions)
+        interactions.keep(~is_copy, "exact copy of an earlier row (user, item, time)")
     interactions.keep_core(max(args.min_user, args.core), max(args.min_item, args.core))
 
     report = Report(name)
@@ -141,20 +140,31 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         reporter.line("nothing is written (dry_run)")
         return report
 
-    separator = choose_separator(tables)
-    options = _dataset_options(report, builder, loaded, separator)
+    options = _dataset_options(report, builder, loaded, choose_separator(tables))
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
         options["benchmark_filename"] = ["train", *source.cuts]
-    with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new:
-        write_text(new / f"{name}.yaml", format_yaml(name, options))
-        write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
+    _write_dataset(folder, tables, options, report, reporter)
+    return report
+
+
+def _write_dataset(
+    folder: Path,
+    tables: Mapping[str, Table],
+    options: Mapping[str, Any],
+    report: Report,
+    reporter: Reporter,
+) -> None:
+    """Write all files of a dataset, in place of those of one that is there."""
+    name = report.name
+    with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
+        write_text(new_folder / f"{name}.yaml", format_yaml(name, options))
+        write_text(new_folder / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
         for suffix, table in tables.items():
             with reporter.task(f"writing {folder / name}.{suffix}"):
-                write_table(new / f"{name}.{suffix}", table, separator)
+                write_table(new_folder / f"{name}.{suffix}", table, options["seq_separator"])
     reporter.line(f"wrote {folder}: {listed([REPORT, *find_dataset(folder, name)])}")
     reporter.line(report.command)
-    return report
 
 
 def _add_counts(report: Report, builder: Builder, copies: int) -> None:

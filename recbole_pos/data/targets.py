@@ -220,12 +220,7 @@ def make_split(
         is_dropped = is_cold[log.items.numpy()]
         log, part, is_copy = log.keep(~is_dropped), part[~is_dropped], is_copy[~is_dropped]
     has_history, is_possible = log.has_history, log.possible_targets
-    is_target, is_tied = is_possible & (part == TRAIN), np.zeros(len(log), dtype=bool)
-    is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
-    drops_ties = eval_args.get("ties") == "drop"
-    if drops_ties:
-        is_tied = is_target & (part != TRAIN) & _find_ties(log)
-        is_target &= ~is_tied
+    is_target, is_tied = _choose_targets(log, part, eval_args, user_tokens)
     counted = {  # the part of every interaction that is counted
         "events": part_as_cut,
         "without_history": part[~has_history],
@@ -238,7 +233,7 @@ def make_split(
     }
     if log.fields.pop(IS_SELECTED, None) is not None:
         counted["other_events"] = part[has_history & ~is_possible]
-    if drops_ties:
+    if eval_args.get("ties") == "drop":
         counted["tied"] = part[is_tied]
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
@@ -324,6 +319,18 @@ def _find_ties(log: EventLog) -> np.ndarray:
     has_several = np.zeros(int(is_new.sum()), dtype=bool)
     has_several[group[items != items[is_new][group]]] = True
     return has_several[group]
+
+
+def _choose_targets(
+    log: EventLog, part: np.ndarray, eval_args: dict[str, Any], user_tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return [interactions] bool: the targets; and those that ``ties: drop`` leaves out."""
+    is_target = log.possible_targets & (part == TRAIN)
+    is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
+    is_tied = np.zeros(len(log), dtype=bool)
+    if eval_args.get("ties") == "drop":
+        is_tied = is_target & (part != TRAIN) & _find_ties(log)
+    return is_target & ~is_tied, is_tied
 
 
 def _choose_held_out(
