@@ -258,10 +258,10 @@ class _ExactTimeMixin(AtomicTables):
         return parts
 
     def for_config(self: Kind, config: Options) -> Kind:
-        """Return a copy, after ``build``, under other options of model and training."""
+        """Return a copy, after ``build``, under other options of model, training and histories."""
         other = copy.copy(self)
         other.config, other.phase = config, None
-        other.inter_feat = Interaction(self.log.fields)
+        other._take_log()
         return other
 
     def without_test(self: Kind) -> Kind:
@@ -304,6 +304,8 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         """Do nothing: RecBole's given parts hold histories, here they hold interactions."""
 
     def _take_log(self) -> None:
+        self.max_item_list_len = self.config["MAX_ITEM_LIST_LENGTH"]
+        self.field2seqlen = dict(self.field2seqlen)
         super()._take_log()
         self._aug_presets()
         self.inter_feat = self._prefix_rows(self.log.has_history)
@@ -313,15 +315,6 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
                 f"ITEM_LIST_LENGTH_FIELD and LIST_SUFFIX make field names that exist already: "
                 f"{', '.join(repeated)}"
             )
-
-    def for_config(self, config: Options) -> PosSequentialDataset:
-        """Return a copy, after ``build``, under other options, the length of histories included."""
-        other = super().for_config(config)
-        other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
-        other.field2seqlen = dict(self.field2seqlen)
-        other._aug_presets()
-        other.inter_feat = other._prefix_rows(other.log.has_history)
-        return other
 
     def _prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
         names = self.config["LIST_SUFFIX"], self.item_list_length_field
