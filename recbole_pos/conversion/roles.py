@@ -50,14 +50,8 @@ def find_roles(
 ) -> dict[str, str]:
     """Find the columns of user, item and time, by role.
 
-    Args:
-        columns: columns by name.
-        given_names: names that the user gives by role; None to guess one by name, or of a time by
-            its values.
-        date_format: form of the times, if the user gives it.
-
-    Raises:
-        UsageError: if a column is not there, taken twice, or cannot be guessed.
+    ``given_names`` are those that the user gives by role; None to guess one by its name, or a time
+    by its values.
     """
     roles: dict[str, str] = {}
     for role, name in given_names.items():
@@ -72,17 +66,19 @@ def find_roles(
         names = _guess(role, free, date_format)
         if len(names) != 1:
             seen = listed(f"{name[:40]} ({_example(column)})" for name, column in columns.items())
-            problem = f"{' and '.join(names)[:100]} may both be"
-            header = ""
+            problem, advice = f"{' and '.join(names)[:100]} may both be", ""
             if not names:
                 problem = "no column is known to be"
-                header = (
+                advice = (
                     "; if these are no names, the file has no header: give --columns user,item,..."
                 )
-            order = f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
+            option = f"--{role} COLUMN"
+            if role == "time":
+                option += (
+                    f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
+                )
             raise UsageError(
-                f"{problem} the {role}: name it with --{role} COLUMN"
-                f"{order if role == 'time' else ''}. The columns are {seen}{header}"
+                f"{problem} the {role}: name it with {option}. The columns are {seen}{advice}"
             )
         roles[role] = names[0]
     return roles

@@ -155,12 +155,7 @@ class WindowGatherer:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return windows as one packed batch.
-
-        Args:
-            batch: [b] numbers of the windows.
-            index: the same numbers on the device, if they were copied already.
-        """
+        """Return [b] windows as one packed batch; ``index`` has their numbers on the device."""
         windows = self.windows
         host_lengths = windows.end[batch] - windows.start[batch]
         num_inputs, num_targets = int(host_lengths.sum()), int(windows.counts[batch].sum())

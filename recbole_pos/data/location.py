@@ -75,14 +75,10 @@ def dataset_name(dataset: Any) -> str | None:
 
 
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
-    """Return the name of a dataset, and the value of ``data_path`` that leads to it.
+    """Return the name of a dataset, and for a path to its folder the ``data_path`` to that folder.
 
-    Args:
-        dataset: a name, or the path of the dataset's folder from here or from ``data_path``.
-        data_path: that option.
-
-    Returns:
-        The second is None for a name, or a path without a dataset: ``data_path`` stays.
+    The path starts here or in ``data_path``, as shells complete it. The second is None for a name,
+    or a path without a dataset.
     """
     if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
         return dataset, None
@@ -96,13 +92,9 @@ def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | Non
 
 
 def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
-    """Refuse a dataset that is not there, with advice; or a folder in place of one of its files.
+    """Refuse a dataset that is not in ``folder``, with advice; or a folder in place of a file.
 
-    Args:
-        name: name of the dataset, or what the user typed for one.
-        folder: where it was looked for.
-        suffixes: of files besides interactions.
-        config: configuration of the run.
+    ``suffixes`` are those of files besides interactions.
     """
     is_name = Path(name).name == name
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None

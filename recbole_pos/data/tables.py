@@ -147,11 +147,11 @@ class TextTable(Table):
         self._blocks_of_lines = self._decode()
         self._read_names()
 
-    def _fail(self, line_number: int, problem: str) -> UsageError:
+    def _line_error(self, line_number: int, problem: str) -> UsageError:
         return UsageError(f"{self.path}, line {line_number}: {problem}")
 
-    def _not_text(self, line_number: int, reason: str) -> UsageError:
-        return self._fail(
+    def _encoding_error(self, line_number: int, reason: str) -> UsageError:
+        return self._line_error(
             line_number,
             f"{reason}; the file is no {self.encoding} text. Write it as UTF-8, or set encoding to "
             "the one it has (cp1252 and utf-16 are what spreadsheets write)",
@@ -168,7 +168,7 @@ class TextTable(Table):
                 while block:
                     if "\0" in block:
                         line = number + block.count("\n", 0, block.index("\0"))
-                        raise self._not_text(line, "a NUL byte")
+                        raise self._encoding_error(line, "a NUL byte")
                     yield number, block
                     number += block.count("\n")
                     block = file.read(_BLOCK_CHARACTERS) + file.readline()
@@ -176,7 +176,7 @@ class TextTable(Table):
             raise UsageError(f"{self.path} cannot be read: {error.strerror or error}") from error
         except UnicodeError as error:
             reason = str(getattr(error, "reason", error))
-            raise self._not_text(self._find_undecodable(), reason) from error
+            raise self._encoding_error(self._find_undecodable(), reason) from error
 
     def _find_undecodable(self) -> int:
         """Return the number of the first line that cannot be decoded."""
@@ -200,7 +200,7 @@ class TextTable(Table):
         for i, cell in enumerate(self._split_line(number, line.removesuffix("\n")), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
-                raise self._fail(
+                raise self._line_error(
                     number,
                     f"cell {i} of the first line is {shown(cell[:80])}, but must name a column "
                     f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
@@ -208,7 +208,7 @@ class TextTable(Table):
                     "without such a line needs one",
                 )
             if name in self.columns:
-                raise self._fail(
+                raise self._line_error(
                     number, f"two columns are called {shown(name)}; rename one or remove it"
                 )
             self.columns[name] = kind
@@ -265,7 +265,7 @@ class TextTable(Table):
                 continue
             cells = self._split_line(number, line)
             if len(cells) != len(self.columns):
-                raise self._fail(
+                raise self._line_error(
                     number,
                     f"cells of this line: {len(cells)}, expected {len(self.columns)}, one for each "
                     f"column of the first line ({listed(self.columns)}), separated by "
@@ -276,9 +276,9 @@ class TextTable(Table):
                 try:
                     columns[name].append(self._parse_cell(cells[i], kinds[name]))
                 except UnicodeEncodeError as error:  # lone surrogates, which utf-7 can hold
-                    raise self._not_text(number, error.reason) from error
+                    raise self._encoding_error(number, error.reason) from error
                 except ValueError:
-                    raise self._fail(
+                    raise self._line_error(
                         number,
                         f"{name} ({kinds[name]}) is {cells[i][:80]!r}, which is not a number; "
                         "correct the cell or leave it empty",
@@ -298,7 +298,7 @@ class TextTable(Table):
         try:
             return next(csv.reader([line], delimiter=self.separator, strict=True))
         except csv.Error as error:
-            raise self._fail(
+            raise self._line_error(
                 number,
                 "a cell starts with a quotation mark that its end does not close: double it "
                 '(""") or remove it; a cell cannot hold a line break',
