@@ -22,7 +22,7 @@ from recbole.utils import FeatureSource
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import tables
 from recbole_pos.data.loading import AtomicTables, spell_out
-from recbole_pos.data.location import name_and_folder
+from recbole_pos.data.location import locate_dataset
 from recbole_pos.data.tables import KINDS, MISSING, ParquetTable, TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -295,7 +295,7 @@ def test_parquet_is_as_text(tmp_path: Path, has_lists: bool, monkeypatch) -> Non
             made = made.rename_columns([called.split(":")[0] for called in made.column_names])
         parquet.write_table(made, folder / "shop" / f"shop.{suffix}.parquet", row_group_size=50)
     assert read_shop(folder, column_types=types or None) == expected
-    assert name_and_folder(str(folder / "shop"), "dataset/") == ("shop", str(folder))
+    assert locate_dataset(str(folder / "shop"), "dataset/") == ("shop", str(folder))
     shop.write(folder, {"item": shop.tables()["item"]})
     with pytest.raises(UsageError, match=r"shop.item and shop.item.parquet are both there; remove"):
         read_shop(folder)

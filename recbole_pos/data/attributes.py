@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.location import SIDE_FEATURES, atomic_file
+from recbole_pos.data.location import SIDE_FEATURES, find_atomic_file
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.tables import open_table
 from recbole_pos.errors import UsageError
@@ -37,7 +37,7 @@ def explain_not_loaded(field: str, dataset: Dataset, others: tuple[str, ...] = (
         for key in ("unload_col", "unused_col"):
             if field in ((config[key] or {}).get(table) or ()):
                 return f"{problem}; {key} leaves it out: take it from {key}: {table}"
-        file = atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
+        file = find_atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
         if file.is_file() and field in open_table(file, config).columns:
             names = (config["load_col"] or {}).get(table) or ([id_field] if id_field else [])
             names = ", ".join([*names, field]) if isinstance(names, list) else field

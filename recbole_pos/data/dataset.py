@@ -22,7 +22,7 @@ from recbole_pos.data.identity import (
     HeldOut,
     Vocabulary,
     compute_identity,
-    divide,
+    divide_interactions,
     keep_known_rows,
 )
 from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
@@ -97,7 +97,7 @@ class _ExactTimeMixin(AtomicTables):
             super()._filter_by_inter_num()
             return
         fields = self.uid_field, self.iid_field, self.time_field
-        self.inter_feat, self.held_out = divide(self.inter_feat, self.known, *fields)
+        self.inter_feat, self.held_out = divide_interactions(self.inter_feat, self.known, *fields)
         for name, field in (("user_feat", self.uid_field), ("item_feat", self.iid_field)):
             if (feat := getattr(self, name)) is not None:
                 setattr(self, name, keep_known_rows(feat, field, self.known))

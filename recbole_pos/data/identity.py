@@ -200,7 +200,7 @@ class HeldOut(NamedTuple):
     growth: Growth
 
 
-def divide(
+def divide_interactions(
     table: pd.DataFrame, known: Vocabulary, user_field: str, item_field: str, time_field: str
 ) -> tuple[pd.DataFrame, HeldOut]:
     """Divide interactions, with names as in the file, into the data of a run and later ones."""

@@ -27,7 +27,7 @@ _RAW = {".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz"}
 _TABLES = _RAW | {".txt", ".dat", ".json", ".xlsx", ".zip"}
 
 
-def atomic_file(folder: Path, name: str, suffix: str) -> Path:
+def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
     """Return the path of a table of a dataset: of parquet if it exists, else of text.
 
     Raises:
@@ -51,8 +51,8 @@ def atomic_file(folder: Path, name: str, suffix: str) -> Path:
 def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
     """Return the files of interactions: one, or those of ``benchmark_filename``, in their order."""
     if not parts:
-        return [atomic_file(folder, name, "inter")]
-    files = [atomic_file(folder, name, f"{part}.inter") for part in parts]
+        return [find_atomic_file(folder, name, "inter")]
+    files = [find_atomic_file(folder, name, f"{part}.inter") for part in parts]
     for file in files:
         if not file.is_file():
             raise UsageError(
@@ -74,7 +74,7 @@ def dataset_name(dataset: Any) -> str | None:
     )
 
 
-def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
+def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
     """Return the name of a dataset, and for a path to its folder the ``data_path`` to that folder.
 
     The path starts here or in ``data_path``, as shells complete it. The second is None for a name,
@@ -86,7 +86,9 @@ def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | Non
         folder = path if path.name else path.resolve()
         name = folder.name
         part_files = f"{glob.escape(name)}.*.inter*"  # of benchmark_filename
-        if name and (atomic_file(folder, name, "inter").exists() or any(folder.glob(part_files))):
+        if name and (
+            find_atomic_file(folder, name, "inter").exists() or any(folder.glob(part_files))
+        ):
             return name, str(folder.parent)
     return dataset, None
 
@@ -101,7 +103,7 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
     files = list_interaction_files(folder, name, parts)
     if not (is_name and files[0].exists()):
         raise UsageError(f"dataset {shown(name)} not found: {_advise(Path(name), folder)}")
-    for file in (*files, *(atomic_file(folder, name, suffix) for suffix in suffixes)):
+    for file in (*files, *(find_atomic_file(folder, name, suffix) for suffix in suffixes)):
         if file.is_dir():
             raise UsageError(f"{file} is a folder where a file is expected; remove or rename it")
 
@@ -151,4 +153,4 @@ def _find_tables(typed: Path, folder: Path) -> Path | None:
 
 def _list_datasets(folder: Path) -> list[str]:
     names = {file.parent.name for file in folder.glob("*/*.inter*")}
-    return sorted(name for name in names if atomic_file(folder / name, name, "inter").exists())
+    return sorted(name for name in names if find_atomic_file(folder / name, name, "inter").exists())

@@ -146,7 +146,7 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
     return is_selected
 
 
-def check_given(files: Sequence[str], split: Any) -> None:
+def check_given_parts(files: Sequence[str], split: Any) -> None:
     """Require two or three names in ``benchmark_filename``, and a split that goes with them."""
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import beside
-from recbole_pos.data.location import dataset_name, name_and_folder, require_dataset
+from recbole_pos.data.location import dataset_name, locate_dataset, require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -207,7 +207,7 @@ def _plan_and_folder(
     if args.reference is not None:
         changes["reference"] = args.reference
     if dataset:
-        dataset, data_path = name_and_folder(dataset, base.get("data_path") or "dataset/")
+        dataset, data_path = locate_dataset(dataset, base.get("data_path") or "dataset/")
         if data_path is not None:
             base = {**base, "data_path": data_path}
     if isinstance(what, (list, tuple)):
