@@ -169,6 +169,7 @@ _TABLE: list[Option] = [
         _rows("window_stride", 1, _LENGTH, example=25, only="train_windows: sliding"),
         _rows("target_window", 1, 1000, only=effects.if_model_takes_target_window),
         _rows("length_pool", 1, 10**6),
+        _rows("shuffle_block", 1, 10**9, example=2, only="shuffle"),
         _rows("train_batch_events", 1, 10**9, example=16384),
         role=TRAINING,
         only="augmentation: all_positions",

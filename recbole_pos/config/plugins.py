@@ -135,8 +135,10 @@ def pack(model: str) -> bytes:
     Returns:
         Bytes for :func:`unpack`; empty where there is nothing to send.
     """
-    models = {name: entry for name, entry in ADDED.made_here().items() if name == model}
-    schemes = SCHEMES.made_here()
+    # no import registers these in another process
+    entry = ADDED.added.get(model)
+    models = {model: entry} if entry is not None and entry.module is None else {}
+    schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     if not (models or schemes):
         return pickle.dumps((_allowed, {}, {})) if _allowed else b""
     import cloudpickle

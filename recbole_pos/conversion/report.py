@@ -98,13 +98,13 @@ class Report:
             for column in self.columns
         ]
         heads = ("column", "field", "type", "table", "different", "missing", "examples", "")
-        reporter.table(_make_table(heads, columns))
+        reporter.line(_make_table(heads, columns))
         for what, lines in self.lines.items():
             reporter.line(f"{what}: {lines.source} ({lines.form})")
             counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
             for reason, dropped in lines.dropped.items():
                 counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _list_first(dropped)))
-            reporter.table(_make_table(("rows", "", "first"), counts))
+            reporter.line(_make_table(("rows", "", "first"), counts))
         for name, rows in self.contradictions.items():
             reporter.line(
                 f"{name}: {rows['lines']:,} rows differ from the first of the {rows['table']}, "

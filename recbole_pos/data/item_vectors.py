@@ -6,7 +6,6 @@ of known items, once.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import tempfile
@@ -24,7 +23,7 @@ from numpy.lib.format import open_memmap
 from pyarrow import compute
 
 from recbole_pos.errors import UsageError
-from recbole_pos.files import name_write_errors, write_text
+from recbole_pos.files import digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
@@ -300,11 +299,7 @@ def _has_names_file(path: Any) -> bool:
 
 @lru_cache
 def _digest_file(path: str, modified: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:16]
+    return digest_file(Path(path))[:16]
 
 
 def _is_vector(dtype: pa.DataType) -> bool:

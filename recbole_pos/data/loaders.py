@@ -28,6 +28,8 @@ from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
+MIXED = 16  # blocks whose windows are mixed
+
 
 class WindowLoader:
     """Batches of packed training windows.
@@ -37,6 +39,9 @@ class WindowLoader:
     into batches with about equal numbers of targets, which are then shuffled: little padding, and
     every target weighs about the same in a step. A batch with more than ``train_batch_events`` is
     cut, but never one window (of ``linked`` ones, all of a user's).
+
+    With ``shuffle_block`` windows are not shuffled one by one, but in blocks of neighbours in the
+    log, of which ``MIXED`` are mixed at a time: a log on a disk is read nearly in order.
     """
 
     packed = True  # batches are packed windows, not rows
@@ -49,7 +54,7 @@ class WindowLoader:
         self.windows, self.features = dataset.training_windows(), dataset.features()
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
-        self.max_inputs = config["train_batch_events"]
+        self.block_size, self.max_inputs = config["shuffle_block"], config["train_batch_events"]
         self.members, self.group_sizes = self._group_windows()
         self.epoch = 0
         self.shard = Shard()
@@ -85,7 +90,7 @@ class WindowLoader:
         max_lengths, num_inputs = (f.reduceat(lengths, begin) for f in (np.maximum, np.add))
         num_targets = np.add.reduceat(self.windows.counts[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = rng.permutation(len(begin)) if self.shuffle else np.arange(len(begin))
+        order = self._order_groups(rng, len(begin))
         batches: list[np.ndarray] = []
         num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
         pools = np.flatnonzero(np.diff(num_before // (self.batch_size * self.pool_size))) + 1
@@ -95,12 +100,25 @@ class WindowLoader:
                 batches += np.array_split(groups, min(num_batches, len(groups)))
             else:
                 groups = groups[np.argsort(max_lengths[groups], kind="stable")]
-                batches += _split_evenly(groups, num_targets[groups], num_batches)
+                in_pool = _split_evenly(groups, num_targets[groups], num_batches)
+                if self.block_size:
+                    rng.shuffle(in_pool)
+                batches += in_pool
         if self.max_inputs is not None:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
-        if self.shuffle:
+        if self.shuffle and not self.block_size:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return [self.members[gather_index(begin[groups], sizes[groups])] for groups in batches]
+
+    def _order_groups(self, rng: np.random.Generator, num_groups: int) -> np.ndarray:
+        """Return the order of groups in an epoch: random, or of mixed blocks of neighbours."""
+        if not self.shuffle:
+            return np.arange(num_groups)
+        if not self.block_size:
+            return rng.permutation(num_groups)
+        block = np.arange(num_groups) // self.block_size
+        block_rank = rng.permutation(int(block[-1]) + 1)[block]
+        return np.lexsort((rng.random(num_groups), block_rank // MIXED))
 
     def _limit_inputs(self, groups: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
         """Cut a batch of groups into such of at most ``max_inputs`` inputs, or of one group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import zipfile
@@ -15,7 +14,7 @@ from recbole_pos.conversion.convert import belongs_to_dataset, convert, find_dat
 from recbole_pos.data.identity import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.files import replace_folder
+from recbole_pos.files import digest_file, replace_folder
 from recbole_pos.public.described import PublicLog, public_log
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
@@ -88,7 +87,7 @@ def build(
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {what}" for what, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):
         if file.suffix in SUFFIXES:
-            reporter.line(f"{checksum(file)}  {file.name}")
+            reporter.line(f"{digest_file(file)}  {file.name}")
     require_counts(name, log.counts, dataset)
     return folder
 
@@ -108,7 +107,7 @@ def _require_files(log: PublicLog, files: list[Path]) -> None:
 def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
     """Read the raw files of a dataset by its recipe; report which differ from the published."""
     for published, file in zip(log.files, files, strict=True):
-        if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
+        if published in log.md5 and (found := digest_file(file, "md5")) != log.md5[published]:
             reporter.line(
                 f"{file} is not the {published} of {log.source}: md5 {found}, published is "
                 f"{log.md5[published]}"
@@ -122,12 +121,3 @@ def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
                 f"data: {names} cannot be read as {' '.join(log.files)}: {type(error).__name__} "
                 f"{str(error)[:200]}"
             ) from error
-
-
-def checksum(file: Path, kind: str = "sha256") -> str:
-    """Return the digest of a file in hexadecimal, by an algorithm of hashlib."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
