@@ -173,7 +173,9 @@ class WindowGatherer:
                 is_context = (~self.is_target[rows[positions] + 1]).byte()
                 positions = positions[is_context.argsort(stable=True)[:num_targets]]
             trained_rows = rows[positions]
-        has_request = self.times is not None and self.requirements.requests
+        request_times = None
+        if self.times is not None and self.requirements.requests:
+            request_times = self.times[end]
         return SequenceBatch(
             items=self.items[rows],
             lengths=lengths,
@@ -181,7 +183,7 @@ class WindowGatherer:
             targets=self.items[trained_rows + 1],
             positions=positions,
             times=None if self.times is None else self.times[rows],
-            at=self.times[end] if has_request else None,
+            at=request_times,
             log_rows=rows if self.requirements.log_rows else None,
             features=self.features.map(lambda x: x[rows], lambda x: x[self.users[index]]),
         )
