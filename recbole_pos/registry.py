@@ -107,10 +107,6 @@ class Registry(Mapping[str, type]):
             return copy.deepcopy(self.added[name].defaults)
         return read_yaml(ROOT / self.folder / f"{name}.yaml")
 
-    def own_options(self, name: str) -> frozenset[str]:
-        """Return the options of a class that neither the plugin nor RecBole has."""
-        return self.added[name].own_options if name in self.added else frozenset()
-
     def find_registration(self, cls: type) -> Registration | None:
         """Return the registration of a class, or of an earlier one of the same place."""
         place = import_path(cls)
@@ -122,18 +118,6 @@ class Registry(Mapping[str, type]):
         names = [name for name, path in self.places.items() if path == place]
         names += [name for name, added in self.added.items() if added.cls is cls]
         return cls.__name__ if cls.__name__ in names else next(iter(names), None)
-
-    def source(self, name: str) -> str:
-        """Return where a class comes from: this package, or its module."""
-        return self.added[name].cls.__module__ if name in self.added else US
-
-    def find_module(self, name: str) -> str | None:
-        """Return the module whose import registers a name; None if it is ours or there is none."""
-        return self.added[name].module if name in self.added else None
-
-    def modules(self) -> set[str]:
-        """Return the modules of the registered classes."""
-        return {added.cls.__module__ for added in self.added.values()}
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES, runnable
+from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
+from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
@@ -32,7 +33,7 @@ def list_models() -> None:
     """Print what ``run -m`` takes."""
     rows = []
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
-        source = next(table.source(name) for table in TABLES if name in table)
+        source = ADDED.added[name].cls.__module__ if name in ADDED else US
         rows.append((name, source, summary(OURS, name)))
     from_recbole = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
