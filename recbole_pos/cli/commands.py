@@ -388,8 +388,8 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.encoding import inspect_encoding
 
     sizes = {"lengths": args.length, "hidden_size": args.hidden_size}
-    places = {"trained": args.checkpoint, "out": args.out, "data_path": args.data_path}
-    print(inspect_encoding(args.schemes, **sizes, **places))
+    paths = {"trained": args.checkpoint, "out": args.out, "data_path": args.data_path}
+    print(inspect_encoding(args.schemes, **sizes, **paths))
 
 
 @_command(

@@ -53,7 +53,7 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     for name in schemes:
         if name in SCHEMES.added:
             free |= SCHEMES.added[name].own_options
-        if name in SCHEMES.places:
+        if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
     shared |= {key for key in free if find_option(key).role != MODEL}
     if model in ADDED and not on_our_base(model) and hasattr(ADDED[model], "input_type"):
