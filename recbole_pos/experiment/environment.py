@@ -116,7 +116,10 @@ def find_rank(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
     default_port = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
     port = args.port or environ.get("MASTER_PORT") or default_port
     return Rank(
-        *launched[1:],
+        launched.rank,
+        size,
+        launched.local_rank,
+        local_size,
         ip,
         check_port(port, "--port, MASTER_PORT"),
         attempt=_read_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
