@@ -155,7 +155,7 @@ class Dataset(os.PathLike[str]):
         return f"<div>{content}</div>"
 
 
-def beside(dataset: Any, name: str) -> Path | None:
+def find_folder_beside(dataset: Any, name: str) -> Path | None:
     """Return the folder for runs on a temporary dataset, beside its files; None for others."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name

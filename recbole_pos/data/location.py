@@ -62,7 +62,7 @@ def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None)
     return files
 
 
-def dataset_name(dataset: Any) -> str | None:
+def read_dataset_name(dataset: Any) -> str | None:
     """Return the name or path of a dataset; of a :class:`recbole_pos.Dataset` its folder."""
     if dataset is None or isinstance(dataset, str):
         return dataset

@@ -360,7 +360,7 @@ def _choose_held_out(
     return rows[first + numbers % counts]
 
 
-def describe(summary: dict[str, Any]) -> str:
+def describe_split(summary: dict[str, Any]) -> str:
     """Return the summary of a split as one line of text; empty where nothing is unusual."""
     labels = {
         "without_history": "without history",

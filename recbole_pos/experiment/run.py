@@ -13,7 +13,7 @@ from typing import Any
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, limit_workers
-from recbole_pos.data.location import dataset_name
+from recbole_pos.data.location import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import (
@@ -88,7 +88,7 @@ def run(
     """
     args, options = split_keywords(settings or RunArguments(), given)
     config_dict = {**(config_dict or {}), **options}
-    dataset = dataset_name(dataset)
+    dataset = read_dataset_name(dataset)
     allow(config_dict.get("plugins"))
     rank = find_rank(os.environ, args)
     if rank is not None:  # with this, torch counts GPUs without initialising CUDA

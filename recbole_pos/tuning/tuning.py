@@ -18,9 +18,9 @@ from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import beside
-from recbole_pos.data.location import dataset_name
-from recbole_pos.data.targets import describe, describe_warnings
+from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.targets import describe_split, describe_warnings
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import SEARCH, RunFolder, unused_path, versions
@@ -117,13 +117,13 @@ def search(
     check_arguments(args)
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:
-        name, overruled = dataset_name(dataset), list[str]()
+        name, overruled = read_dataset_name(dataset), list[str]()
         if args.resume is None:
             plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
             facts = SearchFacts.from_arguments(args)
             path = args.run_dir
             if path is None:
-                path = beside(dataset, f"tune-{time.time_ns()}")
+                path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
             if path is None:
                 path = unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
             folder = StudyFolder(path)
@@ -304,7 +304,7 @@ def _print_head(
     if overruled:
         reporter.line(f"given, so not searched: {', '.join(overruled)}")
     (dataset,) = scheduler.datasets.values()
-    if text := describe(dataset.split.summary):
+    if text := describe_split(dataset.split.summary):
         reporter.line(text)
     for text in describe_warnings(dataset.split.summary):
         reporter.warning(text)
