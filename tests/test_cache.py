@@ -136,8 +136,10 @@ def test_unchanged_files_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPa
     """By their inode, size and times; whatever has changed is compared byte by byte."""
     monkeypatch.setattr(cache, "_SETTLED", 0)
     made, digested = all_of(prepared(folder)), []
-    digest = cache._digest
-    monkeypatch.setattr(cache, "_digest", lambda path: digested.append(path.name) or digest(path))
+    digest = cache.digest_file
+    monkeypatch.setattr(
+        cache, "digest_file", lambda path: digested.append(path.name) or digest(path)
+    )
     assert all_of(prepared(folder)) == made and not digested
     table, (file,) = folder / "shop" / "shop.inter", kept(folder)
     table.touch()  # other times, the same bytes: compared once, and not again
@@ -206,7 +208,7 @@ def test_a_cache_of_another_user_is_not_read(
     (ours,) = set(kept(folder)) - {other}
     torch.save(content, ours)  # with a seal of the other user
     seal = json.loads(json.loads(other.with_suffix(".json").read_text())[0])
-    text = json.dumps({**seal, "digest": cache._digest(ours)})
+    text = json.dumps({**seal, "digest": cache.digest_file(ours)})
     key = (tmp_path / "elsewhere" / "recbole-pos" / "cache.key").read_bytes()
     signed = [text, hmac.new(key, text.encode(), "sha256").hexdigest()]
     ours.with_suffix(".json").write_text(json.dumps(signed))
