@@ -85,7 +85,7 @@ class PosSASRec(PosRecommender):
         return self._run_blocks(items, ctx, None)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [k, d] that predict the event after each of ``positions``.
+        """Return the states [k, d] that predict the interaction after each of ``positions``.
 
         The last block computes its feed-forward network for these positions only.
         """

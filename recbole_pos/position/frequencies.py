@@ -1,4 +1,7 @@
-"""Banks of frequencies: how fast the planes of a rotary head turn with order or with time."""
+"""Banks of frequencies: how fast the planes of a rotary head turn with order or with time.
+
+Shapes: m interactions, a frequency for each of the planes of a head.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,8 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
 
 
 def radians(position: Tensor, frequency: Tensor) -> Tensor:
-    """Return [m] positions times [..., planes] frequencies, less whole turns: in -pi to pi.
-
-    Sine and cosine do not see whole turns, which would take the digits of a smaller type.
-    """
+    """Return angles [m, ..., planes], in -pi to pi: positions [m] times frequencies."""
+    # without whole turns, which would take the digits of a smaller type
     angle = position.view(-1, *[1] * frequency.dim()) * frequency
     return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
 
