@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.data.identity import Known
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 
@@ -16,15 +16,15 @@ class NeedsDataset(UsageError):
     """A question cannot be answered without the dataset.
 
     Args:
-        what: what must be read from the dataset, and why.
+        missing: what must be read from the dataset, and why.
         config: configuration of the run.
     """
 
-    def __init__(self, what: str, config: Options) -> None:
-        name, base = config["dataset"], Path(config["data_path"]).parent
+    def __init__(self, missing: str, config: Options) -> None:
+        name, data_path = config["dataset"], Path(config["data_path"]).parent
         super().__init__(
-            f"{what} must be read from the dataset {name!r}, which was not found in {base}; give "
-            f"--data_path (in Python data_path=), the folder that holds {name}/"
+            f"{missing} must be read from the dataset {name!r}, which was not found in {data_path};"
+            f" give --data_path (in Python data_path=), the folder that holds {name}/"
         )
 
 
@@ -41,7 +41,7 @@ class Catalogue:
 
     has_log = False  # there are no interactions for a model to check
 
-    def __init__(self, config: Options, known: Known) -> None:
+    def __init__(self, config: Options, known: Vocabulary) -> None:
         self.config, self.dataset_name = config, config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
         self.field2id_token, self._known = known.tokens, known
@@ -50,7 +50,7 @@ class Catalogue:
 
     @property
     def popularity(self) -> np.ndarray:
-        """[items] int64 training events of each item, by id; not kept by runs of 0.1."""
+        """[items] int64 training interactions of each item, by id; not kept by runs of 0.1."""
         if self._known.popularity is None:
             raise NeedsDataset("the popularity of items", self.config)
         return self._known.popularity
@@ -64,5 +64,5 @@ class Catalogue:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python asks of any object
             raise AttributeError(name)
-        what = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
-        raise NeedsDataset(what, self.config)
+        missing = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
+        raise NeedsDataset(missing, self.config)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,13 @@ def unpack(kind: Any, files: dict[str, bytes], dataset: Any, *state: Any) -> Any
     else:
         experiment = load(home.path, dataset=dataset, grown=True)
     return kind(experiment, *state, RunFolder(home.path), [home])
+
+
+def renamed(old: str, new: str) -> Callable[..., Any]:
+    """Return a method that warns of its new name and calls it: for names of 0.2.0."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"{old} is now {new}", DeprecationWarning, 2)
+        return getattr(self, new)(*args, **kwargs)
+
+    return call
