@@ -145,7 +145,7 @@ def measure_relations(
         order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
         heads, users = lookup.find(rows, order)
         for number, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
-            known[number] += relation.known(rows.events, lookup).sum()
+            known[number] += relation.is_known(rows.events, lookup).sum()
             read[number] += _count_reads(edges, order)
         if users is not None and lookup.user_table is not None:
             known[-1] += lookup.user_table.known[order.user].sum()

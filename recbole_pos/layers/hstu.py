@@ -9,7 +9,6 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -112,7 +111,7 @@ class _PointwiseAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, bias)
         ctx.n = n
         out = torch.empty_like(v)
-        for rows in _chunks(q):
+        for rows in chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
             weight = _weights(q[rows], k[rows], _slice_bias(bias, rows), n)
             torch.matmul(weight, v[rows], out=out[rows])
         return out
@@ -127,7 +126,7 @@ class _PointwiseAttention(torch.autograd.Function):
             dtype = torch.promote_types(bias.dtype, torch.float32)
             grad_bias = torch.zeros_like(bias, dtype=dtype)
         future = future_mask(q.size(2), q.device)
-        for rows in _chunks(q):
+        for rows in chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
             logits = q[rows] @ k[rows].transpose(-1, -2)
             if bias is not None:
                 logits += _slice_bias(bias, rows)
@@ -144,12 +143,6 @@ class _PointwiseAttention(torch.autograd.Function):
                 bias_rows += grad_logits.sum_to_size(bias_rows.shape)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_q, grad_k, grad_v, grad_bias, None
-
-
-def _chunks(q: Tensor) -> Iterator[slice]:
-    """Yield slices of sequences of q [b, h, t, e] whose weights [h, t, t] fit a chunk together."""
-    b, h, t, _ = q.shape
-    return chunks(b, h * t * t, q.device)
 
 
 def _slice_bias(bias: Any, rows: slice) -> Any:

@@ -30,11 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.attention import (
-    BlockOptions,
-    MultiHeadAttention,
-    TransformerLayer,
-)
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition
 

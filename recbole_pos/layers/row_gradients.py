@@ -25,61 +25,61 @@ class KeptGradient:
 
     Args:
         weight: [rows, d] the table.
-        whole: zero all rows, not only the touched ones. Needed where gradients change before a
+        clears_all: zero all rows, not only the touched ones. Needed where gradients change before a
             step: clipping makes all rows NaN if one is.
     """
 
-    def __init__(self, weight: nn.Parameter, whole: bool) -> None:
-        self.weight, self.whole = weight, whole
+    def __init__(self, weight: nn.Parameter, clears_all: bool) -> None:
+        self.weight, self.clears_all = weight, clears_all
         self.dense = torch.zeros_like(weight, requires_grad=False)
         self._touched: list[Tensor] = []
-        self._all = False  # whether a gradient was dense after all
+        self._has_dense = False  # whether a gradient was dense after all
 
     def note(self, grad: Tensor) -> None:
         """Note the rows of a gradient before it is added; called by a hook of the table."""
         if grad.is_sparse:
             self._touched.append(grad._indices()[0])
         else:
-            self._all = True
+            self._has_dense = True
 
     def clear(self) -> None:
         """Zero the gradient, as an optimiser's ``zero_grad`` does for other parameters."""
-        if self.whole or self._all:
+        if self.clears_all or self._has_dense:
             self.dense.zero_()
         else:
             for rows in self._touched:
                 self.dense.index_fill_(0, rows, 0)
-        self._touched, self._all = [], False
+        self._touched, self._has_dense = [], False
         self.weight.grad = self.dense
 
 
 @contextmanager
-def kept_gradient(weight: nn.Parameter, whole: bool = False) -> Iterator[KeptGradient]:
+def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
     """Keep the dense gradient of a table in a ``with`` block around training.
 
     In the block lookups give gradients by rows; afterwards the table has no gradient.
 
     Args:
-        weight, whole: see :class:`KeptGradient`.
+        weight, clears_all: see :class:`KeptGradient`.
 
     Yields:
         The gradient, to clear between steps.
     """
-    kept = KeptGradient(weight, whole)
-    hook = weight.register_hook(kept.note)
-    kept.clear()
-    _kept.append(kept)
+    gradient = KeptGradient(weight, clears_all)
+    hook = weight.register_hook(gradient.note)
+    gradient.clear()
+    _kept.append(gradient)
     try:
-        yield kept
+        yield gradient
     finally:
-        _kept.remove(kept)
+        _kept.remove(gradient)
         hook.remove()
         weight.grad = None
 
 
 def takes_rows(weight: Tensor) -> bool:
     """Return whether the gradient of a table may be sparse: where a dense one is kept for it."""
-    return any(kept.weight is weight and weight.grad is kept.dense for kept in _kept)
+    return any(x.weight is weight and weight.grad is x.dense for x in _kept)
 
 
 def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:

@@ -187,12 +187,12 @@ class _BucketCrossEntropy(EarlyGradients):
     ) -> Tensor:
         d = hidden.size(1)
         (n, x), y = positions.shape, items.size(1)
-        buckets = list(chunks(n, max(x * y, x * d, y * d), hidden.device))
+        bucket_chunks = list(chunks(n, max(x * y, x * d, y * d), hidden.device))
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
-        for part in buckets:
-            _, _, logits = _bucket_logits(hidden, weight, targets, positions[part], items[part])
-            losses[part] = logits.logsumexp(2) - losses[part]
+        for chunk in bucket_chunks:
+            _, _, logits = _bucket_logits(hidden, weight, targets, positions[chunk], items[chunk])
+            losses[chunk] = logits.logsumexp(2) - losses[chunk]
         losses = losses.logaddexp(losses.new_zeros(()))
         largest = hidden.new_full((len(hidden),), -torch.inf)
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
@@ -212,17 +212,17 @@ class _BucketCrossEntropy(EarlyGradients):
             if needs_weight:
                 grad_weight = weight.new_zeros(len(weight if rows is None else rows), d)
                 grad_weight.index_add_(0, target_index, grad_logit * hidden)
-            for part in buckets:
-                position = positions[part]
+            for chunk in bucket_chunks:
+                position = positions[chunk]
                 states, columns, logits = _bucket_logits(
-                    hidden, weight, targets, position, items[part]
+                    hidden, weight, targets, position, items[chunk]
                 )
-                log_sum_exp = losses[part] + target_logit[position]
-                logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
+                log_sum_exp = losses[chunk] + target_logit[position]
+                logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[chunk][..., None])
                 if grad_hidden is not None:
                     grad_hidden.index_add_(0, position.flatten(), (logits @ columns).flatten(0, 1))
                 if grad_weight is not None:
-                    item_rows = item_index[part].flatten()
+                    item_rows = item_index[chunk].flatten()
                     grad_weight.index_add_(0, item_rows, (logits.mT @ states).flatten(0, 1))
         EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)

@@ -100,19 +100,23 @@ class AttrFormer(PosSASRec):
             cross_sequence=config["cross_sequence"],
             max_length=self.max_seq_length,
             seconds=self.time_unit,
-            unknown=float(config["user_update"] == "replace"),
+            default_self_relation=float(config["user_update"] == "replace"),
         )
         self.notices += self.lookup.notices
         self._check_clock(config, dataset)
         self.bank_users = self._choose_bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
-        self.future = LaterTargets(dataset.split, betas)
+        self.posterior_targets = LaterTargets(dataset.split, betas)
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
+    @property
+    def _device(self) -> torch.device:
+        return self.item_embedding.weight.device
+
     def _check_clock(self, config: Options, dataset: Dataset) -> None:
-        """Check the timestamps if relations need them; for position schemes PosSASRec has."""
+        """Check the timestamps if only relations need them."""
         if self.needs_time:
             return
         log, unit = dataset.log, config["timestamp_unit"]
@@ -159,7 +163,7 @@ class AttrFormer(PosSASRec):
             return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch with relations, times and future items, which the host looks up."""
+        """Return a batch on the host with its relations, times and future items."""
         rows, target = self.window_rows(batch)
         relations, times = self._look_up(rows, self.lookup, batch.items.device)
         return replace(batch, prepared=(relations, times, self._look_up_future(target)))
@@ -198,7 +202,7 @@ class AttrFormer(PosSASRec):
         return rows, before_target + 1
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
-        """Return the loss of states [k, d] that predict ``items`` [k], or items with betas."""
+        """Return the loss of states [k, d]: of ``future`` (equation 17), or of ``items`` [k]."""
         if future is None:
             return self.loss(hidden, *self.training_candidates(self.item_vectors(), items))
         targets, betas = (x.to(hidden.device) for x in future)
@@ -207,9 +211,9 @@ class AttrFormer(PosSASRec):
 
     def _look_up_future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
         """Return the items from each target on and their betas, [k, n]; None for the next only."""
-        if self.prior_weight == 0 and self.future.weights.tolist() == [1.0]:
+        if self.prior_weight == 0 and self.posterior_targets.weights.tolist() == [1.0]:
             return None
-        return self.future.after(torch.from_numpy(target))
+        return self.posterior_targets.after(torch.from_numpy(target))
 
     def row_states(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
@@ -219,10 +223,9 @@ class AttrFormer(PosSASRec):
         ``lookup`` has the relations of their interactions; None for those of training.
         """
         lookup = lookup or self.lookup
-        device = self.item_embedding.weight.device
-        relations, times = self._look_up(rows, lookup, device)
-        lengths = torch.from_numpy(rows.lengths).to(device)
-        items = lookup.items[torch.from_numpy(rows.events)].to(device)
+        relations, times = self._look_up(rows, lookup, self._device)
+        lengths = torch.from_numpy(rows.lengths).to(self._device)
+        items = lookup.items[torch.from_numpy(rows.events)].to(self._device)
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
         )
@@ -256,9 +259,7 @@ class AttrFormer(PosSASRec):
         Interactions are related within their row only, so that states do not depend on the batch.
         """
         histories, last = self._read_histories(rows)
-        return self.row_states(
-            histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
-        )
+        return self.row_states(histories, torch.from_numpy(last).to(self._device))
 
     def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
         """Return the same windows, whose newest interactions other rows may read as in training."""
@@ -266,7 +267,7 @@ class AttrFormer(PosSASRec):
         source = np.zeros(len(rows.events), dtype=bool)
         source[last] = True
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
-        return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
+        return rows, torch.from_numpy(last).to(self._device)
 
     def compute_states(self, interaction: Interaction) -> Tensor:
         """Return the states [B, d] that predict each row's target.
@@ -300,9 +301,8 @@ class AttrFormer(PosSASRec):
 
     def after_users(self, users: np.ndarray) -> Tensor:
         """Return the states [B, d] after all interactions of users, given by their ids [B]."""
-        return self._encode_histories(
-            self.lookup.offsets[users], self.lookup.offsets[users + 1], self.lookup
-        )
+        offsets = self.lookup.offsets
+        return self._encode_histories(offsets[users], offsets[users + 1], self.lookup)
 
     def _encode_histories(
         self, start: np.ndarray, target: np.ndarray, lookup: RelationLookup
@@ -317,13 +317,13 @@ class AttrFormer(PosSASRec):
                 users = np.unique(lookup.users[target - 1])
                 users = users[users < len(lookup.train_end)]
             bank = lookup.bank(users)
-        states, device = [], self.item_embedding.weight.device
+        states = []
         # rows do not read each other, so a batch of long histories is encoded part by part
-        part = np.cumsum(target - start) // MOST_EVENTS
-        for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
+        group = np.cumsum(target - start) // MOST_EVENTS
+        for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(group)) + 1):
             first, end = start[histories], target[histories]
             rows = lookup.histories(first, end, bank=False)
-            last = torch.from_numpy(np.cumsum(end - first) - 1).to(device)
+            last = torch.from_numpy(np.cumsum(end - first) - 1).to(self._device)
             rows = rows if bank is None else rows + bank
             states.append(self.row_states(rows, last, lookup))
         return torch.cat(states)

@@ -108,10 +108,9 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.later: LaterTargets | None = None  # where a state has several targets
-        if config["target_window"] > 1 and has_log(dataset):
-            n = config["target_window"]
-            self.later = LaterTargets(dataset.split, [1 / n] * n)
+        self.later_targets: LaterTargets | None = None  # where a state has several targets
+        if (n := config["target_window"]) > 1 and has_log(dataset):
+            self.later_targets = LaterTargets(dataset.split, [1 / n] * n)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.content_model: PosRecommender | None = None  # of item_vectors_use: late
         self.content_weight: Tensor | float = 1.0
@@ -130,7 +129,7 @@ class PosRecommender(SequentialRecommender):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the tables of loss and targets with the module, so that no step copies them."""
         super()._apply(fn, recurse)
-        for tables in (self.loss, self.later):
+        for tables in (self.loss, self.later_targets):
             if isinstance(tables, (SampledLoss, LaterTargets)):
                 tables.move(self.item_embedding.weight.device)
         return self
@@ -157,7 +156,7 @@ class PosRecommender(SequentialRecommender):
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [k, d] that predict the interaction after each of ``positions``.
 
-        They are [k] indices among the packed interactions, whose items are [m]; None for all.
+        Positions are [k] indices among the packed items [m]; None for all.
         """
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
@@ -177,10 +176,10 @@ class PosRecommender(SequentialRecommender):
         """Return the item vectors [items, d or 2d] of scores, see :meth:`query_states`."""
         if self._shared is not None:
             return self._shared
-        own = self.item_embedding.vectors()
+        vectors = self.item_embedding.vectors()
         if self.content_model is None:
-            return own
-        return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
+            return vectors
+        return torch.cat((vectors, self.content_model.item_embedding.vectors()), 1)
 
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the item vectors that training chooses among, and the targets' rows in them.
@@ -237,16 +236,16 @@ class PosRecommender(SequentialRecommender):
     def pack_rows(self, rows: Interaction) -> SequenceBatch:
         """Pack RecBole's rows on the host as windows with one target each, and prepare them."""
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
-        real = torch.arange(items.size(1)) < lengths[:, None]
+        is_real = torch.arange(items.size(1)) < lengths[:, None]
         batch = SequenceBatch(
-            items=items[real],
+            items=items[is_real],
             lengths=lengths,
             targets=rows[self.POS_ITEM_ID],
             width=int(lengths.max()),
             positions=lengths.cumsum(0) - 1,
-            times=rows[self.TIME_SEQ][real] if self.needs_time else None,
+            times=rows[self.TIME_SEQ][is_real] if self.needs_time else None,
             at=rows[self.TIME] if self.reads_request else None,
-            features=self._features(rows).map(lambda x: x[real]),
+            features=self._read_features(rows).map(lambda x: x[is_real]),
         )
         return self.prepare(batch)
 
@@ -255,20 +254,20 @@ class PosRecommender(SequentialRecommender):
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,
-            self._seconds(batch.times),
+            self.to_seconds(batch.times),
             batch.items,
             batch.prepared,
             batch.width,
-            self._seconds(batch.at),
+            self.to_seconds(batch.at),
             batch.features,
         )
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
-            if self.later is None or batch.events is None:
+            if self.later_targets is None or batch.events is None:
                 return self.loss(hidden, *self.training_candidates(vectors, batch.targets))
             events = batch.events if batch.positions is None else batch.events[batch.positions]
-            targets, target_weights = self.later.after(events + 1)
+            targets, target_weights = self.later_targets.after(events + 1)
             vectors, targets = self.training_candidates(vectors, targets)
             return average_losses(self.loss, hidden, vectors, targets, target_weights)
 
@@ -300,12 +299,12 @@ class PosRecommender(SequentialRecommender):
 
         Items and times are [B, L], features of interactions [B, L] or [B, L, s].
         """
-        real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
-        times = None if times is None else times[real]
+        is_real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
+        times = None if times is None else times[is_real]
         options: dict[str, Any] = {} if at is None else {"at": at}
         if features is not None:
-            options["features"] = features.map(lambda x: x[real])
-        return self.after(item_seq[real], item_seq_len, times, **options)
+            options["features"] = features.map(lambda x: x[is_real])
+        return self.after(item_seq[is_real], item_seq_len, times, **options)
 
     def after(
         self,
@@ -325,7 +324,7 @@ class PosRecommender(SequentialRecommender):
             features: features of the interactions and users, for models with ``event_features``;
                 absent fields count as missing.
         """
-        times, at = self._seconds(times), self._seconds(at)
+        times, at = self.to_seconds(times), self.to_seconds(at)
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, at=at, features=features
         )
@@ -336,17 +335,17 @@ class PosRecommender(SequentialRecommender):
 
         Times are passed on wherever rows have them; no history reads another one.
         """
-        return self._encode(rows, self.TIME_SEQ in rows)
+        return self._encode_rows(rows, self.TIME_SEQ in rows)
 
-    def _encode(self, rows: Interaction, has_times: bool) -> Tensor:
+    def _encode_rows(self, rows: Interaction, has_times: bool) -> Tensor:
         """Return :meth:`forward` of rows, [B, d], with times if ``has_times``."""
         options: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
         if self.event_features is not None:
-            options["features"] = self._features(rows)
+            options["features"] = self._read_features(rows)
         times = rows[self.TIME_SEQ] if has_times else None
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **options)
 
-    def _features(self, rows: Interaction) -> Features:
+    def _read_features(self, rows: Interaction) -> Features:
         """Return the features of RecBole's rows; those of interactions are [B, L] or [B, L, s]."""
         if self.event_features is None:
             return Features()
@@ -356,7 +355,7 @@ class PosRecommender(SequentialRecommender):
             {name: rows[name] for name in self.event_features.users},
         )
 
-    def _seconds(self, times: Tensor | None) -> Tensor | None:
+    def to_seconds(self, times: Tensor | None) -> Tensor | None:
         """Return values of the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
@@ -369,13 +368,15 @@ class PosRecommender(SequentialRecommender):
         if self.needs_time and self.TIME_SEQ not in interaction:
             raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
         lengths = interaction[self.ITEM_SEQ_LEN]
-        in_parts = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
-        if not in_parts or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
-            return self._encode(interaction, self.needs_time)  # little padding
+        is_split = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
+        if is_split:  # if most of a batch is padding
+            is_split = 2 * int(lengths.sum()) < len(lengths) * int(lengths.max())
+        if not is_split:
+            return self._encode_rows(interaction, self.needs_time)
         order = lengths.argsort(stable=True)
-        parts = (interaction[part] for part in order.chunk(_PARTS))
-        states = [self._encode(part, self.needs_time) for part in parts]
-        return torch.cat(states)[order.argsort()]
+        parts = [interaction[rows] for rows in order.chunk(_PARTS)]
+        states = torch.cat([self._encode_rows(part, self.needs_time) for part in parts])
+        return states[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
         """Return [B] score of each row's item after its history."""

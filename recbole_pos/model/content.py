@@ -129,15 +129,15 @@ class Statistics:
 
     @classmethod
     def from_vectors(
-        cls, values: np.ndarray, chosen: np.ndarray, whiten: bool, size: int = 0
+        cls, values: np.ndarray, is_fitted: np.ndarray, whiten: bool, size: int = 0
     ) -> Statistics:
-        """Fit the transformation to the content vectors [n, c] that are ``chosen`` [n], not zero.
+        """Fit the transformation to the content vectors [n, c] that are ``is_fitted`` [n], not 0.
 
         ``matrix`` is one scale for all components, 1 / standard deviation; with ``whiten`` the ZCA
         matrix [c, c], which leaves variance 1 and no correlation; with ``size`` the first principal
         axes [c, size], whitened (PCA) if both.
         """
-        rows = np.flatnonzero(chosen & values.any(1))
+        rows = np.flatnonzero(is_fitted & values.any(1))
         c, count, projects = values.shape[1], max(1, len(rows)), bool(whiten or size)
         total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
         for chunk_rows in np.array_split(rows, max(1, len(rows) // _ROWS)):

@@ -57,6 +57,7 @@ class FGNN(GraphRecommender):
 
     def weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
         """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
-        into = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
-        is_itself = torch.eye(into.size(1), dtype=torch.bool, device=into.device)
-        return torch.where(is_itself & (into == 0), 1.0, into).to(self.item_embedding.weight)
+        incoming = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
+        is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
+        weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
+        return weights.to(self.item_embedding.weight)

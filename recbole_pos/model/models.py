@@ -163,13 +163,13 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
-    defaults, own = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
+    defaults, own_options = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
     if reserved := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
             "is not an option of a model"
         )
-    ADDED.add(name, Registration(model, given, defaults, own, module))
+    ADDED.add(name, Registration(model, given, defaults, own_options, module))
 
 
 def _require_recommender(model: Any) -> None:

@@ -151,10 +151,10 @@ class _Anchored(_Trimmed):
         weights = neighbourhoods(
             graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
         )
-        into, out = weights.to(self.item_embedding.weight).unbind(1)
+        incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)
         alias = torch.zeros_like(item_seq)
         alias[events.row, events.index] = graph.nodes.index[graph.alias]
-        return alias, torch.cat((into, out), 2), graph.nodes.pad(graph.items, "start")
+        return alias, torch.cat((incoming, outgoing), 2), graph.nodes.pad(graph.items, "start")
 
 
 class AnchoredSRGNN(_Anchored, SRGNN):

@@ -63,7 +63,7 @@ class NativeAdapter(RecBoleAdapter):
             causal=model.causal,
             times=model.needs_time,
             requests=model.reads_request,
-            events=model.needs_events or model.later is not None,
+            events=model.needs_events or model.later_targets is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
             pack=model.pack_rows if self._packs() else None,
@@ -78,7 +78,7 @@ class NativeAdapter(RecBoleAdapter):
     def compiles(self) -> bool:
         model, config = self.model, self.config
         packed = config["augmentation"] == "all_positions" and config["loss_type"] == "CE"
-        return packed and model.causal and not model.needs_events and model.later is None
+        return packed and model.causal and not model.needs_events and model.later_targets is None
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self._row_loss

@@ -49,18 +49,7 @@ def is_unique(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 
 
 def list_events(max_length: int) -> tuple[Tensor, Tensor]:
-    """Return all interactions of a session of each length from 1 to ``max_length``.
-
-    Returns:
-        [k] positions and [k] lengths of their sessions.
-
-    Raises:
-        ValueError: if ``max_length`` is below 2.
-    """
-    if max_length < 2:
-        raise ValueError(
-            f"positions differ in sessions of 2 interactions or more, found {max_length}"
-        )
+    """Return the positions [k] of sessions of 1 to ``max_length``, and their sessions' lengths."""
     lengths = torch.arange(1, max_length + 1)
     position = torch.cat([torch.arange(length) for length in lengths.tolist()])
     return position, lengths.repeat_interleave(lengths)

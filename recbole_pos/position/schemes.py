@@ -153,7 +153,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         shipped = SCHEMES.defaults(shipped_name)
         return {key: value for key, value in shipped.items() if key in options}
 
-    values, own = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
+    values, own_options = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
     for keys, problem in (
         (set(options) - set(values), "has no default; give one to register_scheme"),
         (set(values) - set(options), f"has a default, but is not among {path}.options"),
@@ -169,7 +169,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
             f"constructor does not take: {error}"
         ) from error
     module = find_importing_module(sys._getframe(1))  # registers it again in another process
-    SCHEMES.add(name, Registration(scheme, defaults, values, own, module))
+    SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
     return scheme
 
 

@@ -61,7 +61,7 @@ class SirenRotaryPosition(AngularPosition):
     ) -> None:
         super().__init__()
         planes, signals = count_planes(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
-        self.omega, self.time_unit, self.parts_of_time = siren_omega, time_unit, calendar_parts
+        self.omega, self.time_unit, self.calendar_parts = siren_omega, time_unit, calendar_parts
         self.order = FrequencyBank(base_form(planes, rope_base, 1.0), "fixed", scaled=False)
         # the last column of A and of B is the bias
         self.sine = nn.Parameter(torch.empty(siren_width, signals + 1))
@@ -76,17 +76,16 @@ class SirenRotaryPosition(AngularPosition):
         assert ctx.times is not None  # ``elapsed`` raises first
         # clamped: a given split may have test interactions before those of training
         columns = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
-        for part in self.parts_of_time:
-            period = PERIODS[part] * SECONDS["days"]
+        for name in self.calendar_parts:
+            period = PERIODS[name] * SECONDS["days"]
             turn = 2 * math.pi * ctx.times.remainder(period) / period
             columns += [turn.sin(), turn.cos()]
         return torch.stack([*columns, torch.ones_like(columns[0])], 1)
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return angle_k of the class docstring, [m, 1, e / 2], the same for all heads."""
-        u = ctx.cached(
-            (type(self), self.time_unit, *self.parts_of_time), lambda: self.signals(ctx)
-        ).to(self.sine.dtype)
+        key = (type(self), self.time_unit, *self.calendar_parts)
+        u = ctx.cached(key, lambda: self.signals(ctx)).to(self.sine.dtype)
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits
             waves = (self.omega * (u @ self.sine.T)).sin() @ self.sine_out.T
             smooth = F.gelu(u @ self.smooth.T) @ self.smooth_out.T

@@ -127,7 +127,7 @@ class TimeRotaryPosition(BankRotaryPosition):
         self, dimensions: Dimensions, *, learn_frequencies: str, **time_options: Any
     ) -> None:
         planes = count_planes(dimensions, "time_rope")
-        bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
+        bank = time_bank(planes, time_options, learn=learn_frequencies, scaled=False)
         super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))
 
 
@@ -155,7 +155,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
                 f"{planes} planes in a head; leave some out, or raise hidden_size"
             )
         turns = torch.arange(planes) // len(calendar_parts) + 1
-        days = torch.tensor([PERIODS[part] for part in calendar_parts], dtype=torch.float64)
+        days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
         bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
         super().__init__(dimensions, bank, "days", tuple(calendar_parts))
@@ -209,7 +209,7 @@ class MultiLevelRotaryPosition(AngularPosition):
         days = ctx.times / SECONDS["days"]
         angles = [radians(days, bank())[:, None] for bank in self.banks]
         weighted = zip(self.level_weights, angles, strict=True)
-        levels = torch.stack([w * torch.stack((a.cos(), a.sin())) for w, a in weighted])
+        levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
         cos, sin = levels.sum(0).to(torch.get_default_dtype())
         return cos, sin
 
@@ -286,7 +286,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
         start = base_form(by_order, rope_base, rope_scale * order_factor)
         self.order = FrequencyBank(start, **learned)
-        self.clock = time_bank(by_time, **time_options, factor=time_factor, **learned)
+        self.clock = time_bank(by_time, time_options, factor=time_factor, **learned)
         self.gate_logit = None
         if gate != "fixed":
             shape = {"global": (1, 1), "plane": (1, planes), "head": (heads, 1)}[gate_scope]

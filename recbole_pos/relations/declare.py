@@ -86,26 +86,26 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     kind, by_type = _find_kind(field, table, dataset, where)
     sources = SOURCES.get(table, ("behaviour",))
     is_of_events = table not in SOURCES
-    chosen = {"kind": kind, "source": sources[0], "scope": "sequence" if is_of_events else "batch"}
+    choice = {"kind": kind, "source": sources[0], "scope": "sequence" if is_of_events else "batch"}
     for key, choices in CHOICES.items():
-        chosen[key] = entry.get(key, chosen[key])
-        check_choice(f"{where}: {key}", chosen[key], choices)
-    if chosen["kind"] != kind:
-        raise UsageError(f"{where}: the field is {kind}{by_type}, not {chosen['kind']}")
-    if chosen["source"] not in sources:
+        choice[key] = entry.get(key, choice[key])
+        check_choice(f"{where}: {key}", choice[key], choices)
+    if choice["kind"] != kind:
+        raise UsageError(f"{where}: the field is {kind}{by_type}, not {choice['kind']}")
+    if choice["source"] not in sources:
         raise UsageError(
             f"{where}: a field of the {table} table is of source {' or '.join(sources)}, "
-            f"not {chosen['source']}"
+            f"not {choice['source']}"
         )
-    if is_of_events and kind == "numerical" and chosen["scope"] == "batch":
+    if is_of_events and kind == "numerical" and choice["scope"] == "batch":
         raise UsageError(
             f"{where}: numbers of interactions relate interactions of one user (scope: sequence)"
         )
-    if table == "user" and chosen["scope"] == "sequence":
+    if table == "user" and choice["scope"] == "sequence":
         raise UsageError(f"{where}: users are related across sequences (scope: batch)")
     within = _read_within(entry.get("within"), table, dataset, where)
     scales = _read_scales(entry.get("scales"), kind, by_type, table, where)
-    return Relation(field=field, table=table, within=within, scales=scales, **chosen)
+    return Relation(field=field, table=table, within=within, scales=scales, **choice)
 
 
 def _find_table(field: str, dataset: Dataset) -> str:

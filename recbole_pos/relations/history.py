@@ -159,8 +159,8 @@ def _compute_self_relation(lookup: RelationLookup) -> float | None:
     """Return the normalised relation of all users to themselves; None without such relations."""
     if lookup.user_table is None:
         return None
-    values = lookup.user_table.own[np.diff(lookup.offsets) > 0]
-    values = np.where(values == 0, lookup.unknown, values)
+    values = lookup.user_table.self_relation[np.diff(lookup.offsets) > 0]
+    values = np.where(values == 0, lookup.default_self_relation, values)
     values = np.unique(values / np.maximum(values, 1))
     if len(values) > 1:
         raise UsageError(

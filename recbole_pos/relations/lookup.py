@@ -46,23 +46,21 @@ class PackedSequences:
         lengths: [b] int64 number of interactions of each row.
         chain: [b] int64 chain of each row, never falling; consecutive chunks of a user share one.
         source: [m] bool, whether other users may read the interaction.
-        last: [b] bool, whether predictions are made from the row.
+        is_predicted: [b] bool, whether predictions are made from the row.
     """
 
     events: np.ndarray
     lengths: np.ndarray
     chain: np.ndarray
     source: np.ndarray
-    last: np.ndarray
+    is_predicted: np.ndarray
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
         """Return the rows of both, with different chains."""
         next_chain = self.chain[-1] + 1 if len(self.chain) else 0
         other = replace(other, chain=other.chain + next_chain)
-        joined = {
-            f.name: np.append(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
-        }
-        return PackedSequences(**joined)
+        names = [field.name for field in fields(self)]
+        return PackedSequences(*(np.append(getattr(self, n), getattr(other, n)) for n in names))
 
     @property
     def row(self) -> np.ndarray:
@@ -84,11 +82,11 @@ class TableRelation:
     across: bool
     by_item: bool
 
-    def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+    def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] bool, whether interactions at places [m] of the log can be related."""
-        return self._take(self.table.known, events, lookup)
+        return self._take(self.table.is_known, events, lookup)
 
-    def top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
+    def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of packed interactions at places [m] of the log."""
         group, across = self._take(self.table.group, events, lookup), self.across and lookup.across
         return top_relations(self.table, group, order, lookup.top_k, across)
@@ -116,7 +114,7 @@ class NumberRelation:
     longest: int
     values: np.ndarray | None = None
 
-    def numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+    def read_numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] float64 numbers of interactions, NaN where missing; times in seconds."""
         if self.source == POSITION:
             return lookup.ranks[events].astype(np.float64)
@@ -125,14 +123,14 @@ class NumberRelation:
         assert self.values is not None
         return take_or_missing(self.values, events, np.nan)
 
-    def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+    def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] bool, whether interactions at places [m] of the log can be related."""
-        return np.isfinite(self.numbers(events, lookup))
+        return np.isfinite(self.read_numbers(events, lookup))
 
-    def top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
+    def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of packed interactions at places [m] of the log."""
         is_rising = self.source in (POSITION, TIME)  # along a user's history
-        values, k = self.numbers(events, lookup), lookup.top_k
+        values, k = self.read_numbers(events, lookup), lookup.top_k
         return top_differences(values, order.chain, k, self.scales, self.longest, is_rising)
 
 
@@ -157,7 +155,7 @@ class RelationLookup:
         cross_sequence: the order across users: random_order, time_respecting, or none.
         max_length: L, interactions of a window.
         seconds: seconds in one unit of the time field.
-        unknown: the relation to itself of an interaction whose user has no attribute: 1 where
+        default_self_relation: that of an interaction whose user has no attribute: 1 where
             aggregation by users replaces a state, 0 where it is added.
     """
 
@@ -170,12 +168,12 @@ class RelationLookup:
         cross_sequence: str,
         max_length: int,
         seconds: float,
-        unknown: float,
+        default_self_relation: float,
     ) -> None:
         log = dataset.log
         self.top_k, self.clock, self.max_length = top_k, cross_sequence, max_length
         self.across = cross_sequence != "none"  # whether any relation reaches other users
-        self.unknown, self.seconds = unknown, seconds
+        self.default_self_relation, self.seconds = default_self_relation, seconds
         self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
         self.ranks, self.offsets = log.ranks, log.offsets
         self.trained = dataset.part == TRAIN
@@ -185,19 +183,21 @@ class RelationLookup:
         self.notices: list[str] = []  # to report before training
         users = [relation for relation in relations if relation.source == "user"]
         others = [relation for relation in relations if relation.source != "user"]
-        self.heads = [self._compile(relation, dataset) for relation in others]
+        self.heads = [self._build_relation(relation, dataset) for relation in others]
         self.user_table = build_user_table(users, dataset, self.notices)
 
-    def _compile(self, relation: Relation, dataset: Dataset) -> TableRelation | NumberRelation:
+    def _build_relation(
+        self, relation: Relation, dataset: Dataset
+    ) -> TableRelation | NumberRelation:
         """Return a relation of source item or behaviour, with its table or numbers."""
-        source, scales, longest = relation.table, relation.scales, self.max_length
+        source, scales = relation.table, relation.scales
         if source in (POSITION, TIME):
-            return NumberRelation(source, scales, longest)
+            return NumberRelation(source, scales, self.max_length)
         if source == "inter" and relation.kind == "numerical":
             values = read_column(relation.field, source, dataset)
             if not np.isfinite(values).any():
                 self.notices.append(describe_empty(relation, dataset))
-            return NumberRelation(source, scales, longest, values)
+            return NumberRelation(source, scales, self.max_length, values)
         table = build_table(relation, dataset, self.notices)
         return TableRelation(table, relation.scope == "batch", source == "item")
 
@@ -246,8 +246,7 @@ class RelationLookup:
         """Return histories as rows: windows of L interactions, counted from the newest.
 
         Args:
-            start, end: [chains] each history is the interactions start : end of the log, start <
-                end.
+            start, end: [chains] a history is the interactions start : end of the log, start < end.
             bank: whether the rows are for others to read (True) or to predict from (False).
         """
         size = end - start
@@ -256,8 +255,8 @@ class RelationLookup:
         lengths = np.full(len(chain), self.max_length)
         lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
         events = gather_index(start, size)
-        source, last = np.full(len(events), bank), np.full(len(lengths), not bank)
-        return PackedSequences(events, lengths, chain, source, last)
+        source, is_predicted = np.full(len(events), bank), np.full(len(lengths), not bank)
+        return PackedSequences(events, lengths, chain, source, is_predicted)
 
     def bank(self, users: np.ndarray) -> PackedSequences:
         """Return the newest training window of each user who has any, as rows for others to read.
@@ -277,7 +276,7 @@ class RelationLookup:
         if self.clock == "time_respecting":
             key = self.times[events]
         else:
-            is_predicted, key = rows.last[row], np.empty(len(events))
+            is_predicted, key = rows.is_predicted[row], np.empty(len(events))
             key[~is_predicted] = self._random_clock(events[~is_predicted], rng)
             # the mean of the random clock, so that a prediction does not depend on other rows
             key[is_predicted] = self.ranks[events[is_predicted]] + 1
@@ -311,7 +310,7 @@ class RelationLookup:
         Returns:
             relations of each attribute; and relations of users, or None without any declared.
         """
-        heads = [relation.top(rows.events, self, order) for relation in self.heads]
+        heads = [relation.find_top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
             return heads, None
         group = take_or_missing(self.user_table.group, order.user, 0)
@@ -350,8 +349,8 @@ class RelationLookup:
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
         """Add the relation of every interaction to itself to relations of users (section 3.1.3)."""
         assert self.user_table is not None
-        value = take_or_missing(self.user_table.own, order.user, 0)
-        value[value == 0] = self.unknown
+        value = take_or_missing(self.user_table.self_relation, order.user, 0)
+        value[value == 0] = self.default_self_relation
         event = np.arange(len(order))
         return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])
 

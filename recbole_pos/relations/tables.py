@@ -59,12 +59,12 @@ class RelationTable:
         return cls(group, indptr, col[order].astype(np.int64), value[order])
 
     @cached_property
-    def known(self) -> np.ndarray:
+    def is_known(self) -> np.ndarray:
         """[entities] bool, whether an entity can be related; then it is related to itself."""
         return np.diff(self.indptr)[self.group] > 0
 
     @cached_property
-    def own(self) -> np.ndarray:
+    def self_relation(self) -> np.ndarray:
         """[entities] float64 the relation of an entity to itself, 0 where it can have none."""
         return self.matrix().diagonal()[self.group]
 
@@ -150,14 +150,14 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
     Raises:
         UsageError: if there are too many pairs.
     """
-    known = values[1:]
+    numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)
-    low = np.searchsorted(known, known - reach, "left")
-    size = np.searchsorted(known, known + reach, "right") - low
+    low = np.searchsorted(numbers, numbers - reach, "left")
+    size = np.searchsorted(numbers, numbers + reach, "right") - low
     _require_few_pairs(
         float(size.sum()), name, f"use fewer distinct values (steps), a smaller scale, or {WITHIN}"
     )
-    row = np.repeat(np.arange(len(known)), size) + 1
+    row = np.repeat(np.arange(len(numbers)), size) + 1
     col = gather_index(low, size) + 1
     data = similarity(values[row] - values[col], scales)
     return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))

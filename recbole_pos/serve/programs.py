@@ -56,7 +56,7 @@ class Encoder(nn.Module):
         """
         model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
         items, lengths = given.pop("items"), given.pop("lengths")
-        times, at = (model._seconds(given.pop(name, None)) for name in ("times", "at"))
+        times, at = (model.to_seconds(given.pop(name, None)) for name in ("times", "at"))
         events, users = (
             {name.removeprefix(prefix): x for name, x in given.items() if name.startswith(prefix)}
             for prefix in ("events_", "user_")
