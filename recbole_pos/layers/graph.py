@@ -1,10 +1,9 @@
 """Sessions as graphs: one node per item of a session, an edge for every transition.
 
-PosRec, section 4.3.1 (graph) and 4.3.2 (anchors). Shapes as in ``context.py``, and besides: k nodes
-in the batch, packed session by session, n nodes in the session that has most, a anchors in the
-batch. A transition of an item to itself is an edge like any other, as the paper's procedure has it.
-
-Graphs are made again for each batch: one sort, 0.6 ms for 100 sessions on a CPU.
+PosRec, section 4.3.1 (graph) and 4.3.2 (anchors). Shapes as in ``context.py``, with k nodes in the
+batch, packed session by session, n nodes in the largest session, and a anchors in the batch. As in
+the paper a transition of an item to itself is an edge like any other. Graphs are made again for
+each batch, which takes 0.6 ms for 100 sessions on a CPU.
 """
 
 from __future__ import annotations
@@ -187,18 +186,17 @@ def neighbourhoods(
     The paper adds anchors to the neighbours of every node, "the distance" being the weight between
     an anchor and other nodes. It leaves open an anchor that is a neighbour by an edge of weight w
     (at distance 1), and the anchor itself (at distance 0). By default an anchor counts once, with
-    its distance, and sends nothing to itself.
-
-    Messages are sums, as equation 7 has them; with distances for weights they do not explode.
+    its distance, and sends nothing to itself. Messages are sums, as in equation 7.
 
     Args:
         graph: graphs of b sessions.
         anchors: their anchors, or None for the edges only.
-        overlap: of an anchor that is a neighbour, weighs its ``distance`` (read as a set, whose
-            weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
+        overlap: weight of an anchor that is a neighbour: its ``distance`` (1), its ``edge`` (w), or
+            the ``sum`` of both (w + 1).
         self_weight: weight of an anchor's message to itself; 0 as its distance.
-        mean: divide the weights a node receives by their sum, in and out separately, as SR-GNN.
-        counted: an edge weighs its number of transitions; else 1, as in the code of SR-GNN.
+        mean: whether the weights a node receives are divided by their sum, in and out separately,
+            as in SR-GNN.
+        counted: whether an edge weighs its number of transitions; else 1, as in SR-GNN's code.
 
     Returns:
         [b, 2, n, n]: to node i (row) from node j (column), by N_in and by N_out.

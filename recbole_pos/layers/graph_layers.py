@@ -23,7 +23,7 @@ class PGGNN(nn.Module):
         m_t  = sum_t' w_in[t, t'] x_t' W_in  ||  sum_t' w_out[t, t'] x_t' W_out
         x'_t = GRU(x_t, m_t)                       m_t the input, x_t the state
 
-    Whether anchors are among the neighbours is a matter of the weights, see ``neighbourhoods``.
+    The weights decide whether anchors are among the neighbours, see ``neighbourhoods``.
 
     Args:
         hidden_size: d.

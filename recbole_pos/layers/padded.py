@@ -1,8 +1,7 @@
-"""A batch whose sizes are symbols: what a model is traced with for serving.
+"""A batch of symbolic sizes, with which a model is traced for serving.
 
-The number of packed interactions depends on the data, which no graph of fixed shape can know. Here
-every place of a [b, t] block is an interaction, padding too: it is computed like any other and
-never read.
+The number of packed interactions depends on the data, which a traced graph cannot express. Here all
+columns of a [b, t] block are interactions, padding too: it is computed like any other and not read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from recbole_pos.layers.features import Features
 class PaddedContext(SequenceContext):
     """A :class:`SequenceContext` of whole rows, m = b * t, padded on the right.
 
-    Padding stands behind the interactions of its row, so that under a causal mask none of them
+    Padding follows the interactions of its row, so that under a causal mask none of them
     sees it; blocks are zero there. Layers compute the same as with packed interactions, but for
     rounding.
     """
@@ -94,7 +93,7 @@ class PaddedContext(SequenceContext):
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         b, width, is_padding = self.batch_size, self.block_width(align), self.padding
         if align == "end":
-            # index of the interaction at each place, negative where padding stands before the row
+            # index of the interaction in each column, negative for padding before the row
             index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
             is_padding = index < 0
             x = x.index_select(0, (self.first[:, None] + index.clamp(min=0)).view(-1))

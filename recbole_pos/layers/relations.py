@@ -3,8 +3,8 @@
 Shapes as in ``context.py``; M relations of items and behaviour, M' relation heads of size e'.
 
 Equation 6 normalises the relation of each attribute, equation 7 reads as if it were their mixture.
-Here it is the former, or an attribute of many and large relations would leave little of the others.
-W^R is linear, so the mixture need not be formed: with V_j the value of head j,
+Here it is each attribute's, or one of many large relations would leave little of the others. W^R is
+linear, so the mixture need not be formed: with V_j the value of head j,
 
     ( sum_i W_ij Norm(R_i) ) V_j  =  sum_i W_ij (Norm(R_i) V_j)              equations 6 to 8
 

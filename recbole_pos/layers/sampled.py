@@ -1,6 +1,6 @@
 """Losses of a target against sampled items, in products of positions with negatives they share.
 
-A batch of m positions is dealt into groups of n, each of which shares n sampled items: about m are
+A batch of m positions is split into groups of n, each of which shares n sampled items: about m are
 sampled in all, and the product of a group is [n, d] by [d, n]. Sharing keeps the expectation of a
 position's gradient, and makes the noise of a group common to it.
 
@@ -25,7 +25,7 @@ Reference:
     standard: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
     Recommendations", RecSys 2019.
     refined: Khrylchenko et al., "Correcting the LogQ Correction", RecSys 2025 (arXiv 2507.09331).
-    Its loss is that of the negatives alone, weighted by 1 - P(t) without a gradient; where P(t) is
+    Its loss is that of the negatives only, weighted by 1 - P(t) without a gradient; where P(t) is
     estimated from the same negatives, its gradient is the one here, whose value is comparable. The
     authors count the negatives that are not t; n (1 - q_t) is the expectation of their number.
 """

@@ -49,7 +49,7 @@ def block_rows(device: torch.device) -> int:
 
 
 def _blocks(matrix: Tensor, band: int) -> Iterator[tuple[slice, slice]]:
-    """Yield row blocks, each with the columns that may be other than zero in it."""
+    """Yield row blocks, each with the columns that are not all zero in it."""
     t, size = len(matrix), block_rows(matrix.device)
     for start in range(0, t, size):
         end = min(start + size, t)

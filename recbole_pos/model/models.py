@@ -1,4 +1,4 @@
-"""The tables of models: those of the plugin, those that others add, and RecBole's that run here."""
+"""The tables of models: the plugin's, custom ones, and RecBole's that run here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BASELINES = Registry(
     folder="model",
 )
 
-# What the plugin's own models learn by; the options of one stand in ``properties/loss/``.
+# The values of ``loss_type`` of the plugin's models, whose options are in ``properties/loss/``.
 LOSSES = tuple("CE SCE BCE gBCE sampled_softmax in_batch".split())
 
 # RecBole's own models that train and evaluate through the plugin (tests/test_recbole_parity.py).

@@ -65,8 +65,8 @@ def sinusoids(count: Tensor, width: int, size: float, exchanged: bool = False) -
 class CountedEncoding(PositionEncoding):
     """Base: rows of a table ``weight`` [n, w] that has a slice of columns for each count.
 
-    The slices stand side by side as the d columns of P, or have d columns each and are added. Side
-    by side they are halves; the first has the middle column where d is odd.
+    The slices are the d columns of P side by side, or have d columns each and are added. Side by
+    side they are halves; the first has the middle column where d is odd.
 
     Attributes:
         counts: the count that indexes each slice: ``forward`` is pos, ``backward`` l - pos - 1,

@@ -1,7 +1,7 @@
 """Terms added to the logits: by the distance of two interactions, by their context, or none at all.
 
-Distances count interactions: i - j for query i and key j. The causal mask comes later, so what
-stands above the diagonal does not matter.
+Distances i - j of query i and key j count interactions. The causal mask comes later, so entries
+above the diagonal do not matter. Shapes as in ``layers/context.py``.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class SemiLocal(AttentionPosition):
 
     Reference:
         Qin Ding et al. "Bending the Scaling Law Curve in Large-Scale Recommendation Systems." 2026
-        (arXiv 2602.16986). Of the paper the abstract was at hand, and the mask as others cite and
-        implement it.
+        (arXiv 2602.16986). Implemented from the abstract, with the mask that others cite.
 
     Args:
         semi_local_window: K1, the interactions before its own that a query sees.

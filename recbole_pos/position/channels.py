@@ -6,8 +6,8 @@ References:
     Yufei Ye et al. "FuXi-alpha: Scaling Recommendation Model with Feature Interaction Enhanced
     Transformer." 2025 (arXiv 2502.03036): its adaptive multi-channel self-attention.
     Yufei Ye et al. "FuXi-Linear: Unleashing the Power of Linear Attention in Long-term Time-aware
-    Sequential Recommendation." 2026 (arXiv 2602.23671). Of the paper the abstract was at hand, and
-    its public code.
+    Sequential Recommendation." 2026 (arXiv 2602.23671). Implemented from the abstract and the
+    public code.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class FrequencyBank(nn.Module):
         learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
             softplus); or ``free``, learned one by one (in logarithms, so positive).
         scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
-            paper's a_k and b_k, which stand outside the ladder, so that products may cross.
+            paper's a_k and b_k, outside the ladder, so that products may cross.
     """
 
     start: Tensor  # of fixed frequencies only

@@ -5,8 +5,8 @@ triangular. Since (Q K^T) U = Q (U^T K)^T, it is scaled-dot-product attention on
 and both factors are lower-triangular matrices that mix a sequence with its past (U^T for keys, L
 for values). Shapes as in ``layers/context.py``.
 
-Rows and columns count from the newest interaction, as the authors' padding on the left has it: a
-sequence of t interactions meets the last t rows and columns. For a Toeplitz factor that makes no
+Rows and columns count from the newest interaction, as with the authors' padding on the left: a
+sequence of t interactions uses the last t rows and columns. For a Toeplitz factor that makes no
 difference.
 """
 

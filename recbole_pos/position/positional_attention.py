@@ -5,10 +5,10 @@ padding mask m, the normalised attention over real interactions is
 
     out = (A (m * V)) / (A m)
 
-which is one product of [t, t] with [t, b * e] per head, without the zeros from a few blocks of rows
-on; no [b, t, t] tensor exists. Blocks are aligned at the end, so the newest interaction always
-stands in the last row of the position matrix and a batch whose longest sequence has t interactions
-uses the last t rows and columns.
+which is one product of [t, t] with [t, b * e] per head, in blocks that skip zeros if t is large; no
+[b, t, t] tensor exists. Blocks are aligned at the end: the newest interaction is in the last row of
+the position matrix, of which a batch uses the last t rows and columns. Shapes as in
+``layers/context.py``.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Reference:
     Hailing Cheng, Daqi Sun, Xinyu Lu. "Learning to Rotate: Temporal and Semantic Rotary Encoding
     for Sequential Modeling." 2026 (arXiv 2604.24717), SIREN-RoPE.
 
-Of the paper the abstract was at hand: continuous times and cyclical patterns turn query and key
-through a sinusoidal network of two branches. Sizes, scales and fresh weights are this module's.
-Shapes as in ``layers/context.py``.
+Implemented from the abstract: continuous times and cyclical patterns turn query and key through a
+sinusoidal network of two branches. Sizes, scales and fresh weights are this module's. Shapes as in
+``layers/context.py``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Reference:
     Xiaokai Wei, Jiajun Wu, Daiyao Yi, Reza Shirkavand, Michelle Gong. "Rotate Both Ways:
     Time-and-Order RoPE for Generative Recommendation." 2025 (arXiv 2510.20455).
 
-The text at hand has lost its formulas; section 4.1 describes equation 4: plane k of a head turns
-interaction number n at time t_n by
+Equation 4, from its description in section 4.1: plane k of a head turns interaction number n at
+time t_n by
 
     angle_k = (1 - g_k) a_k w^p_k n + g_k b_k w^t_k t_n
 
@@ -137,7 +137,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
     After the calendar parts that recent work on rotary positions turns by (year, month, day, hour);
     here as periods, so that products depend on the difference of two times only.
 
-    Planes are dealt out to the parts in turn; the n-th plane of a part turns n times a period, so
+    Planes are assigned to the parts in turn; the n-th plane of a part turns n times a period, so
     that together they encode any shape of a day or a week. Nothing is learned.
 
     Args:
@@ -176,7 +176,7 @@ class MultiLevelRotaryPosition(AngularPosition):
     Reference:
         Haolin Zhang, Longtao Xiao, Guohao Cai, Ruixuan Li, Xiu Li. "RoTE: Coarse-to-Fine
         Multi-Level Rotary Time Embedding for Sequential Recommendation." SIGIR 2026 (arXiv
-        2604.13389). Of the paper the abstract was at hand, and its public code.
+        2604.13389). Implemented from the abstract and the public code.
 
     Args:
         rote_bases: bases of year, month and day.

@@ -34,7 +34,7 @@ class Relation:
         source: the paper's category: item, behaviour or user. Relations of users go into
             position-to-position aggregation, the others into relation-augmented heads.
         scope: sequence (interactions of one user) or batch.
-        table: the atomic file the field stands in (item, user, inter), or position or time.
+        table: the atomic file that has the field (item, user, inter), or position or time.
         within: field of the same table that both sides must share, or None.
         scales: values of r_norm in equation 10, whose relations are averaged (appendix A.2).
     """
