@@ -32,7 +32,13 @@ from recbole_pos.serve.explain import (
     require_reasons,
 )
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, unpack
-from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
+from recbole_pos.serve.histories import (
+    Fields,
+    Histories,
+    TokenIds,
+    read_histories,
+    read_moment,
+)
 from recbole_pos.serve.scorer import Scorer, find_best_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
 
@@ -258,17 +264,17 @@ class Recommender(FittedModel):
         return read_histories(histories, self.ids, needs_time, self._unit, self._fields)
 
     @cached_property
-    def _fields(self) -> dict[str, dict[str, Field]]:
+    def _fields(self) -> Fields:
         """Fields of interactions and users that histories may have, beside items and times."""
 
-        def find_names(name: str, embed: Any) -> Field:
+        def find_tokens(name: str, embed: Any) -> TokenIds | None:
             if embed.numeric:
                 return None
-            names = self.dataset.field2id_token[name]
-            return {one: i for i, one in enumerate(names)}, bool(embed.is_list)
+            tokens = self.dataset.field2id_token[name]
+            return TokenIds({token: i for i, token in enumerate(tokens)}, bool(embed.is_list))
 
         return {
-            table: {name: find_names(name, embed) for name, embed in embeds.items()}
+            table: {name: find_tokens(name, embed) for name, embed in embeds.items()}
             for table, embeds in self.scorer.fields.items()
         }
 
