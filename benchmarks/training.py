@@ -15,7 +15,7 @@ from recbole.utils import init_seed
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.experiment.loss_watch import LossWatch

@@ -1,7 +1,7 @@
-"""Every fix that RecBole 1.2.x needs, most of them for today's numpy; no other file patches it.
+"""Every fix that RecBole 1.2.x needs, most of them for today's numpy.
 
-Each function is one fix and says what breaks without it. It is applied as its module of RecBole is
-imported, by the one hook at the end of this file, or at once if that was imported before; nothing
+Each function is one fix and says what breaks without it. The import hook at the end of this file
+applies it when its module of RecBole is imported, or at once if that was imported before; nothing
 here imports RecBole.
 """
 
@@ -17,13 +17,12 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
-Patch = TypeVar("Patch", bound=Callable[..., None])
-# by name of the module that they change
-PATCHES: dict[str, list[Callable[..., None]]] = defaultdict(list)
+Patch = Callable[..., None]
+PATCHES: dict[str, list[Patch]] = defaultdict(list)  # name of a module -> what changes it
 
-# Names that numpy 1.24 or 2.0 lacks and RecBole 1.2 uses, and what they stand for.
+# Names that numpy 1.24 or 2.0 lacks and RecBole 1.2 uses -> their names today.
 _NUMPY_ALIASES = {
     **{"float": "float64", "float_": "float64", "int": "int64", "object": "object_"},
     **{"complex": "complex128", "complex_": "complex128", "bool": "bool_", "long": "int64"},
@@ -31,38 +30,51 @@ _NUMPY_ALIASES = {
 }
 
 
-def patches(name: str) -> Callable[[Patch], Patch]:
+def patches(module_name: str) -> Callable[[Patch], Patch]:
     """Register a function that changes a module of RecBole once it is imported."""
 
     def register(patch: Patch) -> Patch:
-        PATCHES[name].append(patch)
+        PATCHES[module_name].append(patch)
         return patch
 
     return register
 
 
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Call ``around(function, *args)`` in place of a function of a class or module.
+def wraps(module_name: str, path: str) -> Callable[[Callable], Callable]:
+    """Register ``around``: RecBole's function is then called as ``around(function, *args)``.
 
-    One of a module is replaced in every module of RecBole that has it by this name.
+    Args:
+        module_name: the module that defines the function.
+        path: ``function`` or ``Class.method``. A function is replaced in every module of RecBole
+            that has imported it.
     """
-    function = getattr(owner, name)
+    class_name, _, name = path.rpartition(".")
 
-    @functools.wraps(function)
-    def wrapper(*args: Any, **named: Any) -> Any:
-        return around(function, *args, **named)
+    def register(around: Callable) -> Callable:
+        @patches(module_name)
+        def replace(module: ModuleType) -> None:
+            owner = getattr(module, class_name) if class_name else module
+            function = getattr(owner, name)
 
-    setattr(owner, name, wrapper)
-    for module in [m for n, m in sys.modules.items() if n.startswith("recbole.")]:
-        if vars(module).get(name) is function:
-            setattr(module, name, wrapper)
+            @functools.wraps(function)
+            def wrapper(*args: Any, **named: Any) -> Any:
+                return around(function, *args, **named)
+
+            setattr(owner, name, wrapper)
+            for loaded_name, loaded in list(sys.modules.items()):
+                if loaded_name.startswith("recbole.") and vars(loaded).get(name) is function:
+                    setattr(loaded, name, wrapper)
+
+        return around
+
+    return register
 
 
 @patches("recbole")
 def prepare_recbole(module: ModuleType | None = None) -> None:
-    """What RecBole uses of others and is gone: AttributeError with numpy 2 and scipy 1.13.
+    """RecBole uses names of numpy and scipy (LightGCN: dok_matrix._update) that are gone.
 
-    LightGCN, NGCF and others call dok_matrix._update. With pandas 2 reading warns for each column.
+    With pandas 2 reading also warns for each column.
     """
     import numpy as np
     import scipy.sparse
@@ -75,88 +87,66 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
 
 
-@patches("recbole.data.dataset.dataset")
-def fill_missing_cells(dataset: ModuleType) -> None:
-    """Dataset._fill_nan fills a copy of each column with pandas 3: missing cells stay NaN.
+@wraps("recbole.data.dataset.dataset", "Dataset._fill_nan")
+def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
+    """With pandas 3 Dataset._fill_nan fills a copy of each column: missing cells stay NaN.
 
     Missing numbers become the mean, tokens 0 (padding), sequences empty arrays.
     """
     import numpy as np
-    import pandas as pd
 
-    def fill(self: Any) -> None:
-        for name in self.feat_name_list:
-            feat = getattr(self, name)
-            for field in feat:
-                column, kind = feat[field], self.field2type[field].value
-                is_missing = column.isna()
-                if not is_missing.any():
-                    continue
-                if kind.endswith("seq"):  # of users or items without a row in their file
-                    empty = np.array([], dtype=np.int64 if kind == "token_seq" else np.float64)
-                    pairs = zip(column, is_missing, strict=True)
-                    cells = [empty if missing else cell for cell, missing in pairs]
-                    feat[field] = pd.Series(cells, index=feat.index, dtype=object)
-                else:
-                    feat[field] = column.fillna(0 if kind == "token" else column.mean())
-
-    dataset.Dataset._fill_nan = fill
+    for feat in (getattr(self, name) for name in self.feat_name_list):
+        for field in feat:
+            column, kind = feat[field], self.field2type[field].value
+            if not column.hasnans:
+                continue
+            if kind.endswith("seq"):  # users or items without a row in their file
+                empty = np.array([], dtype=np.int64 if kind == "token_seq" else np.float64)
+                feat[field] = column.map(
+                    lambda cell, e=empty: e if isinstance(cell, float) else cell
+                )
+            else:
+                feat[field] = column.fillna(0 if kind == "token" else column.mean())
 
 
-@patches("recbole.evaluator.collector")
-def keep_plain_values(collector: ModuleType) -> None:
-    """RecBole 1.2.1's collector calls .cpu() on all it has collected, numbers and counts, too."""
-
-    def around(collected: Callable[..., Any], self: Any) -> Any:
-        values = self.data_struct._data_dict
-        plain = {key: values.pop(key) for key in [*values] if not hasattr(values[key], "cpu")}
-        struct = collected(self)
-        struct._data_dict.update(plain)
-        values.update(plain)
-        return struct
-
-    wrap(collector.Collector, "get_data_struct", around)
+@wraps("recbole.evaluator.collector", "Collector.get_data_struct")
+def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
+    """RecBole 1.2.1's collector calls .cpu() on all that it has collected, numbers included."""
+    values = self.data_struct._data_dict
+    plain = {key: values.pop(key) for key in [*values] if not hasattr(values[key], "cpu")}
+    struct = get_data_struct(self)
+    struct._data_dict.update(plain)
+    values.update(plain)
+    return struct
 
 
-@patches("recbole.config.configurator")
-def skip_numpy_settings_of_config(configurator: ModuleType) -> None:
-    """Config.compatibility_settings assigns from np.float_ and others, gone in numpy 2."""
-    configurator.Config.compatibility_settings = lambda self: prepare_recbole()
+@wraps("recbole.model.general_recommender.pop", "Pop.__init__")
+def note_label_field(init: Callable[..., None], self: Any, config: Any, dataset: Any) -> None:
+    init(self, config, dataset)
+    self.LABEL = config["LABEL_FIELD"]
 
 
-@patches("recbole.model.general_recommender.pop")
-def count_every_event_in_pop(pop: ModuleType) -> None:
-    """RecBole's Pop counts an item once a batch, and sampled negatives like events.
+@wraps("recbole.model.general_recommender.pop", "Pop.calculate_loss")
+def count_every_interaction(original: Callable[..., Any], self: Any, interaction: Any) -> Any:
+    """RecBole's Pop counts an item once a batch, and sampled negatives like interactions.
 
-    With the usual batches all popular items are then level, and the list is close to random.
+    With the usual batches all popular items get the same count: the list is close to random.
     """
     import torch
 
-    def calculate_loss(self: Any, interaction: Any) -> torch.Tensor:
-        item = interaction[self.ITEM_ID]
-        happened = interaction[self.LABEL] if self.LABEL in interaction else torch.ones_like(item)
-        self.item_cnt.index_add_(0, item, happened.to(self.item_cnt.dtype)[:, None])
-        self.max_cnt = self.item_cnt.amax(0)
-        return torch.nn.Parameter(torch.zeros(1)).to(self.device)
-
-    def around(build: Callable[..., None], self: Any, config: Any, dataset: Any) -> None:
-        build(self, config, dataset)
-        self.LABEL = config["LABEL_FIELD"]
-
-    wrap(pop.Pop, "__init__", around)
-    pop.Pop.calculate_loss = calculate_loss
+    items = interaction[self.ITEM_ID]
+    labels = interaction[self.LABEL] if self.LABEL in interaction else torch.ones_like(items)
+    self.item_cnt.index_add_(0, items, labels.to(self.item_cnt.dtype)[:, None])
+    self.max_cnt = self.item_cnt.amax(0)
+    return torch.nn.Parameter(torch.zeros(1)).to(self.device)
 
 
-@patches("recbole.model.layers")
-def embed_several_numbers(layers: ModuleType) -> None:
+@wraps("recbole.model.layers", "ContextSeqEmbAbstractLayer.embed_float_fields")
+def embed_several_numbers(embed: Callable[..., Any], self: Any, values: Any, *args: Any) -> Any:
     """RecBole joins several numerical_features of items at the wrong axis: RuntimeError."""
-
-    def around(embed: Callable[..., Any], self: Any, fields: Any, *args: Any, **named: Any) -> Any:
-        if fields is not None:  # [..., 1, 2 fields] to [..., fields, 2]
-            fields = fields.reshape(*fields.shape[:-2], -1, 2)
-        return embed(self, fields, *args, **named)
-
-    wrap(layers.ContextSeqEmbAbstractLayer, "embed_float_fields", around)
+    if values is not None:  # [..., 1, 2 * num_fields] -> [..., num_fields, 2]
+        values = values.reshape(*values.shape[:-2], -1, 2)
+    return embed(self, values, *args)
 
 
 @patches("recbole.quick_start.quick_start")
@@ -168,8 +158,8 @@ def report_metrics_together(quick_start: ModuleType) -> None:
 
 # --- when a module of RecBole is imported ---
 
-# RecBole imports these wherever it trains, a second of every start. Three metrics of ratings call
-# the one, its own trainer the other; here they are imported then.
+# RecBole imports these wherever it trains, which costs a second at every start; only three metrics
+# of ratings and RecBole's own trainer call them. Here the first call imports them.
 LATER = {
     "recbole.evaluator.metrics": "sklearn.metrics",
     "recbole.utils.utils": "torch.utils.tensorboard",
@@ -179,18 +169,8 @@ LATER = {
 _SINE = "recbole.model.sequential_recommender.sine"
 
 
-class _Later:
-    """Stands for a module, in another alone, until something of it is called."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __getattr__(self, called: str) -> Callable[..., Any]:
-        return lambda *args, **named: getattr(import_module(self.name), called)(*args, **named)
-
-
 class _Hook(MetaPathFinder):
-    """Finds the modules that are patched where they are found without it."""
+    """Finds the modules to patch where Python finds them, and patches them once they have run."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -205,18 +185,29 @@ class _Hook(MetaPathFinder):
 
 def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     name, torch = module.__name__, sys.modules.get("torch")
-    if later := LATER.get(name):
-
-        def import_(wanted: str, *args: Any) -> Any:
-            return _Later(later) if wanted == later else builtins.__import__(wanted, *args)
-
-        vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
+    if name in LATER:
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_later(LATER[name])}
     was_on = torch is not None and torch.is_anomaly_enabled()
     execute(module)
     if name == _SINE:
         sys.modules["torch"].autograd.set_detect_anomaly(was_on)
     for patch in PATCHES[name]:
         patch(module)
+
+
+def _import_later(deferred: str) -> Callable[..., Any]:
+    """Return an ``__import__`` that imports the ``deferred`` module when a name of it is called."""
+
+    def import_(name: str, *args: Any) -> Any:
+        if name != deferred:
+            return builtins.__import__(name, *args)
+        module = ModuleType(name)
+        vars(module)["__getattr__"] = lambda called: (
+            lambda *args, **named: getattr(import_module(name), called)(*args, **named)
+        )
+        return module
+
+    return import_
 
 
 def install() -> None:

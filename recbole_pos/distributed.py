@@ -1,4 +1,4 @@
-"""The part of every batch that is this process's, and sums over all that train together."""
+"""This process's part of every batch, and sums over all processes that train together."""
 
 from __future__ import annotations
 
@@ -15,62 +15,63 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass
 class Shard:
-    """The part of every batch that is this process's.
+    """This process's part of every batch: every ``size``-th row.
 
-    A batch with fewer rows than processes lends its first row to those left without, whose ``own``
-    is 0.
+    A process for which a batch has no row takes the first row, with 0 targets.
 
     Attributes:
-        rank, size: number of this process, of how many.
-        own, whole: number of targets of the current batch, here and in all processes.
+        rank, size: number of this process, and number of processes.
+        num_targets, num_batch_targets: targets of the current batch, here and in all processes.
     """
 
     rank: int = 0
     size: int = 1
-    own: int = 1
-    whole: int = 1
+    num_targets: int = 1
+    num_batch_targets: int = 1
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether there is no other process."""
         return self.size == 1
 
-    def of(self, rows: Any, counts: Any = None) -> Any:
+    def take(self, rows: Any, counts: Any = None) -> Any:
         """Return this process's rows of a batch, and count its targets, one a row by default."""
-        if self.alone:
+        if self.is_alone:
             return rows
-        own = rows[self.rank :: self.size]
-        self.whole = len(rows) if counts is None else int(counts.sum())
-        self.own = len(own) if counts is None else int(counts[self.rank :: self.size].sum())
-        return self.part(rows)
+        if counts is None:
+            self.num_batch_targets, self.num_targets = len(rows), len(rows[self.rank :: self.size])
+        else:
+            self.num_batch_targets = int(counts.sum())
+            self.num_targets = int(counts[self.rank :: self.size].sum())
+        return self.take_rows(rows)
 
-    def part(self, rows: Any) -> Any:
-        """Return this process's rows, without counting targets."""
-        own = rows[self.rank :: self.size]
-        return own if len(own) else rows[:1]
+    def take_rows(self, rows: Any) -> Any:
+        """Return this process's rows of a batch, without counting targets."""
+        own_rows = rows[self.rank :: self.size]
+        return own_rows if len(own_rows) else rows[:1]
 
     @property
     def weight(self) -> float:
-        """The weight of this process's mean loss in the mean of the whole batch."""
-        return self.own / self.whole
+        """The weight of this process's mean loss in the mean of the batch."""
+        return self.num_targets / self.num_batch_targets
 
 
 def current_shard() -> Shard:
     """Return the part of this process; everything unless it has joined a group."""
-    joined = dist.is_available() and dist.is_initialized()
-    return Shard(dist.get_rank(), dist.get_world_size()) if joined else Shard()
+    has_group = dist.is_available() and dist.is_initialized()
+    return Shard(dist.get_rank(), dist.get_world_size()) if has_group else Shard()
 
 
 class SharedLoss:
     """A loss whose gradients are summed over all processes while they are computed.
 
-    torch's DistributedDataParallel sends buckets of gradients as soon as they are complete, while
-    those of earlier layers are still computed. As parameters may be unused in a step, its buckets
-    stay what they are in the first: a resumed run adds in the same order, to the same bits.
+    torch's DistributedDataParallel sends buckets of gradients while those of earlier layers are
+    still computed. With ``find_unused_parameters`` its buckets never change: a resumed run adds in
+    the same order, to the same bits.
 
     Args:
-        model: the model; parameters that are frozen are left alone.
-        loss: function of a batch, by the model: a tensor, or several.
+        model: the model.
+        loss: function of a batch that returns the model's loss, one tensor or several.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
@@ -86,24 +87,21 @@ class SharedLoss:
         """Return the loss of this process's part, whose ``backward`` leaves summed gradients."""
         return self.parallel(batch)
 
-    def same_buffers(self) -> None:
-        """Copy the buffers of process 0 to all: a model evaluates with what it keeps of batches."""
+    def broadcast_buffers(self) -> None:
+        """Copy the model's buffers of process 0, such as statistics of batches, to all."""
         for buffer in self.model.buffers():
-            if not buffer.is_sparse and buffer.is_contiguous():  # others were made once
+            if not buffer.is_sparse and buffer.is_contiguous():  # others never change
                 dist.broadcast(buffer, 0)
 
 
 class _Loss(nn.Module):
-    """A model with its loss as ``forward``, the one function of which torch knows the end.
-
-    torch advises against ``find_unused_parameters`` where every parameter is used, but a model may
-    need it. On a CPU an unused one prevents the advice; on a GPU, which would be waited for in
-    every step, the advice is not shown.
-    """
+    """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
         super().__init__()
         self.model, self.loss = model, loss
+        # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
+        # one prevents that; on a GPU it would cost a wait in every step, so the warning is hidden
         if next(model.parameters()).device.type == "cpu":
             self.unused = nn.Parameter(torch.zeros(()))
         else:
@@ -120,61 +118,59 @@ def _sum(gradients: Tensor) -> Any:
 
 
 def over_whole_batch(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
-    """Return a loss in which the targets of a batch meet each other, as that of the whole batch.
+    """Return a loss over the batches of all processes, for one in which targets meet each other.
 
     The states of all processes are gathered, and every process computes the same loss with the same
     random state; gradients are those of its own states.
 
     Args:
         loss: function of states [m, d], item embeddings and targets [m], all of one batch.
-        shard: this process's part; the result is to be weighted with it, as other losses are.
+        shard: this process's part; the result must be weighted with it, as other losses are.
     """
 
     def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
-        seed = int(torch.randint(2**62, ()))  # that of the first process is for all
-        own = torch.tensor([len(states) if shard.own else 0, seed], device=states.device)
-        every = [torch.empty_like(own) for _ in range(shard.size)]
-        dist.all_gather(every, own)
-        sizes = [int(one[0]) for one in every]
+        seed = int(torch.randint(2**62, ()))  # all use that of the first process
+        num_rows = len(states) if shard.num_targets else 0
+        header = torch.tensor([num_rows, seed], device=states.device)
+        headers = [torch.empty_like(header) for _ in range(shard.size)]
+        dist.all_gather(headers, header)
+        sizes = [int(size) for size, _ in headers]
         gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
         all_targets = torch.cat(_gather(targets, sizes))
         devices = [states.device] if states.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(int(every[0][1]))
+            torch.manual_seed(int(headers[0][1]))
             return loss(gathered, items, all_targets)
 
     return compute
 
 
 class _GatheredRows(torch.autograd.Function):
-    """Rows of all processes; the gradient goes to those of this one."""
+    """The rows of all processes [total, d]; the gradient goes to those of this one [m, d]."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int], rank: int, weight: float) -> Tensor:
         ctx.begin, ctx.size, ctx.weight = sum(sizes[:rank]), sizes[rank], weight
-        ctx.lent = len(rows)
+        ctx.num_rows = len(rows)
         return torch.cat(_gather(rows, sizes))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.size:  # a row that was lent
-            return grad.new_zeros(ctx.lent, grad.size(1)), None, None, None
-        # no one else has a part of it, so it is not to be weighted
-        own = grad[ctx.begin : ctx.begin + ctx.size] / ctx.weight
-        return own, None, None, None
+        if not ctx.size:  # the row of a process without targets
+            return grad.new_zeros(ctx.num_rows, grad.size(1)), None, None, None
+        # the caller weights the loss, but every process has computed all of it
+        own_grad = grad[ctx.begin : ctx.begin + ctx.size] / ctx.weight
+        return own_grad, None, None, None
 
 
 def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Return a tensor of each process, in the order of ranks: the first ``sizes[rank]`` rows.
-
-    Padded to one length, as gloo sends equal numbers only.
-    """
+    """Return the first ``sizes[rank]`` rows of each process, in the order of ranks."""
     longest = max(sizes)
-    sent = rows.new_zeros(longest, *rows.shape[1:])
-    sent[: len(rows)].copy_(rows[:longest])  # a process of size 0 may hold a row all the same
-    parts = [torch.empty_like(sent) for _ in sizes]
-    dist.all_gather(parts, sent)
-    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+    padded = rows.new_zeros(longest, *rows.shape[1:])  # gloo sends tensors of one size only
+    padded[: len(rows)].copy_(rows[:longest])  # a process of size 0 may hold a row all the same
+    received = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(received, padded)
+    return [tensor[:size] for tensor, size in zip(received, sizes, strict=True)]
 
 
 def sum_over_processes(value: Tensor) -> Tensor:
@@ -184,9 +180,9 @@ def sum_over_processes(value: Tensor) -> Tensor:
     return summed
 
 
-def gather_rows(own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of all processes, joined by name; one without rows has none of them."""
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, own)
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
+def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of all processes, joined by name; a process may lack names."""
+    received: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(received, rows)
+    names = dict.fromkeys(name for tensors in received for name in tensors)
+    return {name: torch.cat([t[name] for t in received if name in t]) for name in names}

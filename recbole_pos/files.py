@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders with one writer at a time."""
+"""Files that are complete or not there, and folders with one writer at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ try:
 except ImportError:  # not on Windows, which goes without the lock
     fcntl = None  # type: ignore[assignment]
 
-TEMPORARY = "recbole-pos-temporary-"  # how names of folders begin that go with an object
-LOCK = "lock"  # the file in a folder that its writer holds
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # else the file system has no locks, and we go without
+TEMPORARY = "recbole-pos-temporary-"  # prefix of the folders of :class:`TemporaryFolder`
+LOCK = "lock"  # the file in a folder that its writer locks
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class _Raw(io.FileIO):
-    """A file that remembers what ended its writing: torch.save raises something else then."""
+    """A file that keeps the error that ended its writing: torch.save raises another one then."""
 
     failure: BaseException | None = None
 
@@ -45,61 +45,62 @@ class _Raw(io.FileIO):
 
 
 @contextmanager
-def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
-    """Open a file to write that takes its place once all of it is on the disk.
+def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
+    """Open a file to write that replaces ``path`` once all of it is on the disk.
 
-    Until then, and if anything fails, what was there stays. A link is followed. What is no regular
-    file (a pipe, ``/dev/stdout``) is written as it is. What cannot be written is an error of
-    :func:`writing`.
+    If anything fails, the former file stays. A link is followed. What is no regular file (a pipe,
+    ``/dev/stdout``) is written directly. Errors are those of :func:`name_write_errors`.
     """
-    given = Path(path)
-    special = os.path.exists(given) and not given.is_file()  # a name may be too long: no OSError
-    target = given.resolve() if os.path.islink(given) and not special else given
-    place = target if special else target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with writing(given):
-        raw = _Raw(place, "w")
+    path = Path(path)
+    is_special = os.path.exists(path) and not path.is_file()  # a name may be too long: no OSError
+    target = path.resolve() if os.path.islink(path) and not is_special else path
+    unfinished = target
+    if not is_special:
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with name_write_errors(path):
+        raw = _Raw(unfinished, "w")
     buffered = io.BufferedWriter(raw)
     file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
     try:
         yield file
-        with writing(given):
+        with name_write_errors(path):
             file.flush()
-            if not special:
+            if not is_special:
                 os.fsync(raw.fileno())
                 file.close()
-                os.replace(place, target)
+                os.replace(unfinished, target)
                 _sync_folder(target.parent)
     except Exception as error:
         if raw.failure is None or isinstance(error, StorageError):
             raise
         if isinstance(raw.failure, OSError):
-            raise _refusal(given, raw.failure) from error
+            raise _write_error(path, raw.failure) from error
         raise raw.failure from None
     finally:
-        with suppress(OSError):  # what is buffered still would be written once more
+        with suppress(OSError):  # closing writes again what could not be written
             file.close()
-        if not special:
+        if not is_special:
             with suppress(OSError):
-                place.unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file of text."""
-    with whole(path) as file:
+    """Write a file of text, complete or not at all."""
+    with atomic_write(path) as file:
         file.write(text)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a whole file of json; what is no plain value stands there as text."""
+    """Write a file of json, complete or not at all; values that json lacks are written as text."""
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[None]:
-    """Let what the system refuses name a file, in a ``with`` block that writes it.
+def name_write_errors(path: str | Path) -> Iterator[None]:
+    """Raise errors that name the file, in a ``with`` block that writes it.
 
     Raises:
-        UsageError: if there cannot be such a file: it is a folder, or is to be in none.
+        UsageError: if there cannot be such a file: it is a folder, or its folder does not exist.
         StorageError: for any other OSError.
     """
     try:
@@ -107,43 +108,45 @@ def writing(path: str | Path) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
-        raise _refusal(Path(path), error) from error
+        raise _write_error(Path(path), error) from error
 
 
-def _refusal(path: Path, error: OSError) -> PosError:
+def _write_error(path: Path, error: OSError) -> PosError:
     """Return the error about a file that cannot be written."""
-    folder, is_long = path.absolute().parent, error.errno == errno.ENAMETOOLONG
-    if not is_long and not os.path.isdir(folder):
+    folder, is_too_long = path.absolute().parent, error.errno == errno.ENAMETOOLONG
+    if not is_too_long and not os.path.isdir(folder):
         return UsageError(f"cannot write {path}: folder {path.parent} does not exist")
-    if is_long or os.path.isdir(path):
-        reason = error.strerror if is_long else "it is a folder"
+    if is_too_long or os.path.isdir(path):
+        reason = error.strerror if is_too_long else "it is a folder"
         return UsageError(f"cannot write {shown(str(path))}: {reason}")
-    room = ""
+    free = ""
     if error.errno in _FULL and (path.is_file() or not path.exists()):
-        room = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
-    return StorageError(f"cannot write {path}: {error.strerror or error}{room}")
+        free = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
+    return StorageError(f"cannot write {path}: {error.strerror or error}{free}")
 
 
 def _sync_folder(path: Path) -> None:
     """Write a folder to the disk, so that a new name in it survives a power cut."""
     with suppress(OSError):  # some systems refuse; the file itself is there
-        folder = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)
 
 
 @contextmanager
-def only_writer(folder: Path, doing: str) -> Iterator[None]:
-    """Lock a folder for this process in a ``with`` block; the system unlocks it in any case.
+def lock_folder(folder: Path, doing: str) -> Iterator[None]:
+    """Lock a folder for this process in a ``with`` block; the lock ends with the process.
 
-    If another process holds the lock, a UsageError says who it is and what is done (``searched``).
+    Raises:
+        UsageError: if another process holds the lock; says which, and what it is ``doing``
+            ("searched").
     """
     if fcntl is None:
         yield
         return
-    with writing(folder / LOCK):
+    with name_write_errors(folder / LOCK):
         file = (folder / LOCK).open("a+", encoding="utf-8")
     with file:
         try:
@@ -163,47 +166,49 @@ def only_writer(folder: Path, doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(folder: str | Path, keep: Callable[[Path], bool] = lambda _: True) -> Iterator[Path]:
-    """Make an empty folder to fill, which takes the place of another once it is complete.
+def replace_folder(
+    folder: str | Path, keep: Callable[[Path], bool] = lambda _: True
+) -> Iterator[Path]:
+    """Yield an empty folder to fill, which then replaces another in one step.
 
-    If anything fails, ``folder`` stays as it was. What a killed process has left is removed by the
-    next one, which puts the former folder back if it was between two names.
+    If anything fails, ``folder`` stays as it was. What a killed process has left is cleared by the
+    next one, which also restores the former folder if it was killed between two renames.
 
     Args:
-        folder: the folder to replace, which need not be there; of a link, what it leads to.
-        keep: whether something in the former folder is in the new one, too; all of it by default.
+        folder: the folder to replace, which need not exist; of a link, its target.
+        keep: whether a file or folder in the former folder is taken over; all are by default.
     """
     folder = Path(folder)
     target = folder.resolve()
-    begun, former = (target.with_name(f".{target.name}.{end}") for end in ("new", "old"))
-    made = [parent for parent in target.parents if not parent.exists()]
-    with writing(folder):
-        begun.mkdir(parents=True, exist_ok=True)
-    with only_writer(begun, "written"):
+    unfinished, former = (target.with_name(f".{target.name}.{end}") for end in ("new", "old"))
+    new_parents = [parent for parent in target.parents if not parent.exists()]
+    with name_write_errors(folder):
+        unfinished.mkdir(parents=True, exist_ok=True)
+    with lock_folder(unfinished, "written"):
         try:
-            with writing(folder):
+            with name_write_errors(folder):
                 if former.exists() and not target.exists():
                     os.replace(former, target)
-                for left in (former, *(one for one in begun.iterdir() if one.name != LOCK)):
-                    if left.is_dir() and not left.is_symlink():
-                        shutil.rmtree(left)
-                    else:
-                        left.unlink(missing_ok=True)
-            yield begun
-            with writing(folder):
+                for path in (former, *unfinished.iterdir()):
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    elif path.name != LOCK:
+                        path.unlink(missing_ok=True)
+            yield unfinished
+            with name_write_errors(folder):
                 if target.exists():
-                    shutil.copymode(target, begun)
-                    for one in target.iterdir():
-                        if keep(one) and not os.path.lexists(begun / one.name):
-                            _link(one, begun / one.name)
+                    shutil.copymode(target, unfinished)
+                    for path in target.iterdir():
+                        if keep(path) and not os.path.lexists(unfinished / path.name):
+                            _link(path, unfinished / path.name)
                     os.replace(target, former)
-                os.replace(begun, target)
+                os.replace(unfinished, target)
                 _sync_folder(target.parent)
         except BaseException:
             if former.exists() and not target.exists():
                 os.replace(former, target)
-            shutil.rmtree(begun, ignore_errors=True)
-            for parent in made:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            for parent in new_parents:
                 with suppress(OSError):
                     parent.rmdir()
             raise
@@ -211,22 +216,24 @@ def replacing(folder: str | Path, keep: Callable[[Path], bool] = lambda _: True)
         shutil.rmtree(former, ignore_errors=True)
 
 
-def _link(file: Path, to: Path) -> None:
-    """Give a file, or all files of a folder, another name; copy where there are no links."""
-    if file.is_dir() and not file.is_symlink():
-        shutil.copytree(file, to, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b)))
+def _link(source: Path, link: Path) -> None:
+    """Hard-link a file, or all files of a folder; copy where the file system has no links."""
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(
+            source, link, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b))
+        )
         return
     try:
-        os.link(file, to, follow_symlinks=False)
+        os.link(source, link, follow_symlinks=False)
     except OSError:
-        shutil.copy2(file, to, follow_symlinks=False)
+        shutil.copy2(source, link, follow_symlinks=False)
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:
-    """Remove what a killed process has left of these files; only their writer may call it."""
+    """Remove the unfinished versions of files of a killed process; only for their only writer."""
     for file in files:
-        for left in file.parent.glob(f".{glob.escape(file.name)}*.tmp"):
-            left.unlink(missing_ok=True)
+        for unfinished in file.parent.glob(f".{glob.escape(file.name)}*.tmp"):
+            unfinished.unlink(missing_ok=True)
 
 
 class TemporaryFolder:

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 
 from recbole_pos.errors import StorageError, UsageError
-from recbole_pos.files import writing
+from recbole_pos.files import name_write_errors
 from recbole_pos.values import shown
 
 LOGGER = logging.getLogger("recbole_pos")
@@ -132,13 +132,15 @@ class Reporter:
 
     def _write(self, what: RenderableType, consoles: list[Console]) -> None:
         for console in consoles:
-            with writing(_name(console.file)):  # [a] is text here; nothing is cut off in a file
+            with name_write_errors(
+                _name(console.file)
+            ):  # [a] is text here; nothing is cut off in a file
                 console.print(what, soft_wrap=isinstance(what, str), markup=False)
 
     def event(self, name: str, content: dict[str, Any]) -> None:
         """Print a json object, where json is wanted."""
         for file in self._events:
-            with writing(_name(file)):
+            with name_write_errors(_name(file)):
                 print(json.dumps({"event": name, **content}), file=file, flush=True)
 
     @contextmanager

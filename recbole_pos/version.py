@@ -1,3 +1,17 @@
 """The version of this package; ``setup.cfg`` reads it from here as text."""
 
+import subprocess
+from pathlib import Path
+
 __version__ = "0.2.0"
+
+
+def find_commit() -> str:
+    """Return the commit of the checkout that the package runs from; empty if it is installed."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent)]
+    command += ["describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

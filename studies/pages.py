@@ -31,7 +31,7 @@ import pandas as pd
 import recbole_pos
 from recbole_pos.study.collect import collect_results
 from recbole_pos.study.plan import list_fits
-from recbole_pos.study.rendered_table import span
+from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
 
@@ -221,10 +221,11 @@ def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> s
     done = runs[(runs["status"] == "done") & runs["seconds"].notna()]  # others are tested again
     commits = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_short, done["commit"])))
     devices = "; ".join(dict.fromkeys(done["device"]))
+    training = format_duration(done["seconds"].sum())
     size = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} interactions"
     text = (
-        f"{len(done)} trained and tested runs, {span(done['seconds'].sum())} of training in all "
-        f"({devices}); commit{'s' * (', ' in commits)} {commits}. Data: {size}; checksum of the "
+        f"{len(done)} trained and tested runs, {training} of training in all ({devices}); "
+        f"commit{'s' * (', ' in commits)} {commits}. Data: {size}; checksum of the "
         f"interactions as read `{data['checksum'][:8]}…`. The same tables without training:"
     )
     line = f"recbole-pos compare {' '.join(map(str, command))} --report"

@@ -11,7 +11,7 @@ from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
 from recbole_pos.data.clock import check_clock
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
 
 DAY = 86400.0

@@ -55,7 +55,7 @@ def summed_gradients(rank: int) -> dict[str, Any]:
             gradients = {n: p.grad for n, p in model.named_parameters()}
             dense = {n: g if g is None else g.to_dense().clone() for n, g in gradients.items()}
             found[name].append(dense)
-    loss.same_buffers()
+    loss.broadcast_buffers()
     return {**found, "buffers": dict(shared.named_buffers()), "before": dict(own.named_buffers())}
 
 
@@ -82,7 +82,7 @@ def sampled_losses(rank: int) -> list[dict[str, Any]]:
         together = functools.partial(compute, over_whole_batch(alone, shard))
         shared = SharedLoss(model, together)
         torch.manual_seed(50 + rank)
-        value = shared(shard.of(torch.arange(rows))) * shard.weight
+        value = shared(shard.take(torch.arange(rows))) * shard.weight
         value.backward()
         gradients = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()

@@ -13,7 +13,14 @@ import torch
 
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.files import LOCK, only_writer, remove_unfinished, replacing, whole, write_text
+from recbole_pos.files import (
+    LOCK,
+    atomic_write,
+    lock_folder,
+    remove_unfinished,
+    replace_folder,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
     file = tmp_path / "a.txt"
     write_text(file, "old")
     for error in (ZeroDivisionError, KeyboardInterrupt):
-        with pytest.raises(error), whole(file) as unfinished:
+        with pytest.raises(error), atomic_write(file) as unfinished:
             unfinished.write("new")
             raise error
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
@@ -38,7 +45,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
 
 
 def test_two_writers_have_files_of_their_own(tmp_path) -> None:
-    with whole(tmp_path / "a.txt") as one, whole(tmp_path / "a.txt") as two:
+    with atomic_write(tmp_path / "a.txt") as one, atomic_write(tmp_path / "a.txt") as two:
         one.write("one")
         two.write("two")
     assert (tmp_path / "a.txt").read_text() == "one"
@@ -89,15 +96,15 @@ with {lock}: print('held', flush=True); input()"""
 
 
 def test_one_writer_at_a_time(tmp_path) -> None:
-    other = hold("only_writer(Path(sys.argv[1]), 'trained')", tmp_path)
+    other = hold("lock_folder(Path(sys.argv[1]), 'trained')", tmp_path)
     with (
         pytest.raises(UsageError, match=f"^{tmp_path} is being trained by process {other.pid} on"),
-        only_writer(tmp_path, "trained"),
+        lock_folder(tmp_path, "trained"),
     ):
         pytest.fail("two at once")
     other.kill()
     other.wait()
-    with only_writer(tmp_path, "trained"):  # the system let go of it
+    with lock_folder(tmp_path, "trained"):  # the system let go of it
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
 
 
@@ -111,22 +118,22 @@ def test_what_a_killed_process_left_is_removed(tmp_path) -> None:
 def test_a_folder_is_whole_or_leaves_nothing(tmp_path) -> None:
     to = tmp_path / "above" / "new"
     for error in (ZeroDivisionError, KeyboardInterrupt):
-        with pytest.raises(error), replacing(to) as place:
+        with pytest.raises(error), replace_folder(to) as place:
             (place / "part").touch()
             raise error
         assert not list(tmp_path.iterdir())
-    with replacing(to) as place:
+    with replace_folder(to) as place:
         (place / "part").touch()
     assert [p.name for p in to.iterdir()] == ["part"] and len(list(to.parent.iterdir())) == 1
 
 
 def test_the_folder_of_a_killed_process_is_removed(tmp_path) -> None:
     """And that of one that still writes is not."""
-    other = hold("replacing(Path(sys.argv[1]))", tmp_path / "new")
-    with pytest.raises(UsageError), replacing(tmp_path / "new"):
+    other = hold("replace_folder(Path(sys.argv[1]))", tmp_path / "new")
+    with pytest.raises(UsageError), replace_folder(tmp_path / "new"):
         pytest.fail("another writes it")
     other.kill()
     other.wait()
-    with replacing(tmp_path / "new"):
+    with replace_folder(tmp_path / "new"):
         assert len(list(tmp_path.iterdir())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["new"]

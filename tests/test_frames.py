@@ -242,12 +242,16 @@ def test_loggers(fitted: rp.Recommender, tmp_path: Path, monkeypatch: Any) -> No
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     data = fitted.source[0]
-    options = {**SHORT, "logger": ["tensorboard", "mlflow"]}
+    options = {**SHORT, "logger": ["csv", "tensorboard", "mlflow"]}
     model = rp.fit("PosSASRec", data, run_dir=tmp_path / "run", **options)
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     scalars = [one.value for one in board.Scalars("valid/ndcg@5")]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert scalars == pytest.approx([json.loads(line)["valid"]["ndcg@5"] for line in lines])
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv", index_col="epoch")
+    assert table["valid/ndcg@5"].tolist() == pytest.approx(scalars)
+    assert table["test/ndcg@5"][model.result.best_epoch] == model.result.test["ndcg@5"]
+    assert set(table["dataset_checksum"]) == {fitted.dataset.identity["data"][:16]}
     (tested,) = board.Scalars("test/ndcg@5")
     assert tested.step == model.result.best_epoch
     assert tested.value == pytest.approx(model.result.test["ndcg@5"])

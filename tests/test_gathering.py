@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_pos.data.batch import BatchRequirements, WindowGatherer, fits_on_device, prefetch
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features

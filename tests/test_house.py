@@ -114,7 +114,7 @@ def test_few_small_modules_with_names_of_their_own() -> None:
 
 def test_what_breaks_a_rule_is_seen() -> None:
     """The reader of imports finds those within functions, and tells modules from names."""
-    text = "def f():\n    from recbole_pos.data.events import EventLog\n    import ray.tune\n"
-    assert [_module(name) for name in _imports(text)] == ["recbole_pos.data.events", "ray"]
-    assert _room("recbole_pos.data.events") == _room("recbole_pos.data") == "data"
+    text = "def f():\n    from recbole_pos.data.interactions import EventLog\n    import ray.tune\n"
+    assert [_module(name) for name in _imports(text)] == ["recbole_pos.data.interactions", "ray"]
+    assert _room("recbole_pos.data.interactions") == _room("recbole_pos.data") == "data"
     assert _room("recbole_pos.files") == ""

@@ -17,8 +17,8 @@ from shop import open_shop, tables, train, write
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.data.events import EventLog
-from recbole_pos.data.identity import Known, compute_identity, describe_changes, extend_log
+from recbole_pos.data.identity import Vocabulary, compute_identity, describe_changes, extend_log
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.build import read_dataset
@@ -122,7 +122,7 @@ def test_later_interactions_are_history_only(tmp_path: Path) -> None:
     known.build()
     later = pd.DataFrame({"user_id": ["u9", "new"], "item_id": ["i1", "i2"], "timestamp": 2e9})
     write_atomic(pd.concat([frame, later]), tmp_path)
-    grown = PosSequentialDataset(config, Known.from_dataset(known))
+    grown = PosSequentialDataset(config, Vocabulary.from_dataset(known))
     grown.build()
     assert grown.identity == known.identity
     whole = extend_log(grown, grown.held_out, new_users=True)

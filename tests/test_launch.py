@@ -298,9 +298,9 @@ def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
 
 def test_a_small_batch_has_no_borrowed_weight() -> None:
     shard = Shard(2, 3)
-    assert shard.of(np.array([5, 9])).tolist() == [5] and shard.weight == 0
-    assert shard.of(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and shard.weight == 6 / 21
-    assert Shard().of([1, 2, 3]) == [1, 2, 3]
+    assert shard.take(np.array([5, 9])).tolist() == [5] and shard.weight == 0
+    assert shard.take(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and shard.weight == 6 / 21
+    assert Shard().take([1, 2, 3]) == [1, 2, 3]
 
 
 def test_what_processes_cannot_share(experiment, monkeypatch) -> None:

@@ -287,9 +287,9 @@ def test_what_is_no_tensor_stays_in_a_collector() -> None:
             tensors = {key: value.cpu() for key, value in kept._data_dict.items()}
             return SimpleNamespace(_data_dict=tensors)
 
-    compat.keep_plain_values(SimpleNamespace(Collector=Collector))
-    for found in (Collector().get_data_struct(), kept):
-        assert found._data_dict["data.num_items"] == 3 and len(found._data_dict["rec"]) == 2
+    found = compat.keep_plain_values(Collector.get_data_struct, Collector())
+    for struct in (found, kept):
+        assert struct._data_dict["data.num_items"] == 3 and len(struct._data_dict["rec"]) == 2
 
 
 def test_missing_cells_are_filled(tmp_path) -> None:

@@ -82,7 +82,7 @@ def test_the_same_to_the_bit(folder: Path, name: str, options: dict[str, Any], m
     monkeypatch.setattr(Scratch, "empty", counted)
     plain, before = read(folder, name, memory_limit="4GB", **options), set(folder.rglob("*"))
     assert not sizes
-    monkeypatch.setattr("recbole_pos.data.events.PART_EVENTS", 500)
+    monkeypatch.setattr("recbole_pos.data.interactions.CHUNK_INTERACTIONS", 500)
     small = read(folder, name, memory_limit="100KB", **options)
     assert set(sizes) == {1024} and set(folder.rglob("*")) == before
     assert facts(capture(plain)) == facts(capture(small))

@@ -20,7 +20,7 @@ from recbole.data.dataset import SequentialDataset
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.splits import (
     PHASES,
     TEST,

@@ -21,11 +21,11 @@ from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
-    count,
+    format_count,
+    format_duration,
     format_interval,
     format_number,
-    listed,
-    span,
+    join_names,
 )
 from recbole_pos.study.result_tables import (
     make_bins_table,
@@ -38,7 +38,7 @@ from recbole_pos.study.result_tables import (
     render_markdown,
     tabulate,
 )
-from recbole_pos.study.results import Comparison, Results, compare
+from recbole_pos.study.results import Comparison, Results, compare_rows
 from recbole_pos.study.statistics import estimate
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_report import describe_protocol, render_report, write_findings
@@ -54,7 +54,7 @@ def results() -> Results:
 
 @pytest.fixture(scope="module")
 def found(results) -> Comparison:
-    return compare(results, results.plan.tables[0])
+    return compare_rows(results, results.plan.tables[0])
 
 
 def table_plan(*rows: str, metric: str = "ndcg@10") -> TablePlan:
@@ -84,13 +84,13 @@ def test_means_are_those_that_the_runs_report(results, found):
 
 
 def test_differences_need_ranks_and_are_by_seed_where_models_are_shared(results):
-    found = compare(dataclasses.replace(results, ranks=None), results.plan.tables[0])
+    found = compare_rows(dataclasses.replace(results, ranks=None), results.plan.tables[0])
     assert len(found.means) == 21 and found.differences.empty and not found.bins
     assert make_differences_table(found) is None
     # a metric that is no mean over targets cannot be compared by target
     table = table_plan("NoPE", "RoPE", metric="itemcoverage@10")
-    assert compare(results, table).differences.empty
-    shared = compare(results, table_plan("RoPE", ATTACHED)).differences.iloc[0]
+    assert compare_rows(results, table).differences.empty
+    shared = compare_rows(results, table_plan("RoPE", ATTACHED)).differences.iloc[0]
     totals, _ = results.ranks.totals("ndcg@10")
     sides = totals[ATTACHED], totals["RoPE"]
     assert shared["error"] == estimate(*sides, coupled=True).error != estimate(*sides).error
@@ -120,7 +120,7 @@ def test_columns_that_not_every_table_has(results, found):
     targets = results.ranks.targets.assign(user=np.arange(600) % 71)
     ranks = dataclasses.replace(results.ranks, targets=targets)
     other = dataclasses.replace(results, plan=plan, ranks=ranks)
-    both = compare(other, plan.tables[0])
+    both = compare_rows(other, plan.tables[0])
     table, column = make_metrics_table(other, both), "NDCG@10, validation"
     names = " ".join(make_metrics_table(results, found).columns)
     assert "validation" not in names and "cold" not in names
@@ -141,7 +141,7 @@ def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
     runs = results.ranks.runs[keep].reset_index(drop=True)
     ranks = RankTable(runs, results.ranks.targets, results.ranks.rank[keep])
     alone = dataclasses.replace(results, runs=results.runs[first], ranks=ranks)
-    found = compare(alone, results.plan.tables[0])
+    found = compare_rows(alone, results.plan.tables[0])
     assert found.differences["p_holm"].min() < 0.05 and not found.differences["star"].any()
     table = make_metrics_table(alone, found)
     assert any("noise between seeds is unknown" in note for note in table.notes)
@@ -161,8 +161,8 @@ def test_bins_and_failures_and_searches(results, found):
     assert line_of(make_search_table(unfinished), "RoPE")["chosen"] == Cell("not yet")
 
 
-def test_tables_as_text(results, found):
-    page = render_markdown(results, [found])
+def test_tables_as_text(results):
+    page = render_markdown(results)
     lines = [line for line in page.splitlines() if line.startswith("| Kernel |")]
     assert re.search(r"\| \*\*0\.\d{4} ± 0\.\d{4}\*\* \(paper 0\.0394\) \|", lines[0])
     for block in page.split("\n\n"):
@@ -192,18 +192,24 @@ def test_numbers_are_written_for_people():
         format_number(0.04249): "0.0425",
         format_number(-0.00001, sign=True): "0.0000",
         format_interval(-0.001, 0.0035): "[-0.0010, +0.0035]",
-        span(0.42): "0.4 s",
-        span(200): "3 min 20 s",
-        span(3599.9): "1 h",
-        span(90_000): "1 d 1 h",
-        count(812): "812",
-        count(1_234_000): "1.23 M",
-        listed("abc"): "a, b and c",
-        listed("abcdefgh"): "a, b, c, d, e and 3 more",
+        format_duration(0.42): "0.4 s",
+        format_duration(200): "3 min 20 s",
+        format_duration(3599.9): "1 h",
+        format_duration(90_000): "1 d 1 h",
+        format_count(812): "812",
+        format_count(1_234_000): "1.23 M",
+        join_names("abc"): "a, b and c",
+        join_names("abcdefgh"): "a, b, c, d, e and 3 more",
         metric_name("hit@10"): "HR@10",
     }
     assert list(written) == list(written.values())
-    assert format_number(nan) == format_interval(nan, 1.0) == span(nan) == listed([]) == ""
+    assert (
+        format_number(nan)
+        == format_interval(nan, 1.0)
+        == format_duration(nan)
+        == join_names([])
+        == ""
+    )
 
 
 def test_findings_say_no_more_than_the_intervals(results, found):
@@ -229,8 +235,8 @@ def words_of(page: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def text(results, found) -> str:
-    return render_report(results, [found])
+def text(results) -> str:
+    return render_report(results)
 
 
 def test_the_report_needs_nothing_else(text):
@@ -275,9 +281,9 @@ def test_names_of_the_users_are_no_formula_and_no_html(results, tmp_path):
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_a_report_of_nothing_yet(results, found):
     empty = nothing_yet(results)
-    none = compare(empty, empty.plan.tables[0])
-    words = words_of(render_report(empty, [none]))
-    assert "No run has finished yet." in words and "0 of 3" in render_markdown(empty, [none])
+    none = compare_rows(empty, empty.plan.tables[0])
+    words = words_of(render_report(empty))
+    assert "No run has finished yet." in words and "0 of 3" in render_markdown(empty)
     assert draw_charts(empty, none) == [] and len(tabulate([none])) == 0
     pd.testing.assert_frame_equal(tabulate([found, none]), tabulate([found]))
 
@@ -297,8 +303,8 @@ def body(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [120, 60])
-def test_no_figure_and_no_word_is_broken(results, found, width: int) -> None:
-    for table in make_tables(results, [found]):
+def test_no_figure_and_no_word_is_broken(results, width: int) -> None:
+    for table in make_tables(results):
         cells = [cell for line in table.lines for cell in line]
         names = [cell.text for cell in cells] + [cell.detail for cell in cells] + [*table.columns]
         words = {word for name in names for word in re.split(r"[ |]", name)}
@@ -310,7 +316,7 @@ def test_a_narrow_terminal_folds_between_figures_and_names_the_columns_it_omits(
     columns = ("row", "seeds", "NDCG@10", "HR@10", "NDCG@10 - GRU4Rec", "epochs")
     texts = ("PosSASRec", "2", "0.1080 ± 0.0034", "0.2025 ± 0.0060")
     line = (*map(Cell, texts), Cell("+0.0501*", "[+0.0357, +0.0646]"), Cell("20"))
-    table = RenderedTable("Two models", columns, (line,), spare=(5, 3, 1))
+    table = RenderedTable("Two models", columns, (line,), omittable=(5, 3, 1))
     assert "0.1080 ± 0.0034" in body(on_terminal(table, 120))
     folded = body(on_terminal(table, 70))  # deviation and interval in lines of their own
     assert {"± 0.0034", "[+0.0357, +0.0646]"} <= set(folded)

@@ -286,8 +286,8 @@ def test_ties_are_those_of_every_order_tried():
             users += len(mine) > 2
             tied += len(mine) > 2 and len({item[place] for place in last}) > 1
         assert (found.users, found.test) == (users, tied)
-    assert "1 of 2 test items (50%)" in TieCount(2, 1).sentence("shop", "file")
-    assert "excluded" in TieCount(2, 1).sentence("shop", "drop")
+    assert "1 of 2 test items (50%)" in TieCount(2, 1).describe("shop", "file")
+    assert "excluded" in TieCount(2, 1).describe("shop", "drop")
 
 
 def test_bins_are_named_by_what_is_in_them():

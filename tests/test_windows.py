@@ -129,7 +129,7 @@ def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> N
     for rank in range(3):
         loader.shard = Shard()  # as another process would begin
         loader.divide(Shard(rank, 3))
-        own = [loader.shard.own for _ in loader]
+        own = [loader.shard.num_targets for _ in loader]
         steps.add(len(own))
         targets += sum(own)
     assert steps == {len(loader)} and targets == loader.targets

@@ -151,7 +151,7 @@ _TABLE: list[Option] = [
         _rows("stopping_step", 0, 10**9, only=(if_model_is_trained, "eval_step")),
         _rows("gpu_id", check=option.check_gpus),
         _rows("compile show_progress tensorboard cache"),
-        _rows("logger", "tensorboard mlflow wandb", example=["mlflow"], alone=True),
+        _rows("logger", "csv tensorboard mlflow wandb", example=["mlflow"], alone=True),
         _rows("data_on_device", "auto always never"),
         _rows("memory_limit", check=option.check_by("data.scratch:read_limit")),
         role=SCHEDULE,

@@ -26,7 +26,7 @@ from recbole_pos.conversion.roles import NAMES, find_roles, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.files import LOCK, replacing, write_text
+from recbole_pos.files import LOCK, replace_folder, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import listed, shown
 
@@ -142,7 +142,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, kept.rows)
         options["benchmark_filename"] = ["train", *source.cuts]
-    with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
+    with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new:
         write_text(new / f"{name}.yaml", format_yaml(name, options))
         write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
         for suffix, table in tables.items():

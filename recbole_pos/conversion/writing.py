@@ -12,7 +12,7 @@ import yaml
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import INNER, Cells, format_numbers
-from recbole_pos.files import whole
+from recbole_pos.files import atomic_write
 
 _BATCH = 1 << 17  # rows
 _SEQUENCE = (" ", "|", ";", " | ", INNER)  # what may stand between the names of a sequence
@@ -51,7 +51,7 @@ def write_table(path: Path, table: Table, separator: str) -> None:
         (_safe(c, separator), c.codes) if isinstance(c, Cells) else (None, c)
         for c in table.values()
     ]
-    with whole(path, text=False) as file:
+    with atomic_write(path, text=False) as file:
         file.write(f"{header}\n".encode())
         for start in range(0, len(ready[0][1]), _BATCH):
             row: list[pa.Array | str] = []

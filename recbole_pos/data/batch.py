@@ -15,29 +15,30 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
 
-ROOM = 0.5  # share of a GPU's free memory that a log may take
+# Share of a GPU's free memory that interactions and windows may take.
+MEMORY_SHARE = 0.5
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Windows of b sequences, packed: m events in all, none of them padding.
+    """Windows of b sequences, packed: m interactions in all, none of them padding.
 
     Attributes:
-        items: [m] int64 item of each input event.
-        lengths: [b] int64 number of input events of each window.
+        items: [m] int64 item of each input.
+        lengths: [b] int64 number of inputs of each window.
         targets: [k] int64 the item to predict at each trained position.
         width: the largest of ``lengths``, known without asking the device.
-        positions: [k] int64 which of the m events have a target, or None for all of them (k = m).
-        times: [m] float64 time of each input event, or None.
-        at: [b] float64 time of the target of each window's newest event, or None.
-        events: [m] int64 place of each input event in the log, or None.
-        features: of the input events and their users.
+        positions: [k] int64 which of the m inputs have a target, or None for all of them (k = m).
+        times: [m] float64 time of each input, or None.
+        at: [b] float64 time of the target of each window's newest input, or None.
+        events: [m] int64 row of each input in the log, or None.
+        features: of the inputs and their users.
         prepared: result of ``BatchRequirements.prepare``: dataclasses and tuples of tensors, which
             are copied to a device with the batch.
     """
@@ -72,18 +73,18 @@ class BatchRequirements:
 
     Attributes:
         windows: whether it can learn from packed windows, a target at every position.
-        causal: whether every event has a state of its own, made from the events up to it; else a
-            window has one target, after its newest event.
+        causal: whether every interaction has a state of its own, made from those up to it; else a
+            window has one target, after its newest interaction.
         times: whether windows carry times.
-        requests: whether they carry the time of the newest event's target, too.
-        events: whether windows carry the places of events in the log.
+        requests: whether they carry the time of the newest input's target, too.
+        events: whether windows carry the rows of their interactions in the log.
         linked: whether all windows of a user come in one batch, one after the other, oldest first.
-        prepare: computes on the host what depends on the values of a batch (sizes and places of its
-            parts), since reading them from a device would wait for it; None if the model needs
-            nothing. Batches for a device are prepared one ahead; on a CPU the model prepares its
-            batches itself.
+        prepare: computes on the host what depends on the values of a batch (sizes, row numbers),
+            since reading them from a device would wait for it; None if the model needs nothing.
+            Batches for a device are prepared one ahead; on a CPU the model prepares its batches
+            itself.
         pack: turns RecBole's rows into the model's batch on the host, for the same reason: the
-            number of events depends on their values.
+            number of interactions depends on their values.
     """
 
     windows: bool = False
@@ -101,13 +102,13 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {name: map_tensors(part, change) for name, part in value.items()}
+        return {name: map_tensors(inner, change) for name, inner in value.items()}
     if isinstance(value, tuple):
-        return tuple(map_tensors(part, change) for part in value)
+        return tuple(map_tensors(inner, change) for inner in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    parts = {part.name: getattr(value, part.name) for part in fields(value)}
-    return replace(value, **{name: map_tensors(part, change) for name, part in parts.items()})
+    changed = {f.name: map_tensors(getattr(value, f.name), change) for f in fields(value)}
+    return replace(value, **changed)
 
 
 def send_to_device(
@@ -119,7 +120,8 @@ def send_to_device(
     columns = batch.interaction
     if device.type == "cuda":
         columns = {name: column.pin_memory() for name, column in columns.items()}
-    return Interaction({n: column.to(device, non_blocking=True) for n, column in columns.items()})
+    columns = {name: column.to(device, non_blocking=True) for name, column in columns.items()}
+    return Interaction(columns)
 
 
 class WindowGatherer:
@@ -137,49 +139,60 @@ class WindowGatherer:
         device: torch.device,
         features: Features,
     ) -> None:
+        def to_device(column: Tensor) -> Tensor:
+            return column.to(device)
+
         self.windows, self.requirements, self.device = windows, requirements, device
         self.items = log.items.to(device)
         self.times = log.times.to(device) if requirements.times else None
-        columns = (windows.start, windows.end, windows.first)
-        self.start, self.end, self.first = (torch.from_numpy(x).to(device) for x in columns)
-        self.features = features.map(*[lambda column: column.to(device)] * 2)
+        self.start = torch.from_numpy(windows.start).to(device)
+        self.end = torch.from_numpy(windows.end).to(device)
+        self.first = torch.from_numpy(windows.first).to(device)
+        self.features = features.map(to_device, to_device)
         self.users = log.users[torch.from_numpy(windows.start)].to(device)
         self.is_target = None
         if windows.is_target is not None:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return [b] windows as one packed batch; ``index`` are they on the device, if copied."""
+        """Return windows as one packed batch.
+
+        Args:
+            batch: [b] numbers of the windows.
+            index: the same numbers on the device, if they were copied already.
+        """
         windows = self.windows
         host_lengths = windows.end[batch] - windows.start[batch]
-        m, k = int(host_lengths.sum()), int(windows.counts[batch].sum())
+        num_inputs, num_targets = int(host_lengths.sum()), int(windows.counts[batch].sum())
         if index is None:
             index = torch.from_numpy(batch).to(self.device)
         start, end, first = self.start[index], self.end[index], self.first[index]
         lengths = end - start
-        event = ranges(start, lengths, m)
-        trained, positions = event, None
-        if k < m:  # some events are context
-            total = int((windows.end[batch] - windows.first[batch]).sum())
-            positions = ranges(first - start + lengths.cumsum(0) - lengths, end - first, total)
-            if self.is_target is not None:  # sorting keeps k on the host; a mask would synchronise
-                is_context = (~self.is_target[event[positions] + 1]).byte()
-                positions = positions[is_context.argsort(stable=True)[:k]]
-            trained = event[positions]
+        rows = concatenate_ranges(start, lengths, num_inputs)  # of the inputs, in the log
+        trained_rows, positions = rows, None
+        if num_targets < num_inputs:  # some inputs are context
+            offsets = lengths.cumsum(0) - lengths  # position of each window in the batch
+            num_possible = int((windows.end[batch] - windows.first[batch]).sum())
+            positions = concatenate_ranges(first - start + offsets, end - first, num_possible)
+            if self.is_target is not None:  # sorting needs no size of the device; a mask would
+                is_context = (~self.is_target[rows[positions] + 1]).byte()
+                positions = positions[is_context.argsort(stable=True)[:num_targets]]
+            trained_rows = rows[positions]
+        has_request = self.times is not None and self.requirements.requests
         return SequenceBatch(
-            items=self.items[event],
+            items=self.items[rows],
             lengths=lengths,
             width=int(host_lengths.max()),
-            targets=self.items[trained + 1],
+            targets=self.items[trained_rows + 1],
             positions=positions,
-            times=None if self.times is None else self.times[event],
-            at=self.times[end] if self.times is not None and self.requirements.requests else None,
-            events=event if self.requirements.events else None,
-            features=self.features.map(lambda x: x[event], lambda x: x[self.users[index]]),
+            times=None if self.times is None else self.times[rows],
+            at=self.times[end] if has_request else None,
+            events=rows if self.requirements.events else None,
+            features=self.features.map(lambda x: x[rows], lambda x: x[self.users[index]]),
         )
 
 
-def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
+def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
     """Return [total] int64: the ranges start[w] .. start[w] + lengths[w] - 1, concatenated.
 
     ``total`` is the sum of ``lengths``, known on the host so that no device is waited for.
@@ -190,24 +203,28 @@ def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
 
 
 def fits_on_device(
-    device: torch.device, wanted: str, log: EventLog, windows: Windows, features: Features
+    device: torch.device, data_on_device: str, log: EventLog, windows: Windows, features: Features
 ) -> bool:
     """Return whether the data are copied to the device of a model once, before training.
 
     Raises:
-        UsageError: if ``wanted`` (``data_on_device``) is always, and the GPU has no room.
+        UsageError: if ``data_on_device`` is always, and the GPU has no room.
     """
-    if device.type != "cuda" or wanted == "never":
-        return device.type != "cpu" and wanted != "never"
+    if data_on_device == "never" or device.type == "cpu":
+        return False
+    if device.type != "cuda":
+        return True
     columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
     columns += [*features.events.values(), *features.users.values()]
     size, free = sum(column.nbytes for column in columns), torch.cuda.mem_get_info(device)[0]
-    if wanted == "always" and size > free:
+    if data_on_device == "auto":
+        return size <= MEMORY_SHARE * free
+    if size > free:
         raise UsageError(
             f"data_on_device: always: items and times take {size / 2**30:.1f} GiB, and the GPU has "
             f"{free / 2**30:.1f} GiB free; auto makes batches on the host where they do not fit"
         )
-    return wanted == "always" or size <= ROOM * free
+    return True
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:

@@ -26,7 +26,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import FeatureSource, FeatureType
 from recbole.utils.argument_list import dataset_arguments
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.targets import Split
 from recbole_pos.plain import to_plain
 from recbole_pos.values import Options

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, shown
 

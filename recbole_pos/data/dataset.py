@@ -18,15 +18,21 @@ from recbole.utils import FeatureType
 
 from recbole_pos.data.attributes import read_features
 from recbole_pos.data.cache import Cache, collect_warnings
-from recbole_pos.data.events import KIND, PART, EventLog, read_only
-from recbole_pos.data.identity import HeldOut, Known, compute_identity, divide, keep_known_lines
+from recbole_pos.data.identity import (
+    HeldOut,
+    Vocabulary,
+    compute_identity,
+    divide,
+    keep_known_lines,
+)
+from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
 from recbole_pos.data.loading import AtomicTables, number_names
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.targets import (
     Split,
     count_items,
-    find_kind,
+    find_selected,
     make_split,
     read_ties,
     shuffle_ties,
@@ -62,7 +68,9 @@ class _ExactTimeMixin(AtomicTables):
     held_out: HeldOut | None = None
     events_of_users: np.ndarray
 
-    def __init__(self, config: Options, known: Known | None = None, alone: bool = True) -> None:
+    def __init__(
+        self, config: Options, known: Vocabulary | None = None, alone: bool = True
+    ) -> None:
         self.known, self.alone = known, alone
         super().__init__(config)
 
@@ -156,7 +164,7 @@ class _ExactTimeMixin(AtomicTables):
         with warnings.catch_warnings():  # pandas 3 returns read-only arrays, which RecBole copies
             warnings.filterwarnings("ignore", message=".*not writable.*")
             columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
-        columns |= {name: read_only(column) for name, column in exact.items()}
+        columns |= {name: wrap_read_only(column) for name, column in exact.items()}
         return Interaction({name: columns[name] for name in data})
 
     def _is_exact(self, column: pd.Series) -> bool:
@@ -180,10 +188,10 @@ class _ExactTimeMixin(AtomicTables):
         # masks of missing cells are sorted and cut as columns of the log, then taken out of it
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
-        if self.given is not None:
-            fields[PART] = torch.from_numpy(self.given)
-        if (kind := find_kind(self, fields)) is not None:
-            fields[KIND] = torch.from_numpy(kind)
+        if self.given_part is not None:
+            fields[GIVEN_PART] = torch.from_numpy(self.given_part)
+        if (kind := find_selected(self, fields)) is not None:
+            fields[IS_SELECTED] = torch.from_numpy(kind)
         eval_args = self.config["eval_args"]
         fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
         names = self.uid_field, self.iid_field, self.time_field
@@ -276,7 +284,7 @@ class PosDataset(_ExactTimeMixin, Dataset):
         """Return all training events, or a row for each held-out target."""
         chosen = self._is_target(phase)
         if phase == "train":
-            kind = find_kind(self, self.log.fields)
+            kind = find_selected(self, self.log.fields)
             chosen = (self.part == TRAIN) & (True if kind is None else kind)
         events = torch.from_numpy(np.flatnonzero(chosen))
         columns = {name: column[events] for name, column in self.log.fields.items()}

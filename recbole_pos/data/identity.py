@@ -19,7 +19,7 @@ from recbole.data.interaction import Interaction
 from torch import Tensor
 
 from recbole_pos.data.attributes import loaded_fields
-from recbole_pos.data.events import PART, EventLog
+from recbole_pos.data.interactions import GIVEN_PART, EventLog
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TEST
@@ -79,7 +79,7 @@ def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Known:
+class Vocabulary:
     """Names and counts of a dataset after ``build``.
 
     Attributes:
@@ -94,7 +94,7 @@ class Known:
     popularity: np.ndarray | None = None
 
     @classmethod
-    def from_dataset(cls, dataset: Any) -> Known:
+    def from_dataset(cls, dataset: Any) -> Vocabulary:
         """Return the names and counts of a dataset after ``build``."""
         loaded = loaded_fields(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
@@ -125,7 +125,7 @@ class Known:
         return pd.concat(parts, ignore_index=True).astype({"field": "category"})
 
     @classmethod
-    def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Known:
+    def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
         """Read a table of :meth:`to_table`.
 
         Raises:
@@ -196,7 +196,7 @@ class HeldOut(NamedTuple):
 
 
 def divide(
-    table: pd.DataFrame, known: Known, user: str, item: str, time: str
+    table: pd.DataFrame, known: Vocabulary, user: str, item: str, time: str
 ) -> tuple[pd.DataFrame, HeldOut]:
     """Divide interactions, with names as in the file, into the data of a run and later ones."""
     has_known_item = table[item].isin(known.tokens[item][1:])
@@ -211,7 +211,7 @@ def divide(
     return table.take(np.flatnonzero(is_old)), HeldOut(later, names, lonely, Growth(*counts))
 
 
-def keep_known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
+def keep_known_lines(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
     """Return the lines of users or items, named in ``key``, that a run knew.
 
     Tokens it did not know become missing.
@@ -248,9 +248,9 @@ def extend_log(dataset: Any, later: HeldOut, new_users: bool) -> Any:
     fields[place] = torch.arange(len(log) + len(events))
     split, nothing = dataset.split, np.zeros(len(events), dtype=bool)
     parts = np.append(split.part, np.full(len(events), TEST, split.part.dtype))
-    fields[PART] = torch.from_numpy(parts)
+    fields[GIVEN_PART] = torch.from_numpy(parts)
     whole = EventLog.build(fields, len(names), user_field, log.item_field, log.time_field)
-    order, parts = whole.fields.pop(place).numpy(), whole.fields.pop(PART).numpy()
+    order, parts = whole.fields.pop(place).numpy(), whole.fields.pop(GIVEN_PART).numpy()
     is_target = np.append(split.is_target, nothing)[order]
     other.split = replace(split, log=whole, part=parts, is_target=is_target)
     added = len(names) - dataset.user_num

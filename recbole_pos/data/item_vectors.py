@@ -24,7 +24,7 @@ from numpy.lib.format import open_memmap
 from pyarrow import compute
 
 from recbole_pos.errors import UsageError
-from recbole_pos.files import write_text, writing
+from recbole_pos.files import name_write_errors, write_text
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
@@ -217,7 +217,7 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
-    with writing(file):
+    with name_write_errors(file):
         read_vectors(source, names, item_field, part := folder / f".{KEPT}.part")
         write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))
         os.replace(part, file)

@@ -127,11 +127,11 @@ class WindowLoader:
     def __iter__(self) -> Iterator[SequenceBatch]:
         targets = self.windows.counts
         batches = self._batches()
-        own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
+        own = batches if self.shard.is_alone else [self.shard.take_rows(batch) for batch in batches]
         order = torch.from_numpy(np.concatenate(own))
         index = order.to(self._gatherer.device)  # one copy to the device for the whole epoch
         for batch, rows in zip(batches, index.split(list(map(len, own))), strict=True):
-            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), rows)
+            yield self._gatherer.gather(self.shard.take(batch, targets[batch]), rows)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
@@ -150,7 +150,7 @@ class WindowLoader:
             batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
-        if self.shard.alone:  # a shard counts the current batch, which must not be the next one
+        if self.shard.is_alone:  # a shard counts the current batch, which must not be the next one
             batches = prefetch(batches)
         for batch in batches:
             yield batch.to(device)
@@ -197,12 +197,12 @@ class RowLoader(TrainDataLoader):
 
     def divide(self, shard: Shard) -> None:
         """Collate only this process's part of every batch from now on."""
-        if shard.alone or not self.shard.alone:
+        if shard.is_alone or not self.shard.is_alone:
             return
         if self.num_workers:
             raise UsageError("worker: with nproc batches are made in each process; expected 0")
         whole, self.shard = self.collate_fn, shard
-        self.collate_fn = lambda index: whole(shard.of(index))
+        self.collate_fn = lambda index: whole(shard.take(index))
 
 
 class TargetLoader(FullSortEvalDataLoader):

@@ -35,10 +35,39 @@ NAMING_FIELDS: dict[str, tuple[str, ...]] = {
 Intervals = list[tuple[str, float, float, str]]
 
 
-class AtomicTables(Dataset):
-    """RecBole's Dataset with an own reader; filters keep the same lines, in the file's order."""
+class _CountedNames:
+    """The users, or the items, numbered in the interactions and in their own ``table``.
 
-    given: np.ndarray | None = None  # [interactions] int8 given part of each, if files give parts
+    ``codes`` and ``table_codes`` are the numbers, by row; ``is_listed`` is [names] bool: whether a
+    name stands in the table and is not dropped.
+    """
+
+    def __init__(
+        self, table: str, intervals: Intervals | None, column: pd.Series, listed: pd.Series | None
+    ) -> None:
+        names, table_codes = column.cat.categories, np.empty(0, dtype=np.int64)
+        if listed is not None:
+            names = names.append(listed.cat.categories.difference(names))
+            table_codes = names.get_indexer(listed.cat.categories)[listed.cat.codes.to_numpy()]
+        self.table, self.intervals, self.table_codes = table, intervals, table_codes
+        self.codes = column.cat.codes.to_numpy()
+        self.is_listed = np.zeros(len(names), dtype=bool)
+        self.is_listed[table_codes] = True
+
+    def drop(self) -> np.ndarray:
+        """Return [names] bool: names with too few or too many interactions, now not listed."""
+        counts = np.bincount(self.codes, minlength=len(self.is_listed))
+        is_wrong = (counts > 0) & ~_is_within(counts, self.intervals)
+        if self.intervals:  # RecBole applies the lower bound also to names without interactions
+            is_wrong |= self.is_listed & (counts < self.intervals[0][1])
+        self.is_listed &= ~is_wrong
+        return is_wrong
+
+
+class AtomicTables(Dataset):
+    """RecBole's Dataset with an own reader; filters keep the same rows, in the file's order."""
+
+    given_part: np.ndarray | None = None  # [interactions] int8, if there is a file for each part
     scratch: Scratch | None = None  # disk space for interactions that do not fit into memory
     inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
     field2seqlen: dict[str, int]
@@ -61,7 +90,7 @@ class AtomicTables(Dataset):
         return atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
     def _load_data(self, token: str, dataset_path: str) -> None:
-        """Load all tables of dataset ``token``; check that they and the options fit together."""
+        """Load all tables of a dataset; check that they and the options fit together."""
         suffixes = self.config["additional_feat_suffix"] or []
         require_dataset(token, Path(dataset_path), ["user", "item", *suffixes], self.config)
         for table in ("user", "item"):
@@ -83,45 +112,44 @@ class AtomicTables(Dataset):
             self._require_named(option, kinds)
 
     def _require_common_tokens(self) -> None:
-        """Raise a UsageError if a table of users or items has no token of the interactions."""
+        """Refuse a table of users or items that has no token of the interactions."""
         for table, id_field in (("user", self.uid_field), ("item", self.iid_field)):
             if (feat := getattr(self, f"{table}_feat")) is None:
                 continue
             in_table = feat[id_field].cat.categories
             in_interactions = self.inter_feat[id_field].cat.categories
-            if not (len(in_table) and len(in_interactions)):
-                continue
-            if not in_interactions.isin(in_table).any():
+            is_empty = not (len(in_table) and len(in_interactions))
+            if not (is_empty or in_interactions.isin(in_table).any()):
                 raise UsageError(
                     f"{self._file(table)}: no {id_field} of it has an interaction: it has such as "
                     f"{shown(in_table[0])}, the interactions {shown(in_interactions[0])}; write "
-                    "both in one way, "
-                    f"or leave {table} out of load_col"
+                    f"both in one way, or leave {table} out of load_col"
                 )
 
     def _require_distinct_columns(self) -> None:
-        """Refuse a field, except ids, of two tables: RecBole knows fields by their names alone."""
-        tables, ids = ("inter", "user", "item"), {self.uid_field, self.iid_field}
-        for one, other in itertools.combinations(tables, 2):
-            feats = (getattr(self, f"{table}_feat") for table in (one, other))
-            columns = (set() if feat is None else set(feat) for feat in feats)
-            if twice := ", ".join(sorted(set.intersection(*columns) - ids)):
+        """Refuse a field, except ids, of two tables: RecBole knows fields by their names only."""
+        columns = {}
+        for table in ("inter", "user", "item"):
+            if (feat := getattr(self, f"{table}_feat")) is not None:
+                columns[table] = set(feat) - {self.uid_field, self.iid_field}
+        for one, other in itertools.combinations(columns, 2):
+            if repeated := ", ".join(sorted(columns[one] & columns[other])):
                 name = self.dataset_name
                 raise UsageError(
-                    f"{twice}: is loaded from {name}.{one} and from {name}.{other}. Take one of "
+                    f"{repeated}: is loaded from {name}.{one} and from {name}.{other}. Take one of "
                     "them by load_col, or give the columns different names"
                 )
 
     def _require_named(self, option: str, kinds: tuple[str, ...]) -> None:
         """Require that every field that an option names is loaded, and of one of ``kinds``."""
-        value = self.config[option] or ()
+        value = self.config[option] or {}
         if option == "seq_len" and not is_strict(self.config):
             return
         names = list(value)
         if option == "unused_col":  # lists of fields, by table
-            names = list(itertools.chain(*value.values())) if value else []
+            names = list(itertools.chain(*value.values()))
         elif option == "preload_weight":  # a field of ids and one of vectors
-            names = list(itertools.chain(*value.items())) if value else []
+            names = list(itertools.chain(*value.items()))
         for name in names:
             kind = self.field2type.get(name)
             if kind is None:
@@ -143,7 +171,7 @@ class AtomicTables(Dataset):
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         """Load the interactions: one file, or the files of given parts one below the other."""
         tables: list[pd.DataFrame] = []
-        lengths: list[dict[str, int]] = []
+        seqlens: list[dict[str, int]] = []
         self.scratch = Scratch.where_needed(self.config, self._interaction_files())
         for file in self._interaction_files():
             table = self._load_feat(file, FeatureSource.INTERACTION)
@@ -159,22 +187,23 @@ class AtomicTables(Dataset):
                     f"{', '.join(tables[0])}; name columns that both have in load_col"
                 )
             tables.append(table)
-            lengths.append(dict(self.field2seqlen))
+            seqlens.append(dict(self.field2seqlen))
         self.inter_feat = tables[0] if len(tables) == 1 else _stack(tables)
-        self.field2seqlen |= {f: max(sizes[f] for sizes in lengths) for f in lengths[0]}
-        phases = np.array((TRAIN, TEST) if len(tables) == 2 else (TRAIN, VALID, TEST), np.int8)
-        self._phases = np.repeat(phases[: len(tables)], list(map(len, tables)))
+        for field in self.field2seqlen:
+            self.field2seqlen[field] = max(seqlen[field] for seqlen in seqlens)
+        parts = np.array((TRAIN, TEST) if len(tables) == 2 else (TRAIN, VALID, TEST), np.int8)
+        self._part_by_row = np.repeat(parts[: len(tables)], list(map(len, tables)))
 
     def _reset_index(self) -> None:
-        """Take the given parts of the remaining interactions, by their row in the files."""
+        """Take the given parts of the remaining interactions, by their row in all files."""
         if self.config["benchmark_filename"]:
-            self.given = self._phases[self.inter_feat.index]
+            self.given_part = self._part_by_row[self.inter_feat.index]
         super()._reset_index()
 
     def _load_user_or_item_feat(
         self, token: str, dataset_path: str, source: FeatureSource, field_name: str
     ) -> pd.DataFrame | None:
-        """Load the table of users or items, text or parquet; None if there is no such file."""
+        """Load the table of users or items; None if there is no such file."""
         file, field = self._file(source.value), getattr(self, field_name)
         feat = self._load_feat(file, source) if file.is_file() else None
         if feat is not None:
@@ -184,41 +213,38 @@ class AtomicTables(Dataset):
         return feat
 
     def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
-        """Read the columns to load of a table, and note their types for RecBole; None of none.
-
-        ``source`` is the table of the fields, or a suffix of ``additional_feat_suffix``.
-        """
+        """Read the columns to load of a table, and note their types for RecBole; None of none."""
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
             return None
         file = open_table(filepath, self.config)
-        wanted = {
+        kinds = {
             name: kind
             for name, kind in file.columns.items()
             if (load_col is None or name in load_col) and name not in (unload_col or ())
         }
-        self._require_fields(file, source, wanted)
+        self._require_fields(file, source, kinds)
         for option, names in (("load_col", load_col), ("unload_col", unload_col)):
             for name in sorted(set(names or ()) - set(file.columns)):
                 raise UsageError(
                     f"{option}: {file.path} has no column {shown(name)}"
                     f"{suggest(name, file.columns)}; it has {listed(file.columns)}"
                 )
-        if not wanted:
+        if not kinds:
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
-        table = file.read(wanted, self.scratch if source == FeatureSource.INTERACTION else None)
+        table = file.read(kinds, self.scratch if source == FeatureSource.INTERACTION else None)
         if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
             table = spell_out(table)
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
         if source in ids:
             _require_consistent(file, table, ids[source])
-        lengths = self.config["seq_len"] or {}
-        for name, kind in wanted.items():
+        max_lengths = self.config["seq_len"] or {}
+        for name, kind in kinds.items():
             seqlen = 1
             if kind.endswith("seq"):
-                if name in lengths:
-                    table[name] = table[name].map(lambda cell, most=lengths[name]: cell[:most])
+                if (max_length := max_lengths.get(name)) is not None:
+                    table[name] = [cell[:max_length] for cell in table[name]]
                 seqlen = int(table[name].map(len).max())
             if source != "link":
                 self.field2source[name] = source
@@ -229,9 +255,12 @@ class AtomicTables(Dataset):
         return table
 
     def _require_fields(
-        self, file: Table, source: FeatureSource | str, wanted: dict[str, str]
+        self, file: Table, source: FeatureSource | str, kinds: dict[str, str]
     ) -> None:
-        """Refuse a file whose ids or times are not ``wanted`` columns, or of another type."""
+        """Refuse a file whose ids or times are not loaded, or of a type they cannot have.
+
+        ``kinds`` are the types of the loaded columns by name.
+        """
         is_inter = source == FeatureSource.INTERACTION
         roles = {
             "USER_ID_FIELD": (self.uid_field, "token", is_inter or source == FeatureSource.USER),
@@ -239,8 +268,8 @@ class AtomicTables(Dataset):
         }
         if is_inter:
             roles["TIME_FIELD"] = (self.time_field, "float", True)
-        for key, (field, kind, is_needed) in roles.items():
-            actual = wanted.get(field)
+        for key, (field, expected, is_needed) in roles.items():
+            actual = kinds.get(field)
             if actual is None and is_needed:
                 columns = listed(f"{name}:{kind}" for name, kind in file.columns.items())
                 raise UsageError(
@@ -248,10 +277,10 @@ class AtomicTables(Dataset):
                     f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "
                     "accordingly"
                 )
-            if actual not in (None, kind):
+            if actual not in (None, expected):
                 raise UsageError(
                     f"field {shown(field)} ({key}) in {file.path} has type {actual}, expected "
-                    f"{kind}: name its column {field}:{kind}"
+                    f"{expected}: name its column {field}:{expected}"
                 )
 
     def _data_filtering(self) -> None:
@@ -266,7 +295,7 @@ class AtomicTables(Dataset):
             ) from error
 
     def _keep(self, table: str, mask: np.ndarray) -> None:
-        """Keep the lines of a table (``inter``, ``user``, ``item``) where ``mask`` is true."""
+        """Keep the rows of a table (``inter``, ``user``, ``item``) where ``mask`` is true."""
         if not mask.all():
             feat = getattr(self, f"{table}_feat")
             scratch = self.scratch if table == "inter" else None
@@ -274,18 +303,18 @@ class AtomicTables(Dataset):
             setattr(self, f"{table}_feat", kept)
 
     def _filter_nan_user_or_item(self) -> None:
-        """Leave out lines without a user or item, with RecBole's warning."""
+        """Leave out rows without a user or item, with RecBole's warning."""
         for field, table in ((self.uid_field, "user"), (self.iid_field, "item")):
             for name in (table, "inter"):
                 feat = getattr(self, f"{name}_feat")
                 if feat is not None and feat[field].hasnans:
-                    nameless = feat[field].isna().to_numpy()
-                    lines = (feat.index[nameless] + 2).tolist()
+                    is_nameless = feat[field].isna().to_numpy()
+                    lines = (feat.index[is_nameless] + 2).tolist()
                     self.logger.warning(
                         f"In {name}_feat, line {lines}, {field} do not exist, so they will be "
                         "removed."
                     )
-                    self._keep(name, ~nameless)
+                    self._keep(name, ~is_nameless)
 
     def _remove_duplication(self) -> None:
         """Leave out exact copies (``rm_copies``) and repeated pairs (RecBole's ``rm_dup_inter``).
@@ -297,9 +326,9 @@ class AtomicTables(Dataset):
             self._keep("inter", ~self.inter_feat.duplicated([*pair, self.time_field]).to_numpy())
         if (keep := self.config["rm_dup_inter"]) is not None:
             order = np.argsort(self.inter_feat[self.time_field].to_numpy(), kind="stable")
-            kept = np.empty(len(order), dtype=bool)
-            kept[order] = ~self.inter_feat[pair].iloc[order].duplicated(keep=keep).to_numpy()
-            self._keep("inter", kept)
+            is_kept = np.empty(len(order), dtype=bool)
+            is_kept[order] = ~self.inter_feat[pair].iloc[order].duplicated(keep=keep).to_numpy()
+            self._keep("inter", is_kept)
 
     def _filter_inter_by_user_or_item(self) -> None:
         if self.config["filter_inter_by_user_or_item"] is not True:
@@ -313,10 +342,11 @@ class AtomicTables(Dataset):
 
         Names get their ids later, so that dropped ones get none.
         """
-        least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
-        if max(least) > 1:
-            self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
-            for table, field in (("user", self.uid_field), ("item", self.iid_field)):
+        minimums, before = read_session_filter(self.config["session_filter"]), self.inter_feat
+        if max(minimums) > 1:
+            fields = self.uid_field, self.iid_field
+            self.inter_feat = filter_sessions(before, *fields, *minimums)
+            for table, field in zip(("user", "item"), fields, strict=True):
                 feat = getattr(self, f"{table}_feat")
                 if feat is not None:
                     dropped = set(before[field].unique()) - set(self.inter_feat[field].unique())
@@ -329,54 +359,42 @@ class AtomicTables(Dataset):
         Each round lowers the counts of the others, so it repeats until nothing is left out.
         """
         tables, fields = ("user", "item"), (self.uid_field, self.iid_field)
-        intervals, rows = [], []
-        for table, field in zip(tables, fields, strict=True):
-            allowed = self._parse_intervals_str(self.config[f"{table}_inter_num_interval"])
-            if allowed and len(allowed) > 1:
-                self.logger.warning("More than one interval of interaction number are given!")
-            intervals.append(allowed)
-            lines = np.empty(0, dtype=np.int64)  # codes of the table's names, -1 without events
-            if (feat := getattr(self, f"{table}_feat")) is not None:
-                names = feat[field].cat
-                places = self.inter_feat[field].cat.categories.get_indexer(names.categories)
-                lines = places[names.codes.to_numpy()]
-            rows.append(lines)
-        if intervals == [None, None]:
+        options = [self.config[f"{table}_inter_num_interval"] for table in tables]
+        allowed = list(map(self._parse_intervals_str, options))
+        if allowed == [None, None]:
             return
-        codes = [self.inter_feat[field].cat.codes.to_numpy() for field in fields]
-        kept = np.ones(len(self.inter_feat), dtype=bool)
-        stays = [np.ones(len(lines), dtype=bool) for lines in rows]
-        has_changed = True
+        sides = []
+        for table, field, intervals in zip(tables, fields, allowed, strict=True):
+            if intervals and len(intervals) > 1:
+                self.logger.warning("More than one interval of interaction number are given!")
+            feat = getattr(self, f"{table}_feat")
+            listed = None if feat is None else feat[field]
+            sides.append(_CountedNames(table, intervals, self.inter_feat[field], listed))
+        is_kept, has_changed = np.ones(len(self.inter_feat), dtype=bool), True
         while has_changed:
-            has_changed, dropped = False, np.zeros(len(codes[0]), dtype=bool)
-            for side, allowed in enumerate(intervals):
-                names = self.inter_feat[fields[side]].cat.categories
-                counts = np.bincount(codes[side], minlength=len(names) + 1)  # last: for code -1
-                wrong = (counts > 0) & ~_within(counts, allowed)
-                # RecBole applies the lower bound also to names of the table without interactions
-                least = allowed[0][1] if allowed else -1
-                few = stays[side] & (counts[rows[side]] < least)
-                wrong[rows[side][few]] = True
-                wrong[-1] = False
-                has_changed |= bool(wrong.any() or few.any())
-                stays[side] &= ~(few | wrong[rows[side]])
-                dropped |= wrong[codes[side]]
-            kept[kept] = ~dropped
-            codes = [column[~dropped] for column in codes]
-        self._keep("inter", kept)
-        for table, mask in zip(tables, stays, strict=True):
-            self._keep(table, mask)
+            is_wrong = [side.drop() for side in sides]
+            is_dropped = np.logical_or(
+                *(wrong[side.codes] for wrong, side in zip(is_wrong, sides, strict=True))
+            )
+            is_kept[is_kept] = ~is_dropped
+            for side in sides:
+                side.codes = side.codes[~is_dropped]
+            has_changed = any(wrong.any() for wrong in is_wrong)
+        self._keep("inter", is_kept)
+        for side in sides:
+            if len(side.table_codes):
+                self._keep(side.table, side.is_listed[side.table_codes])
 
 
 def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:
-    """Refuse users or items whose lines contradict each other; RecBole keeps the first line."""
+    """Refuse users or items whose rows contradict each other; RecBole keeps the first."""
     repeated = table[table[key].duplicated(keep=False)]
-    for name, lines in repeated.groupby(key, sort=False, observed=True):
+    for name, rows in repeated.groupby(key, sort=False, observed=True):
         for field in table.columns:
-            values = list(dict.fromkeys(str(value) for value in lines[field]))
+            values = list(dict.fromkeys(map(str, rows[field])))
             if len(values) > 1:
                 raise UsageError(
-                    f"{file.path}: {len(lines)} lines are about {key} {shown(name)}, and {field} "
+                    f"{file.path}: {len(rows)} lines are about {key} {shown(name)}, and {field} "
                     f"is {values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
                     "line (`recbole-pos convert` takes the first value that is not missing)"
                 )
@@ -391,19 +409,18 @@ def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Return tables with the same columns, one below the other; categories stay such."""
     columns: dict[str, Any] = {}
     for name, first in tables[0].items():
-        parts = [table[name] for table in tables]
-        is_names = first.dtype == "category"
-        columns[name] = union_categoricals(parts) if is_names else np.concatenate(parts)
+        stack = union_categoricals if first.dtype == "category" else np.concatenate
+        columns[name] = stack([table[name] for table in tables])
     return pd.DataFrame(columns, copy=False)
 
 
-def _within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
+def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
     """Return [n] bool: whether each number lies in an interval; all do if there is none."""
-    inside = np.full(len(numbers), not intervals)
+    is_within = np.full(len(numbers), not intervals)
     for left, low, high, right in intervals or ():
-        above = numbers >= low if left == "[" else numbers > low
-        inside |= above & (numbers <= high if right == "]" else numbers < high)
-    return inside
+        is_above = numbers >= low if left == "[" else numbers > low
+        is_within |= is_above & (numbers <= high if right == "]" else numbers < high)
+    return is_within
 
 
 def number_names(
@@ -411,10 +428,12 @@ def number_names(
 ) -> tuple[np.ndarray, list[Any]]:
     """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
 
-    Columns are [lines] names (nan for none), as categories or objects, or arrays of names.
+    Args:
+        columns: [rows] names (nan for none), as categories or objects, or arrays of names.
+        scratch: disk space for the ids, where they do not fit into memory.
 
     Returns:
-        names by id, padding first; for each column its ids, [lines] int64 or arrays of int64.
+        names by id, padding first; for each column its ids, [rows] int64 or arrays of int64.
     """
     ids: dict[str, int] = {}
     numbered = [_number_column(column, ids, scratch) for column in columns]
@@ -423,22 +442,22 @@ def number_names(
 
 def _number_column(column: pd.Series, ids: dict[str, int], scratch: Scratch | None) -> Any:
     """Return the ids of one column, and add its new names to ``ids``."""
-    is_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
-    cells = np.concatenate(column.to_list()).astype(object) if is_lists else column
+    has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
     if column.dtype == "category":
         codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
     else:
+        cells = np.concatenate(column.to_list()).astype(object) if has_lists else column
         codes, names = pd.factorize(cells)
         names = np.asarray(names, dtype=object)
     appeared = pd.unique(codes)
     appeared = appeared[appeared >= 0]
-    id_of_code = np.zeros(len(names) + 1, dtype=np.int64)  # the last one for code -1: no name
-    id_of_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
-    if is_lists:
-        return np.split(id_of_code[codes], np.cumsum(column.map(len))[:-1])
+    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)  # the last one for code -1: no name
+    id_by_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
+    if has_lists:
+        return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
     if scratch is None:
-        return id_of_code[codes]
+        return id_by_code[codes]
     numbers = scratch.empty(len(codes), np.int64)
     for rows in scratch.blocks(len(codes)):
-        numbers[rows] = id_of_code[codes[rows]]
+        numbers[rows] = id_by_code[codes[rows]]
     return numbers

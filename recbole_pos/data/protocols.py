@@ -9,7 +9,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 from scipy.sparse import spmatrix
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.targets import Split
 from recbole_pos.values import Options
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, is_whole, shown
 
@@ -47,8 +47,8 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
     return kind, split[kind]
 
 
-def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
-    """Return [events] int8 TRAIN, VALID or TEST; and under GT and ST the boundaries, as times.
+def split_log(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
+    """Return [interactions] int8 TRAIN, VALID or TEST; and under GT and ST boundaries, as times.
 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
@@ -58,85 +58,89 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
         return split_by_time(log.times.numpy(), value)
     if kind == "ST":
         return split_sessions(log, value)
-    label = leave_one_out if kind == "LS" else split_by_ratio
-    labels = np.empty(len(log), dtype=np.int8)
-    for place, users_log in log.in_parts():
-        labels[place] = label(*users_log.count_targets(), value)
-    return labels, []
+    split_users = leave_one_out if kind == "LS" else split_by_ratio
+    part = np.empty(len(log), dtype=np.int8)
+    for rows, chunk in log.iterate_chunks():
+        part[rows] = split_users(*chunk.count_targets(), value)
+    return part, []
 
 
-def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
+def leave_one_out(num_targets: np.ndarray, num_until: np.ndarray, mode: str) -> np.ndarray:
     """Hold out the last target of each user for test, the one before for validation.
 
-    A user with too few targets for all parts keeps one for training first. An event after a
+    A user with too few targets for all parts keeps one for training first. An interaction after a
     held-out target that cannot be a target itself belongs to that target's part.
 
     Args:
-        targets: [events] number of possible targets of the user of each event.
-        places: [events] how many of these are up to the event, itself included.
+        num_targets: [interactions] number of possible targets of the user of each.
+        num_until: [interactions] how many of these are up to the interaction, itself included.
         mode: valid_and_test, valid_only or test_only.
     """
     if not isinstance(mode, str) or mode not in _HELD_OUT:
         raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(_HELD_OUT)}")
-    part = np.full(len(places), TRAIN, dtype=np.int8)
-    age = targets - places
-    for place, phase in enumerate(reversed(_HELD_OUT[mode])):
-        part[(age == place) & (targets > place + 1)] = phase
+    part = np.full(len(num_until), TRAIN, dtype=np.int8)
+    num_later = num_targets - num_until
+    for i, phase in enumerate(reversed(_HELD_OUT[mode])):
+        part[(num_later == i) & (num_targets > i + 1)] = phase
     return part
 
 
-def split_by_ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float]) -> np.ndarray:
+def split_by_ratio(
+    num_targets: np.ndarray, num_until: np.ndarray, ratios: list[float]
+) -> np.ndarray:
     """Cut each user's targets in time order by three ratios, as RecBole's method of this name does.
 
-    ``targets`` and ``places`` are as in :func:`leave_one_out`.
+    ``num_targets`` and ``num_until`` are as in :func:`leave_one_out`.
     """
     are_three = isinstance(ratios, (list, tuple)) and len(ratios) == 3
     if not (are_three and all(map(is_number, ratios)) and min(ratios) >= 0 and sum(ratios) > 0):
         raise UsageError(f"eval_args.split.RS: expected three ratios, found {shown(ratios)}")
-    share = np.asarray(ratios, dtype=float) / sum(ratios)
-    valid, test = (share[1] * targets).astype(int), (share[2] * targets).astype(int)
-    train = targets - valid - test
-    for count, part in ((test, 2), (valid, 1)):  # a part rounded to nothing gets one if it can
-        lift = (train > 1) & (share[part] * targets > 0) & (share[part] * targets < 1)
-        count += lift
-        train = train - lift
-    labels = np.full(len(places), TRAIN, dtype=np.int8)
-    labels[places > train] = VALID
-    labels[places > train + valid] = TEST
-    return labels
+    _, valid_share, test_share = np.asarray(ratios, dtype=float) / sum(ratios)
+    num_valid = (valid_share * num_targets).astype(int)
+    num_test = (test_share * num_targets).astype(int)
+    num_train = num_targets - num_valid - num_test
+    # a part rounded to nothing gets a target of training, if two are there
+    for counts, share in ((num_test, test_share), (num_valid, valid_share)):
+        is_lifted = (num_train > 1) & (share * num_targets > 0) & (share * num_targets < 1)
+        counts += is_lifted
+        num_train -= is_lifted
+    part = np.full(len(num_until), TRAIN, dtype=np.int8)
+    part[num_until > num_train] = VALID
+    part[num_until > num_train + num_valid] = TEST
+    return part
 
 
-def split_by_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, list[float]]:
+def split_by_time(times: np.ndarray, quantiles: list[float]) -> tuple[np.ndarray, list[float]]:
     """Cut all users at the same times (Gusak et al., "Time to Split", 2025).
 
-    ``numbers`` are one or two quantiles of the [events] times. Training is everything up to the
-    first boundary, that included; test everything after the last; validation what lies between.
+    Training is everything up to the first of one or two ``quantiles`` of the [interactions] times,
+    that included; test everything after the last; validation what lies between.
     """
-    is_list = isinstance(numbers, (list, tuple)) and len(numbers) in (1, 2)
-    edges = [0, *numbers, 1] if is_list and all(is_number(n) for n in numbers) else []
-    if not edges or any(not low < high for low, high in zip(edges, edges[1:], strict=False)):
+    is_list = isinstance(quantiles, (list, tuple)) and len(quantiles) in (1, 2)
+    is_valid = is_list and all(map(is_number, quantiles))
+    if not (is_valid and (np.diff([0, *quantiles, 1]) > 0).all()):
         raise UsageError(
             "eval_args.split.GT: expected one or two numbers above 0 and below 1, each larger than "
-            f"the one before, such as [0.95, 0.97]; found {shown(numbers)}"
+            f"the one before, such as [0.95, 0.97]; found {shown(quantiles)}"
         )
-    boundaries = np.quantile(times, numbers)
+    boundaries = np.quantile(times, quantiles)
     part = np.searchsorted(boundaries, times, side="left").astype(np.int8)  # b[i-1] < t <= b[i]
-    if len(numbers) == 1:
+    if len(quantiles) == 1:
         part[part == 1] = TEST
-    for phase in (VALID, TEST)[-len(numbers) :]:
+    for phase in (VALID, TEST)[-len(quantiles) :]:
         if not (part == phase).any():
-            shared = (
-                f"{show_time(b)} (shared by {(times == b).sum()} interactions)" for b in boundaries
+            cuts = " and ".join(
+                f"{format_time(b)} (shared by {(times == b).sum()} interactions)"
+                for b in boundaries
             )
             raise UsageError(
-                f"eval_args.split.GT: {shown(numbers)} leaves no interaction for {PHASES[phase]}; "
-                "the "
-                f"boundaries are at time {' and '.join(shared)}: choose other numbers"
+                f"eval_args.split.GT: {shown(quantiles)} leaves no interaction for "
+                f"{PHASES[phase]}; the boundaries are at time {cuts}: choose other numbers"
             )
     return part, boundaries.tolist()
 
 
-def show_time(time: float) -> str:
+def format_time(time: float) -> str:
     """Return all digits of a time and no others: 893286638, 0.1."""
     return np.format_float_positional(time, trim="-")
 
@@ -148,26 +152,27 @@ def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
     down) or numbers of sessions; with one there is no validation. The boundaries are the times of
     the last session of each.
     """
-    order = _order_sessions(log)
-    bounds = _read_bounds(value, len(order))
-    label = np.searchsorted(bounds, np.arange(len(order)), side="right")
+    sessions = _order_sessions(log)
+    bounds = _read_bounds(value, len(sessions))
+    part_by_order = np.searchsorted(bounds, np.arange(len(sessions)), side="right")
     if len(bounds) == 1:
-        label *= 2  # test follows training
-    labels = np.zeros(len(log.offsets) - 1, dtype=np.int8)
-    labels[order] = label
-    last_events = log.offsets[order[np.array(bounds) - 1] + 1] - 1
-    return np.repeat(labels, log.lengths), log.times.numpy()[last_events].tolist()
+        part_by_order[part_by_order == 1] = TEST
+    part = np.zeros(len(log.lengths), dtype=np.int8)
+    part[sessions] = part_by_order
+    last_sessions = sessions[np.array(bounds) - 1]
+    last_times = log.times.numpy()[log.offsets[last_sessions + 1] - 1]
+    return np.repeat(part, log.lengths), last_times.tolist()
 
 
 def _order_sessions(log: EventLog) -> np.ndarray:
-    """Return [sessions with events] ids in the order of their last times; ties as in the file."""
+    """Return [sessions with interactions] ids in the order of their last times, then the file."""
     sessions = np.flatnonzero(log.lengths)  # RecBole's ids are in the order of the file
     ends = log.times.numpy()[log.offsets[sessions + 1] - 1]
     return sessions[np.argsort(ends, kind="stable")]
 
 
-def _read_bounds(value: Any, sessions: int) -> list[int]:
-    """Return how many of all sessions end before validation and before test."""
+def _read_bounds(value: Any, num_sessions: int) -> list[int]:
+    """Return how many sessions stand before validation and before test; with one, before test."""
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
     are_counts = all(is_whole(n) and n > 0 for n in numbers)
     are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)
@@ -179,10 +184,12 @@ def _read_bounds(value: Any, sessions: int) -> list[int]:
             f"follows the last is test; found {shown(value)}"
         )
     # Fraction of the text: 0.29 * 100 is less than 29 in floats
-    bounds = numbers if are_counts else [math.floor(Fraction(str(n)) * sessions) for n in numbers]
-    if (np.diff([0, *bounds, sessions]) <= 0).any():
+    bounds = (
+        numbers if are_counts else [math.floor(Fraction(str(n)) * num_sessions) for n in numbers]
+    )
+    if (np.diff([0, *bounds, num_sessions]) <= 0).any():
         raise UsageError(
-            f"eval_args.split.ST: {shown(value)} of {sessions:,} sessions leaves a part empty"
+            f"eval_args.split.ST: {shown(value)} of {num_sessions:,} sessions leaves a part empty"
         )
     return bounds
 
@@ -207,49 +214,53 @@ def keep_recent_sessions(
     """Leave out all training sessions but the newest ``train_fraction`` of them (None: all).
 
     Returns:
-        the log and labels that remain; and numbers of sessions: by phase, ``left_out``, and
+        the log and parts that remain; and numbers of sessions: by phase, ``left_out``, and
         ``overlapping`` (held-out sessions that begin before the last training interaction).
     """
-    left_out = 0
+    num_left_out = 0
     if train_fraction is not None:
-        fraction, order = read_fraction(train_fraction), _order_sessions(log)
-        trained = order[part[log.offsets[order]] == TRAIN]
-        left_out = len(trained) - math.floor(fraction * len(trained))
-        if left_out == len(trained):
+        fraction, sessions = read_fraction(train_fraction), _order_sessions(log)
+        train_sessions = sessions[part[log.offsets[sessions]] == TRAIN]
+        num_left_out = len(train_sessions) - math.floor(fraction * len(train_sessions))
+        if num_left_out == len(train_sessions):
             raise UsageError(
-                f"train_fraction: {fraction} of {left_out:,} training sessions is less than one"
+                f"train_fraction: {fraction} of {num_left_out:,} training sessions is less than one"
             )
-        stays = np.repeat(~np.isin(np.arange(len(log.lengths)), trained[:left_out]), log.lengths)
-        log, part = log.keep(stays), part[stays]
-    times, first = log.times.numpy(), log.offsets[np.flatnonzero(log.lengths)]
-    counts = np.bincount(part[first], minlength=len(PHASES)).tolist()
-    newest = times[part == TRAIN].max(initial=-math.inf)
-    overlapping = int(((part[first] != TRAIN) & (times[first] < newest)).sum())
+        is_kept = np.ones(len(log.lengths), dtype=bool)
+        is_kept[train_sessions[:num_left_out]] = False
+        mask = np.repeat(is_kept, log.lengths)
+        log, part = log.keep(mask), part[mask]
+    times, first_rows = log.times.numpy(), log.offsets[np.flatnonzero(log.lengths)]
+    session_parts = part[first_rows]
+    counts = np.bincount(session_parts, minlength=len(PHASES)).tolist()
+    train_end = times[part == TRAIN].max(initial=-math.inf)
+    num_overlapping = int(((session_parts != TRAIN) & (times[first_rows] < train_end)).sum())
     numbers = dict(zip(PHASES, counts, strict=True))
-    return log, part, {**numbers, "left_out": left_out, "overlapping": overlapping}
+    return log, part, {**numbers, "left_out": num_left_out, "overlapping": num_overlapping}
 
 
 def read_session_filter(value: Any) -> tuple[int, int]:
     """Return the least interactions of a session and of an item in ``session_filter``."""
     numbers = {} if value is None else value
     if isinstance(numbers, dict) and set(numbers) <= {"session", "item"}:
-        least = numbers.get("session", 1), numbers.get("item", 1)
-        if all(type(number) is int and number >= 1 for number in least):
-            return least
+        minimums = numbers.get("session", 1), numbers.get("item", 1)
+        if all(type(number) is int and number >= 1 for number in minimums):
+            return minimums
     raise UsageError(
         "session_filter: expected least numbers of interactions such as {item: 5, session: 2}, "
-        "found "
-        f"{shown(value)}"
+        f"found {shown(value)}"
     )
 
 
 def filter_sessions(
-    events: pd.DataFrame, session: str, item: str, least: tuple[int, int]
+    interactions: pd.DataFrame, session: str, item: str, min_session: int, min_item: int
 ) -> pd.DataFrame:
-    """Drop sessions with under ``least[0]`` interactions, items under ``least[1]``, such sessions.
+    """Drop sessions with too few interactions, items with too few, such sessions again.
 
     This is one pass, as in PosRec's section 5.1.2: afterwards an item may be rare again.
+    ``session`` and ``item`` are the names of the columns.
     """
-    for field, number in ((session, least[0]), (item, least[1]), (session, least[0])):
-        events = events[events.groupby(field, observed=True)[field].transform("size") >= number]
-    return events
+    for field, minimum in ((session, min_session), (item, min_item), (session, min_session)):
+        sizes = interactions.groupby(field, observed=True)[field].transform("size")
+        interactions = interactions[sizes >= minimum]
+    return interactions

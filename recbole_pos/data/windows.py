@@ -1,4 +1,4 @@
-"""Histories over the event log: windows and rows of (start, end) pairs, never copies."""
+"""Histories over the log of interactions: (start, end) pairs of rows, never copies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
 from recbole_pos.values import Options
 
-# Field of gathered rows that says which event of the log a row predicts.
+# Field of gathered rows with the row of their target in the log.
 TARGET_EVENT = "target_event"
 
 
@@ -26,12 +26,12 @@ TARGET_EVENT = "target_event"
 class Windows:
     """Training windows for models that learn from all positions at once.
 
-    The target of an input event is the next event.
+    The target of an input is the next interaction of the log.
 
     Attributes:
-        start, end: [windows] the input events of window w are start[w] : end[w].
-        first: [windows] first event with a target; earlier ones are context.
-        is_target: [events] bool, which events may be targets; None for all.
+        start, end: [windows] the inputs of window w are rows start[w] : end[w] of the log.
+        first: [windows] first input with a target; earlier ones are context.
+        is_target: [interactions] bool, which may be targets; None for all.
     """
 
     start: np.ndarray
@@ -41,7 +41,7 @@ class Windows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """[windows] number of input events."""
+        """[windows] number of inputs."""
         return self.end - self.start
 
     @cached_property
@@ -49,11 +49,11 @@ class Windows:
         """[windows] number of targets."""
         if self.is_target is None:
             return self.end - self.first
-        before = np.concatenate(([0], np.cumsum(self.is_target)))
-        return before[self.end + 1] - before[self.first + 1]
+        num_before = np.concatenate(([0], np.cumsum(self.is_target)))
+        return num_before[self.end + 1] - num_before[self.first + 1]
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Restrict targets to ``is_target`` ([events] bool), and drop windows without a target."""
+        """Restrict targets to ``is_target`` ([interactions] bool); drop windows without one."""
         restricted = Windows(self.start, self.end, self.first, is_target)
         keep = restricted.counts > 0
         return Windows(self.start[keep], self.end[keep], self.first[keep], is_target)
@@ -84,29 +84,27 @@ def training_windows(
         raise UsageError(f"window_stride is only read under train_windows: sliding, not {mode}")
     else:
         stride = 1 if mode == "prefix" else max_length
-    trainable = user_end - user_start >= 2
-    user_start, last = user_start[trainable], user_end[trainable] - 1  # inputs are start : last
-    events = last - user_start
-    # the oldest window of a user holds the remaining targets, up to L
+    is_trainable = user_end - user_start >= 2
+    user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1  # of the inputs
+    num_inputs = user_end - user_start
     if mode == "last":
-        count = np.ones_like(events)
+        num_windows = np.ones_like(num_inputs)
     elif mode == "prefix":
-        count = events
-    else:
-        count = -(-np.maximum(events - max_length, 0) // stride) + 1  # division rounded up
-    user = np.repeat(np.arange(len(count)), count)
-    nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)  # 0 is the newest
-    end = last[user] - nth * stride
+        num_windows = num_inputs
+    else:  # the oldest window of a user holds the remaining targets, up to L
+        num_windows = -(-np.maximum(num_inputs - max_length, 0) // stride) + 1  # rounded up
+    user = np.repeat(np.arange(len(num_windows)), num_windows)
+    age = gather_index(np.zeros_like(num_windows), num_windows)  # 0 is the newest of a user
+    end = user_end[user] - age * stride
     start = np.maximum(end - max_length, user_start[user])
-    oldest = nth == count[user] - 1
-    first = np.where(oldest, start, end - stride)
-    return Windows(start, end, first)
+    is_oldest = age == num_windows[user] - 1
+    return Windows(start, end, np.where(is_oldest, start, end - stride))
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return [sum(lengths)] start[w] .. start[w] + lengths[w] - 1 of all windows, packed."""
-    before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) + np.repeat(start - before, lengths)
+    offsets = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(start - offsets, lengths)
 
 
 class PrefixRows(Interaction):
@@ -120,7 +118,7 @@ class PrefixRows(Interaction):
         max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
-        features: columns of events in histories, and of users.
+        features: columns of interactions in histories, and of users.
     """
 
     def __init__(
@@ -140,7 +138,7 @@ class PrefixRows(Interaction):
 
     @cached_property
     def target(self) -> Tensor:
-        """[rows] int64 the interaction of each row."""
+        """[rows] int64 row of each target in the log."""
         return torch.from_numpy(np.flatnonzero(self.is_target))
 
     @property
@@ -172,13 +170,13 @@ class PrefixRows(Interaction):
         target = self.target[rows.reshape(-1)]
         start = self._start(target)
         fields = {name: column[target] for name, column in self.log.fields.items()}
-        event = start[:, None] + torch.arange(self.max_length)  # [n, L]
-        padding = event >= target[:, None]
-        event.masked_fill_(padding, 0)
+        history_rows = start[:, None] + torch.arange(self.max_length)  # [n, L]
+        is_padding = history_rows >= target[:, None]
+        history_rows.masked_fill_(is_padding, 0)
         for name, column in self.log.fields.items():
             if name != self.log.user_field:
-                history = self.features.events.get(name, column)[event]
-                history[padding] = 0
+                history = self.features.events.get(name, column)[history_rows]
+                history[is_padding] = 0
                 fields[name + self.suffix] = history
         for name, column in self.features.users.items():
             fields[name] = column[fields[self.log.user_field]]
@@ -187,7 +185,7 @@ class PrefixRows(Interaction):
         return Interaction(fields)
 
     def _start(self, target: Tensor) -> Tensor:
-        """Return [n] int64 the oldest event of each target's history."""
+        """Return [n] int64 the oldest interaction of each target's history."""
         user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
         return torch.maximum(user_start, target - self.max_length)
 
@@ -201,14 +199,22 @@ def masks_history(config: Options) -> bool:
     return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
 
 
-def find_past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (row, item) of every past interaction of each row, except of the row's target item.
+def find_past_items(
+    log: EventLog, target_event: Tensor, target_items: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the past items of examples, except the target item of each.
 
-    ``target_event`` is [B] the place in the log of each row's target, ``positive`` [B] its item.
+    Args:
+        log: the interactions.
+        target_event: [b] row in the log of the target of each example.
+        target_items: [b] item of each target.
+
+    Returns:
+        [n] number of an example and [n] a past item of it.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]
     items = log.items[torch.from_numpy(gather_index(start, target - start))]
-    rows = torch.repeat_interleave(torch.from_numpy(target - start))
-    keep = items != positive[rows]
-    return rows[keep], items[keep]
+    examples = torch.repeat_interleave(torch.from_numpy(target - start))
+    is_other = items != target_items[examples]
+    return examples[is_other], items[is_other]

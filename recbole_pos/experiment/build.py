@@ -13,7 +13,7 @@ from recbole_pos.config.effects import check_types
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.identity import Known, require_counts
+from recbole_pos.data.identity import Vocabulary, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
@@ -132,7 +132,7 @@ def read_dataset(
     return (PosSequentialDataset if sequential else PosDataset)(config, known, alone)
 
 
-def load_vocabulary(folder: RunFolder, config: PosConfig) -> Known | None:
+def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
     """Return the vocabulary of a run; None in the folders of earlier versions."""
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 

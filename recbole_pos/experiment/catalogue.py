@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.data.identity import Known
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 
@@ -41,7 +41,7 @@ class Catalogue:
 
     has_log = False  # there are no interactions for a model to check
 
-    def __init__(self, config: Options, known: Known) -> None:
+    def __init__(self, config: Options, known: Vocabulary) -> None:
         self.config, self.dataset_name = config, config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
         self.field2id_token, self._known = known.tokens, known

@@ -22,7 +22,7 @@ from torch import Tensor
 from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment import archive
-from recbole_pos.files import whole
+from recbole_pos.files import atomic_write
 from recbole_pos.plain import to_plain
 from recbole_pos.values import short
 
@@ -66,7 +66,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
         TypeError: for a value that would have to be pickled, see :func:`to_plain`.
         UsageError, StorageError: if the file cannot be written.
     """
-    with whole(path, text=False) as file:
+    with atomic_write(path, text=False) as file:
         torch.save({"format": FORMAT, **to_plain(state)}, file)
 
 

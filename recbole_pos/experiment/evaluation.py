@@ -220,7 +220,7 @@ class TargetCollector(Collector):
     def get_data_struct(self) -> Any:
         """Return what all processes have collected, as RecBole does, and forget the ranks in it."""
         self.last = super().get_data_struct()
-        if not current_shard().alone:
+        if not current_shard().is_alone:
             collected = self.last._data_dict.items()
             rows = {name: value for name, value in collected if name.startswith("rec.")}
             for name, value in gather_rows(rows).items():

@@ -18,16 +18,16 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 
-from recbole_pos.data.identity import Known
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import (
     TEMPORARY,
-    only_writer,
+    atomic_write,
+    lock_folder,
+    name_write_errors,
     remove_unfinished,
-    whole,
     write_text,
-    writing,
 )
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
@@ -125,7 +125,7 @@ class RunFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Lock the folder for training in a ``with`` block, and remove unfinished files in it."""
-        with only_writer(self.path, "trained"):
+        with lock_folder(self.path, "trained"):
             remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
             yield
 
@@ -149,28 +149,28 @@ class RunFolder:
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append the line of one epoch to metrics.jsonl."""
-        with writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
+        with name_write_errors(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def write_ranks(self, ranks: pd.DataFrame) -> None:
         """Write the ranks of the test targets, a table of ``evaluation.rank_table``."""
-        with whole(self.ranks, text=False) as file:
+        with atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_vocabulary(self, known: Known, user_field: str, item_field: str) -> None:
+    def write_vocabulary(self, known: Vocabulary, user_field: str, item_field: str) -> None:
         """Write names by id, interactions of users and training interactions of items.
 
         With them names keep their ids in data that have grown, and histories need no data.
         """
-        with whole(self.known, text=False) as file:
+        with atomic_write(self.known, text=False) as file:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
-    def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
+    def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
         """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions."""
         if not self.known.is_file():
             return None
         try:
-            return Known.from_table(pd.read_parquet(self.known), user_field, item_field)
+            return Vocabulary.from_table(pd.read_parquet(self.known), user_field, item_field)
         except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
             problem = short(" ".join(str(error).split()))
             raise CheckpointError(f"{self.known} is damaged: {problem}") from error

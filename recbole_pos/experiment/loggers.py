@@ -1,4 +1,4 @@
-"""Training runs in TensorBoard, MLflow or Weights & Biases: the option ``logger``."""
+"""Training runs as csv, in TensorBoard, MLflow or Weights & Biases: the option ``logger``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
+
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.files import write_text
 from recbole_pos.values import Options
-from recbole_pos.version import __version__
+from recbole_pos.version import __version__, find_commit
 
 # Options that do not change a result, which the digest of the options leaves out.
 _PLACES = ("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "logger")
@@ -40,6 +43,7 @@ class MetricLogger(Callback):
             "dataset_checksum": experiment.dataset.identity["data"][:16],
             "options_digest": digest.hexdigest()[:16],
             "recbole_pos": __version__,
+            "commit": find_commit(),
             "run_dir": str(folder.path),
         }
         self.write, self.end = self.begin(config, folder, tags)
@@ -55,6 +59,18 @@ class MetricLogger(Callback):
             test = {f"test/{name}": value for name, value in result.test.items()}
             self.write(test, result.best_epoch or 0)
         self.end(result is not None)
+
+
+def _begin_csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+    """Begin ``metrics.csv`` in the folder of the run: a row for each epoch, with the tags."""
+    rows: dict[int, dict[str, float]] = {}
+
+    def write(values: dict[str, float], epoch: int) -> None:
+        rows.setdefault(epoch, {"epoch": epoch}).update(values)
+        table = pd.DataFrame(list(rows.values())).assign(**tags)
+        write_text(folder.path / "metrics.csv", table.to_csv(index=False))
+
+    return write, lambda is_finished: None
 
 
 def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
@@ -101,7 +117,12 @@ def _begin_wandb(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer
     return write, lambda is_finished: run.finish(exit_code=0 if is_finished else 1)
 
 
-LOGGERS = {"tensorboard": _begin_tensorboard, "mlflow": _begin_mlflow, "wandb": _begin_wandb}
+LOGGERS = {
+    "csv": _begin_csv,
+    "tensorboard": _begin_tensorboard,
+    "mlflow": _begin_mlflow,
+    "wandb": _begin_wandb,
+}
 
 
 def make_loggers(config: Options) -> list[Callback]:

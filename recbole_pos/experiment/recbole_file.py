@@ -1,9 +1,9 @@
 """Checkpoints that RecBole's own trainer wrote, read without running what is in them.
 
 RecBole pickles its ``Config`` into them, and with that the class of the model; some models put
-layers or matrices beside their weights. torch 2.6 and later refuse such files, and reading them as
-pickles runs whatever code they hold. Here an object of a file becomes a :class:`_Record`, of which
-nothing is called. From records of classes that RecBole writes, values are then made; a file with
+layers or matrices beside their weights. torch 2.6 and later refuse such files, and unpickling them
+runs whatever code they hold. Here an object of a file becomes a :class:`_Record`, of which nothing
+is called; the values of classes that RecBole writes are then made of records, and a file with
 any other is refused.
 """
 
@@ -29,41 +29,43 @@ from recbole_pos.values import shown
 
 _CONFIG = "recbole.config.configurator.Config"
 _SCALAR = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
-# What models keep beside their weights and have again once they are built: layers, whose weights
-# are among those of the model, and matrices that ItemKNN, EASE and SLIMElastic make of the data.
-_MADE_AGAIN = ("recbole.model.", "torch.nn.modules.", "scipy.sparse.", "numpy.")
+# Objects beside the weights that a model makes again when it is built: layers, whose weights are
+# among the model's, and matrices that ItemKNN, EASE and SLIMElastic compute from the data.
+_REBUILT = ("recbole.model.", "torch.nn.modules.", "scipy.sparse.", "numpy.")
 _ENUMS = {
     f"{kind.__module__}.{name}": kind
     for name, kind in vars(enum_type).items()
     if isinstance(kind, EnumMeta)
 }
 # What RecBole's trainer resumes from.
-_PARTS: dict[str, Any] = {
+_KINDS: dict[str, Any] = {
     **{"epoch": int, "cur_step": int, "best_valid_score": (int, float)},
     **{"state_dict": dict, "optimizer": dict},
 }
 
 
 class _Record:
-    """An object of a file, which is not made."""
+    """An object of a file, which is not made.
 
-    name = ""  # of its class, with the module
-    parts: tuple = ((), None)  # its arguments and its state, in which there may be further records
+    Attributes:
+        name: its class, ``module.Class``.
+        parts: its arguments and its state, which may hold further records.
+    """
+
+    name = ""
+    parts: tuple = ((), None)
 
     def __new__(cls, *args: Any, **options: Any) -> _Record:
         record = super().__new__(cls)
         record.parts = (args, None)
         return record
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        pass
-
     def __setstate__(self, state: Any) -> None:
         self.parts = (self.parts[0], state)
 
 
 def _make_stand_in(name: str) -> Any:
-    """Return what stands for a class of a file, made anew so that no file changes a shared one."""
+    """Return what stands for a class of a file, a new one each time: the file can change it."""
     if name == "torch._utils._rebuild_parameter":
         return lambda tensor, *_: tensor
     if name == "torch.device":
@@ -71,7 +73,7 @@ def _make_stand_in(name: str) -> Any:
     if name in _ENUMS:
         return lambda value: _ENUMS[name](value)
     if name in _SCALAR:
-        return lambda kind, raw: np.frombuffer(raw, str(kind.parts[0][0]))[0].item()
+        return lambda dtype, raw: np.frombuffer(raw, str(dtype.parts[0][0]))[0].item()
     return type("_Record", (_Record,), {"name": name})
 
 
@@ -79,8 +81,8 @@ def read(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of RecBole's trainer, or the best weights in one of this package.
 
     Returns:
-        The mapping that RecBole's trainer saves, on the CPU, its ``config`` a Config again. What a
-        model has again once it is built is not in its ``other_parameter``.
+        The mapping that RecBole's trainer saves, on the CPU, with ``config`` a Config. Objects that
+        the model makes again when it is built are not in ``other_parameter``.
 
     Raises:
         CheckpointError: if the file is missing or damaged, holds an object that RecBole's trainer
@@ -88,8 +90,10 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     state = archive.read(path, _make_stand_in)
     try:
-        is_ours = isinstance(state, dict) and state.get("format") == checkpoint.FORMAT
-        state = _read_ours(path) if is_ours else _read_recbole_state(state)
+        if isinstance(state, dict) and state.get("format") == checkpoint.FORMAT:
+            state = _read_plugin_state(path)
+        else:
+            state = _read_recbole_state(state)
     except Refused as error:
         raise CheckpointError(f"{path} {error}") from error
     # RecBole would unpickle whatever data the file says are cached: name a path below a file,
@@ -99,7 +103,7 @@ def read(path: str | Path) -> dict[str, Any]:
     return state
 
 
-def _read_ours(path: str | Path) -> dict[str, Any]:
+def _read_plugin_state(path: str | Path) -> dict[str, Any]:
     """Return a checkpoint of this package in the form of RecBole's, with the best weights."""
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
     config = make_config(state, path)
@@ -109,9 +113,8 @@ def _read_ours(path: str | Path) -> dict[str, Any]:
             "RecBole does not make; load it with recbole_pos.load"
         )
     weights = state["best_weights"] or state["weights"]
-    others = from_plain(weights["other"])
-    own = {"config": config, "state_dict": weights["state_dict"], "other_parameter": others}
-    return {**state, **own}
+    state["other_parameter"] = from_plain(weights["other"])
+    return {**state, "config": config, "state_dict": weights["state_dict"]}
 
 
 def _read_recbole_state(state: Any) -> dict[str, Any]:
@@ -120,14 +123,14 @@ def _read_recbole_state(state: Any) -> dict[str, Any]:
     others = state.get("other_parameter") or {} if isinstance(state, dict) else None
     if getattr(record, "name", None) != _CONFIG or not isinstance(others, dict):
         raise _refusal("no config of RecBole")
-    kept = {
+    others = {
         name: value
         for name, value in others.items()
-        if not (isinstance(value, _Record) and value.name.startswith(_MADE_AGAIN))
+        if not (isinstance(value, _Record) and value.name.startswith(_REBUILT))
     }
-    values = {**state, "config": None, "other_parameter": kept}
+    values = {**state, "config": None, "other_parameter": others}
     _require_values(values)
-    if wrong := [key for key, kind in _PARTS.items() if not isinstance(values.get(key), kind)]:
+    if wrong := [key for key, kind in _KINDS.items() if not isinstance(values.get(key), kind)]:
         raise _refusal(f"no {', '.join(wrong)} as expected")
     return {**values, "config": _restore_config(record)}
 
@@ -154,18 +157,18 @@ def _restore_config(record: Any) -> Config:
     return config
 
 
-def _require_values(part: Any) -> None:
+def _require_values(value: Any) -> None:
     """Refuse a tree of values in which a record is left."""
-    if isinstance(part, (_Record, type)):
-        raise _refusal(getattr(part, "name", part))
-    if isinstance(part, (dict, list, tuple)):
-        for inner in part.values() if isinstance(part, dict) else part:
+    if isinstance(value, (_Record, type)):
+        raise _refusal(getattr(value, "name", value))
+    if isinstance(value, (dict, list, tuple)):
+        for inner in value.values() if isinstance(value, dict) else value:
             _require_values(inner)
 
 
-def _refusal(what: Any) -> Refused:
-    """Return the error about a file that has ``what`` RecBole's trainer does not write."""
+def _refusal(found: Any) -> Refused:
+    """Return the error about a file that has what RecBole's trainer does not write."""
     return Refused(
-        f"was refused, and nothing in it was run: it has {what}. Expected what RecBole's trainer "
+        f"was refused, and nothing in it was run: it has {found}. Expected what RecBole's trainer "
         "writes: configuration, weights and optimiser"
     )

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig, limit_workers, to_plain_options
-from recbole_pos.data.identity import Known, find_changed_fields
+from recbole_pos.data.identity import Vocabulary, find_changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.files import whole
+from recbole_pos.files import atomic_write
 from recbole_pos.plain import from_plain, to_plain
 from recbole_pos.values import shown
 
@@ -41,7 +41,10 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
     for file in files:
         if file.is_file():
             shutil.copy(file, target.path)
-    with source.checkpoint.open("rb") as original, whole(target.checkpoint, text=False) as file:
+    with (
+        source.checkpoint.open("rb") as original,
+        atomic_write(target.checkpoint, text=False) as file,
+    ):
         shutil.copyfileobj(original, file)
 
 
@@ -176,7 +179,7 @@ def load_best(
     file: str | Path,
     identity: dict[str, Any] | None = None,
     changeable: bool = False,
-    known: Known | None = None,
+    known: Vocabulary | None = None,
 ) -> list[str]:
     """Load the best weights of a checkpoint, or the newest where none was validated yet.
 
@@ -199,7 +202,7 @@ def load_best(
     return [] if identity is None else find_changed_fields(state, identity)
 
 
-def require_known(state: dict[str, Any], known: Known | None, file: str | Path) -> None:
+def require_known(state: dict[str, Any], known: Vocabulary | None, file: str | Path) -> None:
     """Refuse a vocabulary, if any, that is not the one that weights were learned with."""
     if known is not None and state.get("known") not in (None, known.digest):
         raise CheckpointError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.identity import Known
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import keep_vectors
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import current_shard
@@ -141,7 +141,7 @@ def _start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> Non
     """Write and report what is known before the first epoch, on resume too."""
     config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
     folder.write_config(config.plain)
-    known = Known.from_dataset(dataset)
+    known = Vocabulary.from_dataset(dataset)
     experiment.trainer.known = known.digest
     folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:

@@ -80,7 +80,7 @@ class PosTrainer(EvaluatingTrainer):
         self.adapter = adapter(config, model)
         self.shard = distributed.current_shard()
         self.shared: distributed.SharedLoss | None = None  # of several processes, from epoch 0 on
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
                 model.loss = distributed.over_whole_batch(model.loss, self.shard)
@@ -136,7 +136,7 @@ class PosTrainer(EvaluatingTrainer):
         if not isinstance(loader, (RowLoader, WindowLoader)):
             requirements = self.adapter.requirements()
             loader = make_training_loader(self.config, train_data._dataset, requirements)
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             loader.divide(self.shard)
         return loader
 
@@ -225,7 +225,7 @@ class PosTrainer(EvaluatingTrainer):
             train_data.set_epoch(0)  # other epochs may have a few batches more or less
             self.all_steps = self.epochs * len(train_data)
         loss_func = loss_func or self.adapter.loss(train_data.packed)
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             # dropout and negatives of each process, by two primes; they depend on the epoch only,
             # so a resumed run samples the same
             offset = 7919 * self.shard.rank + 104729 * epoch_idx
@@ -249,10 +249,10 @@ class PosTrainer(EvaluatingTrainer):
                 loss = self._step(loss_func, batch, watch, number)
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
-                task.advance(len(batch) if self.shard.alone else self.shard.whole)
+                task.advance(len(batch) if self.shard.is_alone else self.shard.num_batch_targets)
             mean = watch.mean()
         if self.shared is not None:
-            self.shared.same_buffers()
+            self.shared.broadcast_buffers()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
@@ -273,9 +273,9 @@ class PosTrainer(EvaluatingTrainer):
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
         targets, value = len(batch), loss.detach()
-        if not self.shard.alone:  # the mean loss of the whole batch, NaN in all if it is in one
+        if not self.shard.is_alone:  # the mean loss of the whole batch, NaN in all if it is in one
             loss = loss * self.shard.weight
-            targets, value = self.shard.whole, distributed.sum_over_processes(loss)
+            targets, value = self.shard.num_batch_targets, distributed.sum_over_processes(loss)
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         if is_fused and value.device.type != "cpu":
             # a loss that is not finite is read too late to stop this step: the optimiser skips it
@@ -298,7 +298,7 @@ class PosTrainer(EvaluatingTrainer):
     def steps_in_rows(self) -> Iterator[None]:
         """Keep the gradient of a large item table by rows in a ``with`` block, if few are used."""
         # a gradient that is sent between processes is dense
-        table = self.adapter.table() if self.shard.alone else None
+        table = self.adapter.table() if self.shard.is_alone else None
         whole = bool(self.clip_grad_norm)
         try:
             with nullcontext() if table is None else kept_gradient(table, whole) as self.kept:
@@ -353,7 +353,7 @@ class PosTrainer(EvaluatingTrainer):
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
-        if not self.shard.alone:
+        if not self.shard.is_alone:
             torch.distributed.barrier()  # every process reads it before any writes
 
 

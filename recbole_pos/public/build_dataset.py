@@ -15,7 +15,7 @@ from recbole_pos.conversion.convert import belongs_to_dataset, convert, find_dat
 from recbole_pos.data.identity import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.files import replacing
+from recbole_pos.files import replace_folder
 from recbole_pos.public.described import PublicLog, public_log
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
@@ -77,7 +77,7 @@ def build(
             data_path=temporary,
             verbose=False,
         )
-        with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
+        with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new:
             for suffix in SUFFIXES:
                 if (file := Path(temporary) / name / f"{name}{suffix}").is_file():
                     shutil.move(file, new / file.name)

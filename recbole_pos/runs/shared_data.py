@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.events import read_only
+from recbole_pos.data.interactions import wrap_read_only
 
 
 class SharedData:
@@ -40,6 +40,6 @@ class SharedData:
     def dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
         """Return the dataset for the configuration of a run; its arrays are not copied."""
         shell = copy.copy(self.shell)
-        fields = {name: read_only(column) for name, column in self.columns.items()}
+        fields = {name: wrap_read_only(column) for name, column in self.columns.items()}
         shell.split = replace(shell.split, log=replace(shell.split.log, fields=fields))
         return shell.for_config(config)

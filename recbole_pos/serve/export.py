@@ -20,7 +20,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.catalogue import NeedsDataset
 from recbole_pos.experiment.run import load, load_without_data
-from recbole_pos.files import replacing, writing
+from recbole_pos.files import name_write_errors, replace_folder
 from recbole_pos.model.models import registered_name
 from recbole_pos.serve.programs import (
     Encoder,
@@ -76,16 +76,16 @@ def export(
     if format == "onnx":
         require_onnx()
     folder = Path(to)
-    with writing(folder):
+    with name_write_errors(folder):
         if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"--to {folder} is in use; name a folder that is new or empty")
-    with replacing(folder) as unfinished:
+    with replace_folder(folder) as unfinished:
         try:
             experiment = load_without_data(run_dir)
         except NeedsDataset:
             experiment = load(run_dir, data_path=data_path)
         encoder = make_encoder(experiment.model, inference_relations)
-        with writing(folder):
+        with name_write_errors(folder):
             _write_files(encoder, experiment.dataset, unfinished, format, k)
     return folder
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,13 @@ def unpack(kind: Any, files: dict[str, bytes], dataset: Any, *state: Any) -> Any
     else:
         experiment = load(folder.path, dataset=dataset, grown=True)
     return kind(experiment, *state, RunFolder(folder.path), [folder])
+
+
+def renamed(old: str, new: str) -> Callable[..., Any]:
+    """Return a method that warns of its new name and calls it: for names of 0.2.0."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"{old} is now {new}", DeprecationWarning, 2)
+        return getattr(self, new)(*args, **kwargs)
+
+    return call

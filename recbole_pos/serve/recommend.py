@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.files import whole
+from recbole_pos.files import atomic_write
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import Histories, read_parts
 from recbole_pos.serve.recommender import MODEL, Recommender
@@ -247,7 +247,7 @@ def report_unknown(
 def _open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """Yield a function that appends tables to a csv or parquet file, which appears at the end."""
     is_parquet = file.suffix == ".parquet"
-    with whole(file, text=not is_parquet) as unfinished, ExitStack() as stack:
+    with atomic_write(file, text=not is_parquet) as unfinished, ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
         has_header = False
 

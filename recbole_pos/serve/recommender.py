@@ -25,20 +25,9 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
-from recbole_pos.serve.explain import (
-    BATCH,
-    add_reasons,
-    leave_one_out,
-    require_reasons,
-)
-from recbole_pos.serve.fitted import FittedModel, find_run_folder, unpack
-from recbole_pos.serve.histories import (
-    Fields,
-    Histories,
-    TokenIds,
-    read_histories,
-    read_moment,
-)
+from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
+from recbole_pos.serve.fitted import FittedModel, find_run_folder, renamed, unpack
+from recbole_pos.serve.histories import Fields, Histories, TokenIds, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
 
@@ -260,8 +249,8 @@ class Recommender(FittedModel):
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
-        needs_time = self.scorer.needs_time
-        return read_histories(histories, self.ids, needs_time, self._unit, self._fields)
+        scorer = self.scorer
+        return read_histories(histories, self.ids, scorer.needs_time, self._unit, self._fields)
 
     @cached_property
     def _fields(self) -> Fields:
@@ -299,13 +288,12 @@ class Recommender(FittedModel):
         if histories.at is not None and not np.isnan(histories.at).any():
             return histories.with_request_time(0.0)
         if self._unit is None:
-            raise UsageError(
-                "at: the time field counts no time, so now has no value in it; give at"
-            )
+            raise UsageError("at: the time field counts no time, so give at instead of now")
         if not self._has_warned:
             self._has_warned = True
-            text = "at: the model reads the time of the request: now is taken"
-            warnings.warn(text, RunWarning, 3)
+            warnings.warn(
+                "at: the model reads the time of the request: now is taken", RunWarning, 3
+            )
         return histories.with_request_time(time.time() / self._unit)
 
     @cached_property
@@ -577,8 +565,7 @@ class Recommender(FittedModel):
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         barred = torch.arange(len(ids)), ids
-        score = lambda items: products(vectors[ids], vectors, items)  # noqa: E731
-        best = find_best_items(score, choice, k, barred)
+        best = find_best_items(lambda x: products(vectors[ids], vectors, x), choice, k, barred)
         return _to_rows(np.arange(len(ids)), *best)
 
     @cached_property
@@ -592,6 +579,10 @@ class Recommender(FittedModel):
             raise UsageError(
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
+
+    of_users = renamed("of_users", "read_users")
+    choice = renamed("choice", "choose_items")
+    parts = renamed("parts", "make_tables")
 
 
 def _to_rows(owners: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from recbole_pos.conversion.frames import beside
 from recbole_pos.data.location import dataset_name, name_and_folder, require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
-from recbole_pos.files import only_writer
+from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, stop
@@ -31,7 +31,7 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables, tabulate
-from recbole_pos.study.results import DONE, Comparison, Results
+from recbole_pos.study.results import DONE, Results, concatenate
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
 from recbole_pos.study.statistics import ALL
 from recbole_pos.study.study_file import change_plan, make_plan, plan_of_models, read_plan
@@ -39,11 +39,11 @@ from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import check_choice
 
-_STATES = {
-    DONE: "{} finished",
-    CONTINUED: "{} to resume from a checkpoint",
-    NEW: "{} to be trained",
-    OPEN: "{} that a search decides first",
+_STATES = {  # states of fits, for a preview
+    DONE: "finished",
+    CONTINUED: "to resume from a checkpoint",
+    NEW: "to be trained",
+    OPEN: "that a search decides first",
 }
 
 
@@ -59,17 +59,15 @@ class Compared:
             where ranks are kept, also the difference from the reference with interval, p and star.
         tables: tables of the report; the first is the text of this object.
         results: results that charts are drawn from.
-        comparisons: numbers of the plan's tables.
         source: the dataset, whose temporary files are deleted with this object.
     """
 
     runs: pd.DataFrame
     pairs: pd.DataFrame
     folder: Path
-    table: pd.DataFrame = field(default_factory=pd.DataFrame)
-    tables: Sequence[RenderedTable] = ()
-    results: Results | None = None
-    comparisons: Sequence[Comparison] = ()
+    table: pd.DataFrame
+    tables: Sequence[RenderedTable]
+    results: Results
     source: Any = None
 
     def plot(self, kind: str = "differences") -> Figure:
@@ -83,14 +81,13 @@ class Compared:
             UsageError: for another kind, or if the results lack its values.
         """
         check_choice("kind", kind, KINDS)
-        charts = draw_charts(self.results, self.comparisons[0]) if self.results else []
-        for chart in charts:
+        for chart in draw_charts(self.results, self.results.comparisons[0]):
             if chart.kind == kind:
                 return chart.figure
         raise UsageError(f"plot: {kind}: of these runs nothing is known to draw")
 
     def __repr__(self) -> str:
-        return "\n\n".join(table.markdown() for table in self.tables[:1])
+        return self.tables[0].markdown()
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self.tables)
@@ -107,13 +104,13 @@ def compare(
     config_dict: dict[str, Any] | None = None,
     *,
     settings: CompareArguments | None = None,
-    **given: Any,
+    **keywords: Any,
 ) -> Compared | None:
     """Compare models: train what is missing, the same way for all, and report.
 
     Examples:
-        >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-        >>> found = recbole_pos.compare(["FPARec", "Pop"], "ml-100k", config_dict=given, seeds=2)
+        >>> options = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+        >>> found = recbole_pos.compare(["FPARec", "Pop"], "ml-100k", config_dict=options, seeds=2)
         >>> sorted(found.runs["status"]), list(found.pairs["row"])
         (['done', 'done', 'done', 'done'], ['Pop'])
 
@@ -125,25 +122,27 @@ def compare(
         config_file_list: configuration of all rows of a list of models, over the base of a study.
         config_dict: options over these files.
         settings: the other arguments together.
-        given: options, as in ``config_dict``; or the other arguments by name, see
+        keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
             ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
             ``known``, ``pack``, ``max_concurrent``, ``address``, ``cpus_per_trial``,
             ``gpus_per_trial``, ``verbose``.
 
     Returns:
-        What was found; None for ``dry_run``.
+        The comparison; None for ``dry_run``.
 
     Raises:
         UsageError: if something given is wrong, before anything is trained; for runs that cannot be
             compared.
-        KeyboardInterrupt: if it was interrupted; says how to go on.
+        KeyboardInterrupt: if it was interrupted; says how to resume.
     """
-    args, options = split_keywords(settings or CompareArguments(), given)
+    args, options = split_keywords(settings or CompareArguments(), keywords)
     base = {**(config_dict or {}), **options}
-    data, dataset = dataset, dataset_name(dataset)
+    if config_file_list:
+        base["config_files"] = [str(file) for file in config_file_list]
+    source, dataset = dataset, dataset_name(dataset)
     if args.run_dir is None:
-        args = replace(args, run_dir=beside(data, "compare"))
+        args = replace(args, run_dir=beside(source, "compare"))
     allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     reporter = Reporter(args.verbose)
@@ -151,23 +150,16 @@ def compare(
         if args.known or args.pack:
             raise UsageError("--known, --pack: go with models or a study, not with folders of runs")
         return _show(collect_runs(runs, args.reference), reporter, Path(args.run_dir or "compared"))
-    if config_file_list:
-        base["config_files"] = list(map(str, config_file_list))
     plan, folder = _plan_and_folder(what, dataset, base, args)
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)
     if args.pack:
         require_place(args.pack)
-    files = (args.known,) if isinstance(args.known, (str, Path)) else args.known
-    packed = [PackedStudy(path) for path in files]
-    scheduler = None
+    known = [args.known] if isinstance(args.known, (str, Path)) else args.known
+    packed = [PackedStudy(path) for path in known]
+    unmade: dict[str, str] = {}
     if packed or not args.report:
-        configs = check_plan(plan, complete_options)
-        _require_metrics(plan, configs)
-        require_twins(configs)
-        for config in configs.values():
-            require_dataset(plan.dataset, Path(config["data_path"]), [], config)
-
+        models = _check_rows(plan)
         if packed or args.dry_run:
             rehearsal = Scheduler(plan, folder, args.rows, packed)
             if args.dry_run:
@@ -175,40 +167,28 @@ def compare(
                 return None
             rehearsal.preview()  # raises what is wrong with a pack before anything of it is taken
         scheduler = Scheduler(plan, folder, args.rows, packed)
-        # a cluster that does not answer is found out before there is a folder
-        joined = args.address is not None and not args.report and connect(args.address)
-        try:
-            make_folder(folder.path)
-            with only_writer(folder.path, "compared"):
-                folder.write_plan(plan)
-                if args.report:
-                    scheduler.take_finished()
-                    keep_state(scheduler)
-                else:
-                    models = {config["model"] for config in configs.values()}
-                    ActiveRuns(scheduler, args, reporter, models).train(scheduler.next_job())
-        finally:
-            stop(joined)
+        _train_missing(scheduler, args, models, reporter)
+        unmade = scheduler.unmade()
     results = collect_results(plan, folder)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
-    shown = _show(results, reporter, folder.path)
-    for name, reason in (scheduler.unmade() if scheduler else {}).items():
+    compared = _show(results, reporter, folder.path)
+    for name, reason in unmade.items():
         reporter.line(f"{name}: failed: {reason}")
     for study in packed:
         reporter.line(str(study))
     if args.pack:
         count = pack(plan, folder, args.pack)
         reporter.line(f"{args.pack}: {count} run{'s' * (count != 1)}")
-    return replace(shown, source=data)
+    return replace(compared, source=source)
 
 
 def _run_folders(what: Any) -> list[Path]:
-    """Return the folders of runs that `compare` is given; empty if it is given anything else."""
-    several = what if isinstance(what, (list, tuple)) else [what]
-    paths = [Path(item) for item in several if isinstance(item, (str, Path))]
+    """Return the folders of runs that ``compare`` is given; empty if it is given anything else."""
+    items = what if isinstance(what, (list, tuple)) else [what]
+    paths = [Path(item) for item in items if isinstance(item, (str, Path))]
     runs = [path for path in paths if (path / "config.yaml").is_file()]
-    if runs and not 1 < len(runs) == len(several):
+    if runs and (len(runs) == 1 or len(runs) < len(items)):
         raise UsageError(
             f"compare: {runs[0]} is one run; name two folders of runs or more, and nothing else"
         )
@@ -221,32 +201,34 @@ def _plan_and_folder(
     """Return the plan of models, or of a study's file, mapping or folder, and its folder.
 
     ``dataset`` and the options ``base`` win over those of a study."""
-    folder = None
-    changes: dict[str, Any] = {"seeds": args.seeds, "reference": args.reference}
-    changes = {key: value for key, value in changes.items() if value is not None}
+    changes: dict[str, Any] = {}
+    if args.seeds is not None:
+        changes["seeds"] = args.seeds
+    if args.reference is not None:
+        changes["reference"] = args.reference
     if dataset:
-        dataset, place = name_and_folder(dataset, base.get("data_path") or "dataset/")
-        base = base if place is None else {**base, "data_path": place}
+        dataset, data_path = name_and_folder(dataset, base.get("data_path") or "dataset/")
+        if data_path is not None:
+            base = {**base, "data_path": data_path}
     if isinstance(what, (list, tuple)):
-        names = [
-            model if isinstance(model, str) else register_model(model).__name__ for model in what
-        ]
         if not dataset:
             raise UsageError("no dataset (-d) given")
-        plan = plan_of_models(dataset, names, args.vary, base=base, **changes)
+        models = [item if isinstance(item, str) else register_model(item).__name__ for item in what]
+        plan = plan_of_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
     if args.vary:
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
         )
+    folder = None
     if isinstance(what, dict):
         plan = make_plan(Source("study", what))
     elif Path(what).is_dir():
         folder = StudyFolder(what)
-        kept = folder.read_plan()
-        if kept is None:
+        stored_plan = folder.read_plan()
+        if stored_plan is None:
             raise UsageError(f"{what} is not the folder of a study: no study.json")
-        plan = kept
+        plan = stored_plan
     else:
         plan = read_plan(what)
     if dataset and dataset != plan.dataset:
@@ -256,30 +238,62 @@ def _plan_and_folder(
     return plan, folder or StudyFolder.from_plan(plan, args.run_dir)
 
 
+def _check_rows(plan: Plan) -> set[str]:
+    """Check the rows of a plan and their data, and return the names of their models."""
+    configs = check_plan(plan, complete_options)
+    _require_metrics(plan, configs)
+    require_twins(configs)
+    for config in configs.values():
+        require_dataset(plan.dataset, Path(config["data_path"]), [], config)
+    return {config["model"] for config in configs.values()}
+
+
+def _train_missing(
+    scheduler: Scheduler, args: CompareArguments, models: set[str], reporter: Reporter
+) -> None:
+    """Train what a study lacks, or for ``--report`` only take over what packs have of it."""
+    folder = scheduler.folder
+    # a cluster that does not answer is found out before there is a folder
+    is_joined = args.address is not None and not args.report and connect(args.address)
+    try:
+        make_folder(folder.path)
+        with lock_folder(folder.path, "compared"):
+            folder.write_plan(scheduler.plan)
+            if args.report:
+                scheduler.take_finished()
+                keep_state(scheduler)
+            else:
+                ActiveRuns(scheduler, args, reporter, models).train(scheduler.next_job())
+    finally:
+        stop(is_joined)
+
+
 def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
     """Require that every metric of the tables follows from ranks, or is computed for every row."""
     metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
-    wanted = [metric for metric in metrics if not is_from_ranks(metric)]
-    wanted += plan.metrics[:1] * any(table.validation for table in plan.tables)
+    reported = [metric for metric in metrics if not is_from_ranks(metric)]
+    if any(table.validation for table in plan.tables):
+        reported.append(plan.metrics[0])
     for row, config in configs.items():
         names = config["metrics"]
         names = [names] if isinstance(names, str) else names
         computed = [f"{name.lower()}@{cutoff}" for name in names for cutoff in config["topk"]]
-        if missing := next((metric for metric in wanted if metric not in computed), None):
-            raise plan.source.error(
-                ("metrics",),
-                f"metrics: {missing} is not computed for {row}, but {', '.join(computed)}; give it "
-                "in the base, as in metrics: [NDCG, ItemCoverage], topk: [10, 20]",
-            )
+        for metric in reported:
+            if metric not in computed:
+                raise plan.source.error(
+                    ("metrics",),
+                    f"metrics: {metric} is not computed for {row}, but {', '.join(computed)}; give "
+                    "it in the base, as in metrics: [NDCG, ItemCoverage], topk: [10, 20]",
+                )
 
 
 def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
     """Raise a UsageError if the folder has a study of another dataset."""
-    kept = folder.read_plan()
-    if kept is not None and kept.dataset != plan.dataset:
+    stored_plan = folder.read_plan()
+    if stored_plan is not None and stored_plan.dataset != plan.dataset:
         raise UsageError(
-            f"{folder.path} is a study of {kept.dataset}, not of {plan.dataset}; choose another "
-            "--run_dir"
+            f"{folder.path} is a study of {stored_plan.dataset}, not of {plan.dataset}; choose "
+            "another --run_dir"
         )
 
 
@@ -289,29 +303,29 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
     The data are read only if the study has runs already, to find which of them are still its.
     """
     plan, folder, rows = scheduler.plan, scheduler.folder, len(scheduler.rows)
-    left = scheduler.preview() if folder.runs.is_dir() or scheduler.packed else {}
+    states = scheduler.preview() if folder.runs.is_dir() or scheduler.packed else {}
     fits = [fit for fit in scheduler.fits if not fit.repeats]
-    searched, seeds = sum(fit.trial is not None for fit in fits), len(plan.seeds)
-    parts = f" ({searched} of a search, {len(fits) - searched} after it)" if searched else ""
+    trials, seeds = sum(fit.trial is not None for fit in fits), len(plan.seeds)
+    search = f" ({trials} of a search, {len(fits) - trials} after it)" if trials else ""
     reporter.line(
         f"{plan.title}: {rows} configuration{'s' * (rows > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
-        f"{len(fits)} runs{parts} on {plan.dataset}; differences are from {plan.reference}"
+        f"{len(fits)} runs{search} on {plan.dataset}; differences are from {plan.reference}"
     )
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
-    if left:
+    if states:
         # a final run that a trial has trained counts only if it has to be trained again
-        fits = [fit for fit in scheduler.fits if not fit.repeats or left[fit.name] == NEW]
-        counts = Counter(left[fit.name] for fit in fits)
-        states = [text.format(counts[state]) for state, text in _STATES.items() if counts[state]]
-        reporter.line(f"In {folder.path}: {', '.join(states)}")
+        fits = [fit for fit in scheduler.fits if not fit.repeats or states[fit.name] == NEW]
+        counts = Counter(states[fit.name] for fit in fits)
+        texts = [f"{counts[state]} {text}" for state, text in _STATES.items() if counts[state]]
+        reporter.line(f"In {folder.path}: {', '.join(texts)}")
     for study in scheduler.packed:
         reporter.line(str(study))
 
 
 def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write tables and report, and print the tables."""
-    comparisons, files = write_results(results, folder)
-    tables = make_tables(results, comparisons)
+    files = write_results(results, folder)
+    tables = make_tables(results)
     for table in tables:
         reporter.table(table)
         reporter.line("")
@@ -319,7 +333,7 @@ def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
         reporter.warning(text)
     for file in files:
         reporter.line(str(file))
-    frame = tabulate(comparisons)
+    frame = tabulate(results.comparisons)
     frame = frame[frame["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
-    pairs = pd.concat([found.differences for found in comparisons], ignore_index=True)
-    return Compared(results.runs, pairs, folder, frame, tables, results, comparisons)
+    pairs = concatenate([comparison.differences for comparison in results.comparisons])
+    return Compared(results.runs, pairs, folder, frame, tables, results)

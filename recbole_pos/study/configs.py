@@ -216,7 +216,7 @@ def _request(plan: Plan, name: str) -> dict[str, Any]:
         asked |= {"to": _request(plan, row.parent), "schemes": row.schemes}
     if isinstance(row.search, Search):
         tried = row.search.space if row.search.grid is None else row.search.grid
-        asked["search"] = [tried, row.search.trials, plan.tried_with]
+        asked["search"] = [tried, row.search.trials, plan.trial_seeds]
         if row.search.searcher != "optuna" or row.search.seed is not None:
             asked["search"] += [row.search.searcher, row.search.seed]
     return asked

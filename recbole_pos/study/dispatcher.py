@@ -21,10 +21,10 @@ from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.study.configs import digest_data_options
-from recbole_pos.study.rendered_table import span
+from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.study.results import DONE, FAILED, count_ties
 from recbole_pos.study.scheduler import Job, Scheduler
-from recbole_pos.study.study_folder import commit
+from recbole_pos.version import find_commit
 
 
 class ActiveRuns:
@@ -47,7 +47,7 @@ class ActiveRuns:
         self.reporter, self.packed = reporter, {model: pack(model) for model in models}
         self.resources = Resources(args.cpus_per_trial, args.gpus_per_trial)
         self.shared: dict[tuple[str, bool], Any] = {}
-        self.commit = commit()
+        self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
         self.twins: list[Job] = []  # fits with the same run as one that is in training
         self.seconds: list[float] = []  # of runs that have ended
@@ -90,7 +90,7 @@ class ActiveRuns:
             metric, best = self.scheduler.metric(job.fit.row), facts.get("best_valid") or {}
             valid = f"  valid {metric} {best[metric]:.4f}" if metric in best else ""
             how = "stopped after " if facts.get("stopped") else ""
-            text = f"{how}{facts['epochs']} epochs{valid}  {span(seconds)}"
+            text = f"{how}{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
         searched = show_options(self.scheduler.describe(job.fit).get("searched") or {})
         ended, count = len(self.scheduler.status), len(self.scheduler.fits)
         self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}  {searched}".rstrip())
@@ -104,14 +104,14 @@ class ActiveRuns:
             parts.append(f"{failed} failed")
         if self.seconds and len(status) < count:
             left = statistics.mean(self.seconds) * (count - len(status)) / max(len(running), 1)
-            parts.append(f"about {span(left)} left")
+            parts.append(f"about {format_duration(left)} left")
         lines = [f"{self.scheduler.plan.title}: {', '.join(parts)}"]
         for job, since in running:
             text = f"  {job.fit.name}: "
             with suppress(OSError):  # it has no epoch yet
                 epoch = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
                 text += f"epoch {epoch} of {job.config['epochs']}, "
-            lines.append(f"{text}{span(time.monotonic() - since)}")
+            lines.append(f"{text}{format_duration(time.monotonic() - since)}")
         return lines
 
     def train(self, waiting: Job | None) -> None:

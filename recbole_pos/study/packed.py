@@ -28,7 +28,7 @@ from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import rank_table
 from recbole_pos.experiment.folder import make_folder
-from recbole_pos.files import whole, write_text
+from recbole_pos.files import atomic_write, write_text
 from recbole_pos.study.configs import INDIFFERENT
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.ranks import is_from_ranks, require_metrics
@@ -216,7 +216,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
             buffer = io.BytesIO()
             np.save(buffer, rank.astype(np.min_scalar_type(int(rank.max(initial=0)))))
             files[f"{place}/{_RANKS}"] = buffer.getvalue()
-    with whole(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
+    with atomic_write(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
         # sorted by kind, since the files of one kind are alike and compress well together
         for name in sorted(files, key=lambda name: (name.split("/")[-1], name)):
             about = tarfile.TarInfo(name)

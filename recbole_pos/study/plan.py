@@ -240,7 +240,7 @@ class Plan(_Layout):
     source: Annotated[Any, Refused] = Source("", {})
 
     @property
-    def tried_with(self) -> tuple[int, ...]:
+    def trial_seeds(self) -> tuple[int, ...]:
         """Seeds of every trial of a search."""
         return self.seeds[: self.search_seeds]
 
@@ -350,7 +350,7 @@ def list_fits(plan: Plan) -> list[Fit]:
             continue
         points = search.points() if search.grid else [{}] * search.trials
         for trial, point in enumerate(points):
-            for seed in plan.tried_with:
+            for seed in plan.trial_seeds:
                 options = {**plan.options(name), **point, "seed": seed}
                 more = f", seed {seed}" if seed != plan.seeds[0] else ""
                 title = f"{name}, trial {trial}{more}"
@@ -362,7 +362,7 @@ def list_fits(plan: Plan) -> list[Fit]:
             after, stage = tuple(fit.name for fit in fits), "final"
             if row.parent:
                 after, stage = (f"{row.parent}, seed {seed}",), "attach" if row.attach else "retest"
-            repeats = bool(fits) and seed in plan.tried_with
+            repeats = bool(fits) and seed in plan.trial_seeds
             title = f"{name}, seed {seed}"
             finals.append(Fit(name, seed, stage, None, options, title, after, repeats))
     return [*itertools.chain.from_iterable(trials.values()), *finals]

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.errors import UsageError
-from recbole_pos.study.rendered_table import span
+from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.values import shown, suggest
 
 # Gain of a rank below the cutoff; a target is the only relevant item of its list.
@@ -196,7 +196,7 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
 
 def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     """Return names of the bins between ascending edges: ``history up to 5``, ``history 6 to 15``"""
-    shown_edges = [span(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
+    shown_edges = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
     between = []
     for (low, start), (high, end) in itertools.pairwise(zip(edges, shown_edges, strict=True)):
         first = start if kind == "age" else f"{math.floor(low) + 1:,g}"

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
-    count,
+    format_count,
+    format_duration,
     format_interval,
     format_mean,
     format_number,
-    listed,
-    span,
+    join_names,
 )
-from recbole_pos.study.results import COLD, DONE, FAILED, VALIDATION, Comparison, Results
+from recbole_pos.study.results import (
+    COLD,
+    DONE,
+    FAILED,
+    VALIDATION,
+    Comparison,
+    Results,
+    concatenate,
+)
 from recbole_pos.study.statistics import ALL
 
-# Mark behind an interval, by the source of its noise between seeds.
-MARKS = {"own": "", "pooled": "†", "unknown": "‡"}
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
-_MARKED = {
+# Source of an interval's noise between seeds -> note, whose first character marks the interval.
+_SEED_NOISE_NOTES = {
     "pooled": (
         "† one seed: the interval takes the noise between seeds of the study's other "
         "configurations, and is too narrow where its own is larger; no star."
@@ -35,88 +42,94 @@ _MARKED = {
 }
 
 
-def make_metrics_table(results: Results, found: Comparison) -> RenderedTable:
+def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTable:
     """Return the main table: seeds, metrics, values of the paper, difference from the reference and
     cost of every row."""
-    table, plan, rows = found.table, results.plan, found.table.rows
-    names = {metric: metric_name(metric) for metric in table.metrics}
+    table, plan = comparison.table, results.plan
+    means, differences = comparison.means, comparison.differences
+    titles = {metric: metric_name(metric) for metric in table.metrics}
     if table.validation:
-        names[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
-    cold = [metric for metric in found.means["metric"].unique() if metric.endswith(COLD)]
-    names |= {metric: metric_name(metric) for metric in cold}
-    columns = {"configuration": [Cell(row) for row in rows]}
-    columns["seeds"] = [_seeds(results, row) for row in rows]
-    for metric, name in names.items():
-        columns[name] = list(_metric(results, found, metric))
-    if not found.differences.empty:
-        difference = f"{metric_name(table.metrics[0])} - {table.reference}"
-        columns[difference] = [_difference(found.differences, row) for row in rows]
-    cost = _cost(results, rows)
-    columns |= cost
+        titles[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
+    cold_metrics = [metric for metric in means["metric"].unique() if metric.endswith(COLD)]
+    titles |= {metric: metric_name(metric) for metric in cold_metrics}
+    columns = {
+        "configuration": [Cell(row) for row in table.rows],
+        "seeds": [_seeds_cell(results, row) for row in table.rows],
+    }
+    for metric, title in titles.items():
+        columns[title] = _metric_cells(results, comparison, metric)
     notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
-    known = found.means.dropna(subset=["targets"])
-    if len(known):
-        size = _size(known.iloc[0], plan.unit)
+    from_ranks = means.dropna(subset=["targets"])
+    if len(from_ranks):
+        size = _describe_size(from_ranks.iloc[0], plan.unit)
         notes.append(f"{size}; {plan.unit}s are taken as independent.")
-    if not found.differences.empty:
+    if not differences.empty:
+        title = f"{metric_name(table.metrics[0])} - {table.reference}"
+        columns[title] = [_difference_cell(differences, row) for row in table.rows]
         notes.append(
             f"Differences are paired by target, with 95% intervals over {plan.unit}s and seeds; "
             "* is below 0.05 after Holm's correction over the table."
         )
-    notes += _marks(found.differences)
-    for metric in cold:
-        targets = int(found.means.loc[found.means["metric"] == metric, "targets"].max())
+    notes += _seed_noise_notes(differences)
+    for metric in cold_metrics:
+        targets = int(means.loc[means["metric"] == metric, "targets"].max())
         notes.append(f"Cold targets: {targets:,}, whose items have no interaction in training.")
+    costs = _cost_columns(results, table.rows)
+    columns |= costs
+    # a narrow terminal omits costs, then metrics but the main one, then seeds
     last = len(columns) - 1
-    spare = [*range(last, last - len(cost), -1)]  # then metrics but the main one, then seeds
-    return _table(table.title, columns, notes, spare=(*spare, *range(len(names) + 1, 2, -1), 1))
+    omittable = (*range(last, last - len(costs), -1), *range(len(titles) + 1, 2, -1), 1)
+    return _make_table(table.title, columns, notes, omittable=omittable)
 
 
-def make_differences_table(found: Comparison) -> RenderedTable | None:
+def make_differences_table(comparison: Comparison) -> RenderedTable | None:
     """Return the differences from the reference with intervals and p-values; None without any."""
-    pairs, lines = found.differences, found.differences.to_dict("records")
-    if not lines:
+    differences, table = comparison.differences, comparison.table
+    if differences.empty:
         return None
-    texts = {
-        "configuration": [line["row"] for line in lines],
-        "seeds of both": [f"{line['seeds']} and {line['reference_seeds']}" for line in lines],
-        "difference": [_difference(pairs, line["row"]).text for line in lines],
-        "95% CI": [_difference(pairs, line["row"]).detail for line in lines],
-        "p": [_p(line["p"]) for line in lines],
-        "p after Holm": [_p(line["p_holm"]) for line in lines],
-        "minimum detectable difference": [format_number(line["detectable"]) for line in lines],
-    }
+    columns: dict[str, list[Cell]] = {}
+    for line in differences.to_dict("records"):
+        difference = _difference_cell(differences, line["row"])
+        texts = {
+            "configuration": line["row"],
+            "seeds of both": f"{line['seeds']} and {line['reference_seeds']}",
+            "difference": difference.text,
+            "95% CI": difference.detail,
+            "p": _format_p(line["p"]),
+            "p after Holm": _format_p(line["p_holm"]),
+            "minimum detectable difference": format_number(line["detectable"]),
+        }
+        for name, text in texts.items():
+            columns.setdefault(name, []).append(Cell(text))
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
         "flips of units. Holm's correction is over this table; * is below 0.05.",
         "Minimum detectable difference: the true difference that 80% of such studies would find "
         "different from 0. Smaller ones may exist where none is significant.",
-        *_marks(pairs),
+        *_seed_noise_notes(differences),
     )
-    main = metric_name(found.table.metrics[0])
-    title = f"{found.table.title}: difference in {main} from {found.table.reference}"
-    columns = {name: [Cell(text) for text in column] for name, column in texts.items()}
-    return _table(title, columns, notes, spare=(1, 4, 6, 5))
+    title = f"{table.title}: difference in {metric_name(table.metrics[0])} from {table.reference}"
+    return _make_table(title, columns, notes, omittable=(1, 4, 6, 5))
 
 
-def make_bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
+def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> RenderedTable:
     """Return the main metric of every row in each bin, with the difference from the reference."""
-    means, pairs = found.bins[kind]
-    main = found.table.metrics[0]
+    means, differences = comparison.bins[kind]
+    table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
-    for name, part in means.groupby("bin", sort=False):
-        best = _best(part, main)
-        pair = pairs[pairs["bin"] == name]
+    for name, bin_means in means.groupby("bin", sort=False):
+        best = _format_best(bin_means, main)
+        bin_differences = differences[differences["bin"] == name]
         cells = []
-        for row, value in zip(part["row"], part["mean"], strict=True):
-            beside, text = _difference(pair, row), format_number(value)
-            detail = f"{beside.text} {beside.detail}".strip()
+        for row, mean in zip(bin_means["row"], bin_means["mean"], strict=True):
+            difference, text = _difference_cell(bin_differences, row), format_number(mean)
+            detail = f"{difference.text} {difference.detail}".strip()
             cells.append(Cell(text, detail, bool(text) and text == best))
-        columns[f"{name} ({_size(part.iloc[0], unit)})"] = cells
-    of = "of cold and of other items" if kind == "cold" else f"by {kind}"
-    note = f"Below each figure: the difference to {found.table.reference} with its 95% interval."
-    title = f"{found.table.title}: {metric_name(main)} {of}"
-    return _table(title, columns, [note, *_marks(pairs)])
+        columns[f"{name} ({_describe_size(bin_means.iloc[0], unit)})"] = cells
+    grouping = "of cold and of other items" if kind == "cold" else f"by {kind}"
+    note = f"Below each figure: the difference to {table.reference} with its 95% interval."
+    title = f"{table.title}: {metric_name(main)} {grouping}"
+    return _make_table(title, columns, [note, *_seed_noise_notes(differences)])
 
 
 def make_failures_table(results: Results) -> RenderedTable | None:
@@ -124,75 +137,74 @@ def make_failures_table(results: Results) -> RenderedTable | None:
     failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
         return None
-    texts = {"configuration": failed["row"], "seed": failed["seed"], "reason": failed["reason"]}
-    columns = {name: [Cell(str(text)) for text in column] for name, column in texts.items()}
-    return _table("Runs that failed", columns, words=frozenset({2}))
+    names = {"configuration": "row", "seed": "seed", "reason": "reason"}
+    columns = {name: [Cell(str(v)) for v in failed[column]] for name, column in names.items()}
+    return _make_table("Runs that failed", columns, text_columns=(0, 2))
 
 
 def make_search_table(results: Results) -> RenderedTable | None:
     """Return the options that the search of each row chose; None where nothing was searched."""
-    trials = results.searches
-    if trials.empty:
+    if results.searches.empty:
         return None
-    metrics = list(map(metric_name, trials["metric"].unique()))
-    value_name = f"{listed(metrics)}, validation"
-    names = ("configuration", "trials", "chosen", value_name)
-    columns: dict[str, list[Cell]] = {name: [] for name in names}
-    for row, part in trials.groupby("row", sort=False):
-        chosen = part[part["chosen"].astype(bool)]
-        value = format_number(chosen["value"].iloc[0]) if len(chosen) else ""
-        metric = metric_name(part["metric"].iloc[0]) if len(metrics) > 1 else ""
+    metrics = [metric_name(metric) for metric in results.searches["metric"].unique()]
+    value_title = f"{join_names(metrics)}, validation"
+    columns: dict[str, list[Cell]] = {
+        title: [] for title in ("configuration", "trials", "chosen", value_title)
+    }
+    for row, trials in results.searches.groupby("row", sort=False):
+        options, value = "not yet", ""
+        for chosen in trials[trials["chosen"].astype(bool)].to_dict("records"):
+            options, value = chosen["options"], format_number(chosen["value"])
+        metric = metric_name(trials["metric"].iloc[0]) if len(metrics) > 1 else ""
         columns["configuration"].append(Cell(str(row)))
-        columns["trials"].append(Cell(f"{len(part)}"))
-        columns["chosen"].append(Cell(chosen["options"].iloc[0] if len(chosen) else "not yet"))
-        columns[value_name].append(Cell(value, metric))
+        columns["trials"].append(Cell(f"{len(trials)}"))
+        columns["chosen"].append(Cell(options))
+        columns[value_title].append(Cell(value, metric))
     seeds = results.plan.search_seeds
-    mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
-    note = f"Chosen by {listed(metrics)} on validation only{mean}, before testing."
-    return _table("Search", columns, [note], frozenset({2}))
+    average = f", the mean of {seeds} seeds" if seeds > 1 else ""
+    note = f"Chosen by {join_names(metrics)} on validation only{average}, before testing."
+    return _make_table("Search", columns, [note], text_columns=(0, 2))
 
 
-def make_tables(results: Results, comparisons: Sequence[Comparison]) -> list[RenderedTable]:
+def make_tables(results: Results) -> list[RenderedTable]:
     """Return all tables of a study, in the order of the report."""
-    tables: list[RenderedTable | None] = []
-    for found in comparisons:
-        tables += make_comparison_tables(results, found)
-    tables += [make_search_table(results), make_failures_table(results)]
-    return [table for table in tables if table is not None]
+    tables = []
+    for comparison in results.comparisons:
+        tables += make_comparison_tables(results, comparison)
+    others = make_search_table(results), make_failures_table(results)
+    return [*tables, *(table for table in others if table is not None)]
 
 
-def make_comparison_tables(results: Results, found: Comparison) -> list[RenderedTable]:
+def make_comparison_tables(results: Results, comparison: Comparison) -> list[RenderedTable]:
     """Return the tables for one table of the plan: metrics, differences, bins."""
-    tables = [make_metrics_table(results, found), make_differences_table(found)]
-    tables += [make_bins_table(found, kind, results.plan.unit) for kind in found.bins]
-    return [table for table in tables if table is not None]
+    tables = [make_metrics_table(results, comparison)]
+    if (differences := make_differences_table(comparison)) is not None:
+        tables.append(differences)
+    unit = results.plan.unit
+    return tables + [make_bins_table(comparison, kind, unit) for kind in comparison.bins]
 
 
-def render_markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
+def render_markdown(results: Results) -> str:
     """Return the content of ``table.md``: all tables on one page."""
-    parts = [f"# {results.plan.title}"]
-    parts += [f"Warning: {text}." for text in results.warnings]
+    blocks = [f"# {results.plan.title}", *(f"Warning: {text}." for text in results.warnings)]
     if results.ties is not None:
-        parts.append(results.ties.sentence(results.plan.dataset, results.plan.ties))
-    parts += [table.markdown() for table in make_tables(results, comparisons)]
-    return "\n\n".join(parts) + "\n"
+        blocks.append(results.ties.describe(results.plan.dataset, results.plan.ties))
+    blocks += [table.markdown() for table in make_tables(results)]
+    return "\n\n".join(blocks) + "\n"
 
 
 def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return the content of ``table.csv``: mean and difference from the reference, a line for each
     table, row, metric and bin."""
-    keys, parts = ["row", "metric", "bin"], []
-    for found in comparisons:
-        for means, pairs in [
-            (found.means.assign(bin=ALL), found.differences),
-            *found.bins.values(),
-        ]:
-            if not pairs.empty:
-                pairs = pairs.drop(columns=["seeds", "targets", "units"])
-                means = means.merge(pairs, on=keys, how="left")
-            parts.append(means.assign(table=found.table.title))
-    not_empty = [part for part in parts if len(part)]  # a table without runs has no lines
-    frame = pd.concat(not_empty or parts, ignore_index=True)
+    keys, frames = ["row", "metric", "bin"], []
+    for comparison in comparisons:
+        overall = comparison.means.assign(bin=ALL), comparison.differences
+        for means, differences in [overall, *comparison.bins.values()]:
+            if not differences.empty:
+                differences = differences.drop(columns=["seeds", "targets", "units"])
+                means = means.merge(differences, on=keys, how="left")
+            frames.append(means.assign(table=comparison.table.title))
+    frame = concatenate(frames)
     first = ["table", *keys]
     return frame[[*first, *(name for name in frame if name not in first)]]
 
@@ -203,64 +215,66 @@ def metric_name(metric: str) -> str:
     return _NAMES.get(name, name.upper()) + at + cutoff
 
 
-def _table(
+def _make_table(
     title: str,
     columns: dict[str, list[Cell]],
     notes: Sequence[str] = (),
-    words: frozenset[int] = frozenset(),
-    spare: tuple[int, ...] = (),
+    text_columns: tuple[int, ...] = (0,),
+    omittable: tuple[int, ...] = (),
 ) -> RenderedTable:
     """Return a table from its columns by name."""
     lines = tuple(zip(*columns.values(), strict=True))
-    return RenderedTable(title, tuple(columns), lines, tuple(notes), words, spare)
+    return RenderedTable(title, tuple(columns), lines, tuple(notes), text_columns, omittable)
 
 
-def _metric(results: Results, found: Comparison, metric: str) -> Iterator[Cell]:
-    """Yield the cells of a metric: its mean, with the figure of the paper in smaller letters."""
-    means, best = found.means[found.means["metric"] == metric], _best(found.means, metric)
-    for row in found.table.rows:
-        line, figures = means[means["row"] == row], results.plan.paper.get(row, {})
-        paper = f"paper {format_number(figures[metric])}" if metric in figures else ""
-        if line.empty:
-            yield Cell("", paper)
-            continue
-        mean, deviation = line[["mean", "deviation"]].iloc[0]
-        yield Cell(format_mean(mean, deviation), paper, format_number(mean) == best != "")
+def _metric_cells(results: Results, comparison: Comparison, metric: str) -> list[Cell]:
+    """Return the cells of a metric: its mean, with the value of the paper in smaller letters."""
+    means = comparison.means[comparison.means["metric"] == metric].set_index("row")
+    best, cells = _format_best(comparison.means, metric), []
+    for row in comparison.table.rows:
+        paper_values = results.plan.paper.get(row, {})
+        paper = f"paper {format_number(paper_values[metric])}" if metric in paper_values else ""
+        if row in means.index:
+            mean, deviation = means.loc[row, ["mean", "deviation"]]
+            is_best = format_number(mean) == best != ""
+            cells.append(Cell(format_mean(mean, deviation), paper, is_best))
+        else:
+            cells.append(Cell("", paper))
+    return cells
 
 
-def _best(frame: pd.DataFrame, metric: str) -> str:
+def _format_best(means: pd.DataFrame, metric: str) -> str:
     """Return the highest mean of a metric as text; empty for fewer than two rows."""
-    values = frame.loc[frame["metric"] == metric, "mean"].dropna()
+    values = means.loc[means["metric"] == metric, "mean"].dropna()
     return format_number(float(values.max())) if len(values) > 1 else ""
 
 
-def _difference(pairs: pd.DataFrame, row: str) -> Cell:
+def _difference_cell(differences: pd.DataFrame, row: str) -> Cell:
     """Return the cell of a row's difference: star if significant, and interval with its mark."""
-    found = pairs[pairs["row"] == row]
-    if found.empty:
-        return Cell()
-    line = found.iloc[0]
-    around = format_interval(line["low"], line["high"])
-    text = format_number(line["difference"], sign=True) + "*" * bool(line["star"])
-    return Cell(text, around + MARKS[line["seed_noise"]] if around else "")
+    for line in differences[differences["row"] == row].to_dict("records"):
+        text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
+        interval = format_interval(line["low"], line["high"])
+        mark = _SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1] if interval else ""
+        return Cell(text, interval + mark)
+    return Cell()
 
 
-def _seeds(results: Results, row: str) -> Cell:
+def _seeds_cell(results: Results, row: str) -> Cell:
     """Return the cell with the number of seeds of a row that are done, and of those that failed."""
-    wanted = len(results.plan.seeds)
+    planned = len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"] == row, "status"]
-    done, failed = ((status == word).sum() for word in (DONE, FAILED))
-    text = f"{done}" if done == wanted else f"{done} of {wanted}"
+    done, failed = (status == DONE).sum(), (status == FAILED).sum()
+    text = f"{done}" if done == planned else f"{done} of {planned}"
     return Cell(text, f"{failed} failed" if failed else "")
 
 
-def _cost(results: Results, rows: Sequence[str]) -> dict[str, list[Cell]]:
+def _cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[Cell]]:
     """Return the columns of cost that are known, with the median over seeds."""
     columns = {}
     for column, name, write in (
         ("epochs", "epochs", lambda value: "" if math.isnan(value) else f"{value:g}"),
-        ("seconds", "training", span),
-        ("parameters", "parameters", count),
+        ("seconds", "training", format_duration),
+        ("parameters", "parameters", format_count),
     ):
         if column in results.runs.columns and not results.done[column].isna().all():
             medians = results.done.groupby("row")[column].median().reindex(rows)
@@ -268,19 +282,20 @@ def _cost(results: Results, rows: Sequence[str]) -> dict[str, list[Cell]]:
     return columns
 
 
-def _size(line: pd.Series, unit: str) -> str:
+def _describe_size(line: pd.Series, unit: str) -> str:
     """Return the numbers of targets and units, in words: targets of a unit are not independent."""
     targets, units = line["targets"], line["units"]
-    each = "" if targets == units else f" of {units:,.0f} {unit}s"
-    return f"{targets:,.0f} targets{each}"
+    return f"{targets:,.0f} targets" + (f" of {units:,.0f} {unit}s" if targets != units else "")
 
 
-def _marks(pairs: pd.DataFrame) -> list[str]:
+def _seed_noise_notes(differences: pd.DataFrame) -> list[str]:
     """Return the notes on the marks of intervals in a table."""
-    found = set() if pairs.empty else set(pairs["seed_noise"])
-    return [note for kind, note in _MARKED.items() if kind in found]
+    sources = set(differences["seed_noise"])
+    return [note for source, note in _SEED_NOISE_NOTES.items() if source in sources]
 
 
-def _p(value: float) -> str:
+def _format_p(value: float) -> str:
     """Return a p-value; empty for nan."""
-    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    if math.isnan(value):
+        return ""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
 from recbole_pos.study.plan import Plan, TablePlan
 from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
-from recbole_pos.study.statistics import compute_differences, compute_means
+from recbole_pos.study.statistics import DIFFERENCES, compute_differences, compute_means
 
 DONE, FAILED = "done", "failed"
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
 COLD = ", cold targets"  # suffix of a metric of targets whose item has no training interaction
 _CONTENT = ("item_vectors", "preload_weight", "item_features")  # options to score cold items by
+_MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,15 @@ class TieCount:
     users: int
     test: int
 
-    def sentence(self, dataset: str, ties: str) -> str:
+    def describe(self, dataset: str, ties: str) -> str:
         """Return a note for every table of the dataset, with the order that the study takes."""
         if not self.test:
             return f"No test item of {dataset} depends on the order of equal times."
-        taken = {"file": "it is that of the file", "drop": "these users are excluded"}
+        orders = {"file": "it is that of the file", "drop": "these users are excluded"}
         return (
             f"On {dataset}, {self.test:,} of {self.users:,} test items "
             f"({self.test / self.users:.0%}) depend on the order of interactions with equal times; "
-            f"here {taken.get(ties, f'it is {ties}')}."
+            f"here {orders.get(ties, f'it is {ties}')}."
         )
 
 
@@ -49,10 +51,10 @@ def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount
         user, time, item: [interactions] columns.
     """
     frame = pd.DataFrame({"user": user, "time": time, "item": item})
-    by_user = frame.groupby("user")["time"]
-    last = (by_user.transform("size") >= 3) & (frame["time"] == by_user.transform("max"))
-    items = frame[last].groupby("user")["item"].nunique()
-    return TieCount(len(items), int((items > 1).sum()))
+    times = frame.groupby("user")["time"]
+    is_last = (times.transform("size") >= 3) & (frame["time"] == times.transform("max"))
+    last_items = frame[is_last].groupby("user")["item"].nunique()
+    return TieCount(len(last_items), int((last_items > 1).sum()))
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,15 @@ class Results:
         """The finished runs."""
         return self.runs[self.runs["status"] == DONE]
 
-    def ranked(self, row: str) -> bool:
+    def is_ranked(self, row: str) -> bool:
         """Return whether a row can be compared by target: all of its finished runs have ranks."""
         done = int((self.done["row"] == row).sum())
         return self.ranks is not None and 0 < done == len(self.ranks.seeds(row))
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """The numbers of every table of the plan."""
+        return [compare_rows(self, table) for table in self.plan.tables]
 
 
 @dataclass(frozen=True)
@@ -117,54 +124,58 @@ class Comparison:
     bins: dict[str, tuple[pd.DataFrame, pd.DataFrame]]
 
 
-def compare(results: Results, table: TablePlan) -> Comparison:
+def compare_rows(results: Results, table: TablePlan) -> Comparison:
     """Return the numbers of one table."""
     main, ranks, plan = table.metrics[0], results.ranks, results.plan
-    metrics = [*table.metrics, *[VALIDATION] * table.validation]
-    if _has_cold(results, table):
+    metrics = list(table.metrics)
+    if table.validation:
+        metrics.append(VALIDATION)
+    if _has_cold_targets(results, table):
         metrics.append(f"recall@{main.partition('@')[2]}{COLD}")
-    values = pd.concat([_means(results, table, metric) for metric in metrics], ignore_index=True)
-    rows = [row for row in table.rows if results.ranked(row)]
-    none = pd.DataFrame(columns=["row", "metric", "bin", "star"])
+    means = concatenate([_average_metric(results, table, metric) for metric in metrics])
+    rows = [row for row in table.rows if results.is_ranked(row)]
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
-        return Comparison(table, values, none, {})
+        return Comparison(table, means, pd.DataFrame(columns=DIFFERENCES), {})
     others = [row for row in rows if row != table.reference]
-
-    def pairs(bins: Mapping[str, np.ndarray] | None = None) -> pd.DataFrame:
-        if not others:
-            return none
-        return compute_differences(ranks, main, table.reference, others, bins, plan.coupled)
-
-    by_bin = {}
+    reference, coupled = table.reference, plan.coupled
+    bins = {}
     for kind, masks in assign_bins(ranks.targets, plan.bins).items():
-        mean = compute_means(ranks, main, masks)
-        by_bin[kind] = mean[mean["row"].isin(rows)].reset_index(drop=True), pairs(masks)
-    return Comparison(table, values, pairs(), by_bin)
+        bin_means = compute_means(ranks, main, masks)
+        bin_means = bin_means[bin_means["row"].isin(rows)].reset_index(drop=True)
+        bin_differences = compute_differences(ranks, main, reference, others, masks, coupled)
+        bins[kind] = bin_means, bin_differences
+    differences = compute_differences(ranks, main, reference, others, coupled=coupled)
+    return Comparison(table, means, differences, bins)
 
 
-def _has_cold(results: Results, table: TablePlan) -> bool:
+def _has_cold_targets(results: Results, table: TablePlan) -> bool:
     """Return whether targets are cold, and a configuration of the table can score their items."""
     ranks, plan = results.ranks, results.plan
     if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
         return False
-    content = any(plan.options(row).get(key) for row in table.rows for key in _CONTENT)
-    return content and bool((ranks.targets["popularity"] == 0).any())
+    has_content = any(plan.options(row).get(key) for row in table.rows for key in _CONTENT)
+    return has_content and bool((ranks.targets["popularity"] == 0).any())
 
 
-def _means(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
+def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
     """Return the means of one metric of all rows, from ranks or else as their runs report it."""
-    parts = [pd.DataFrame(columns=["row", "mean", "deviation", "seeds", "targets", "units"])]
+    frames = [pd.DataFrame(columns=_MEANS)]
     plain = metric.removesuffix(COLD)
-    ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(plain)]
+    ranked = [row for row in table.rows if results.is_ranked(row) and is_from_ranks(plain)]
     if ranked and results.ranks is not None:
-        cold = {COLD: results.ranks.targets["popularity"] == 0} if plain != metric else None
-        means = compute_means(results.ranks, plain, cold)
-        parts.append(means.set_index("row").loc[ranked].reset_index())
+        is_cold = metric != plain
+        bins = {COLD: results.ranks.targets["popularity"] == 0} if is_cold else None
+        means = compute_means(results.ranks, plain, bins)
+        frames.append(means.set_index("row").loc[ranked].reset_index())
     if metric in results.runs.columns:
-        others = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
-        by_row = others.dropna(subset=[metric]).groupby("row", sort=False)[metric]
-        found = by_row.agg(["mean", "std", "size"]).reset_index()
-        parts.append(found.rename(columns={"std": "deviation", "size": "seeds"}))
-    found = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
-    found["metric"] = metric
-    return found.reindex(columns=["row", "metric", *parts[0].columns[1:]])
+        reported = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
+        by_row = reported.dropna(subset=[metric]).groupby("row", sort=False)[metric]
+        names = {"mean": "mean", "std": "deviation", "size": "seeds"}
+        frames.append(by_row.agg(list(names)).rename(columns=names).reset_index())
+    return concatenate(frames).assign(metric=metric).reindex(columns=_MEANS)
+
+
+def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return frames one below the other; empty ones do not decide the types of columns."""
+    filled = [frame for frame in frames if not frame.empty]
+    return pd.concat(filled or frames, ignore_index=True)

@@ -324,7 +324,7 @@ class RowSearch:
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
-        self.seeds = len(plan.tried_with)
+        self.seeds = len(plan.trial_seeds)
         options = {**plan.options(name), "seed": plan.seeds[0]}
         config = row_config(plan.first_options(name))
         self.metric = str(config["valid_metric"]).lower()

@@ -27,6 +27,12 @@ ALL = "all targets"  # the bin that has every target
 _FEW = 13  # most units of which all 2^13 flips are tried
 _ROUNDS = 9_999  # random flips for more units
 _CELLS = 20_000_000  # most signs in memory at a time
+# Columns of a table of differences.
+DIFFERENCES = [
+    *("row", "reference", "metric", "bin", "difference", "low", "high", "error", "df"),
+    *("p_t", "p_flips", "p", "p_holm", "star", "detectable", "seed_noise"),
+    *("seeds", "reference_seeds", "targets", "units"),
+]
 
 
 def compute_pseudo_values(totals: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -315,18 +321,11 @@ def compute_differences(
     for name, where in places.items():
         found = _compare(table, *table.totals(metric, where), reference, rows, coupled)
         lines += [{**line, "metric": metric, "bin": name} for line in found]
-    frame = pd.DataFrame(lines, columns=_COLUMNS)
+    frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
     have_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
     frame["star"] = have_seeds & (frame["p_holm"] < 1 - LEVEL)
     return frame
-
-
-_COLUMNS = [
-    *("row", "reference", "metric", "bin", "difference", "low", "high", "error", "df"),
-    *("p_t", "p_flips", "p", "p_holm", "star", "detectable", "seed_noise"),
-    *("seeds", "reference_seeds", "targets", "units"),
-]
 
 
 def _compare(

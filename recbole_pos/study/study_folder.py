@@ -9,7 +9,6 @@ which bounds its depth and refuses text that is not Unicode.
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -253,14 +252,3 @@ def read_facts(run: RunFolder) -> dict[str, Any]:
     except UsageError as error:
         advice = f"delete {run.path}, and `compare` makes the run again"
         raise UsageError(f"{error}; {advice}") from error
-
-
-def commit() -> str:
-    """Return the commit of the checkout that the package runs from; empty if it is installed."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent)]
-    command += ["describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import yaml
 
 from recbole_pos.study.charts import draw_charts
 from recbole_pos.study.plan import Plan, Search
-from recbole_pos.study.rendered_table import PAGES, format_number, listed, span
+from recbole_pos.study.rendered_table import PAGES, format_duration, format_number, join_names
 from recbole_pos.study.result_tables import (
     make_comparison_tables,
     make_failures_table,
@@ -18,61 +16,71 @@ from recbole_pos.study.result_tables import (
 from recbole_pos.study.results import DONE, FAILED, Comparison, Results
 
 
-def render_report(results: Results, comparisons: Sequence[Comparison]) -> str:
+def render_report(results: Results) -> str:
     """Return the page of a study's report, which begins with the findings of its first table."""
     return PAGES.get_template("report.html.jinja").render(
         plan=results.plan,
-        findings=write_findings(results, comparisons[0]),
+        findings=write_findings(results, results.comparisons[0]),
         protocol=describe_protocol(results),
-        parts=[(make_comparison_tables(results, c), draw_charts(results, c)) for c in comparisons],
+        parts=[
+            (make_comparison_tables(results, comparison), draw_charts(results, comparison))
+            for comparison in results.comparisons
+        ],
         searched=make_search_table(results),
         failed=make_failures_table(results),
         command=results.command,
-        facts=_facts(results),
-        study=_write_study(results.plan),
+        facts=_collect_facts(results),
+        study=_dump_study(results.plan),
     )
 
 
-def write_findings(results: Results, found: Comparison) -> list[str]:
+def write_findings(results: Results, comparison: Comparison) -> list[str]:
     """Return the findings of a table, in sentences."""
-    table, main = found.table, metric_name(found.table.metrics[0])
-    means = found.means[found.means["metric"] == table.metrics[0]].dropna(subset=["mean"])
+    table, main = comparison.table, comparison.table.metrics[0]
+    means = comparison.means[comparison.means["metric"] == main].dropna(subset=["mean"])
     if means.empty:
         return ["No run has finished yet."]
     best = means.loc[means["mean"].idxmax()]
     seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
-    sentences = [f"Highest {main}: {best['row']}, {format_number(best['mean'])} (mean of {seeds})."]
+    value = f"{best['row']}, {format_number(best['mean'])} (mean of {seeds})"
+    findings = [f"Highest {metric_name(main)}: {value}."]
     runs = len(table.rows) * len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
-    waiting = runs - int(status.isin((DONE, FAILED)).sum())
-    if waiting > 0:
-        sentences.append(
-            f"{waiting} of {runs} runs are not finished; these figures are preliminary."
+    unfinished = runs - int(status.isin((DONE, FAILED)).sum())
+    if unfinished > 0:
+        findings.append(
+            f"{unfinished} of {runs} runs are not finished; these figures are preliminary."
         )
-    pairs = found.differences
-    if pairs.empty:
-        return sentences
-    starred = pairs[pairs["star"]]
-    clear = [
-        f"{row} ({format_number(difference, sign=True)})"
-        for row, difference in zip(starred["row"], starred["difference"], strict=True)
+    if not comparison.differences.empty:
+        findings += _describe_differences(comparison)
+    return findings
+
+
+def _describe_differences(comparison: Comparison) -> list[str]:
+    """Return sentences on the significance of the differences in a table."""
+    differences, reference = comparison.differences, comparison.table.reference
+    sentences = []
+    significant = [
+        f"{line['row']} ({format_number(line['difference'], sign=True)})"
+        for line in differences[differences["star"]].to_dict("records")
     ]
-    count = f"{len(clear)} of {len(pairs)} configurations differ" if clear else ""
-    count = count or f"None of {len(pairs)} configurations differs"
-    which = f": {listed(clear)}" if clear else ""
-    sentences.append(f"{count} significantly from {table.reference} (Holm-corrected){which}.")
-    sizes = pairs["detectable"].dropna()
-    if len(sizes) and len(clear) < len(pairs):
-        smallest, largest = format_number(sizes.min()), format_number(sizes.max())
-        reach = smallest if smallest == largest else f"{smallest} to {largest}, by configuration"
+    suffix = f"significantly from {reference} (Holm-corrected)"
+    if significant:
+        count = f"{len(significant)} of {len(differences)}"
+        sentences.append(f"{count} configurations differ {suffix}: {join_names(significant)}.")
+    else:
+        sentences.append(f"None of {len(differences)} configurations differs {suffix}.")
+    detectable = differences["detectable"].dropna()
+    if len(detectable) and len(significant) < len(differences):
+        low, high = format_number(detectable.min()), format_number(detectable.max())
+        sizes = low if low == high else f"{low} to {high}, by configuration"
         sentences.append(
-            f"Minimum detectable difference (80% power): {reach}; smaller ones may exist."
+            f"Minimum detectable difference (80% power): {sizes}; smaller ones may exist."
         )
-    lonely = pairs[(pairs["seeds"] < 2) | (pairs["reference_seeds"] < 2)]
-    if len(lonely):
-        sentences.append(
-            f"No statement on {listed(lonely['row'])}: it needs two seeds on both sides."
-        )
+    one_seed = (differences["seeds"] < 2) | (differences["reference_seeds"] < 2)
+    if one_seed.any():
+        rows = join_names(differences.loc[one_seed, "row"])
+        sentences.append(f"No statement on {rows}: it needs two seeds on both sides.")
     return sentences
 
 
@@ -81,59 +89,60 @@ def describe_protocol(results: Results) -> list[str]:
     plan, seeds = results.plan, len(results.plan.seeds)
     sentences = []
     if results.data:
-        named = {"interactions" if key == "events" else key: v for key, v in results.data.items()}
-        facts = [
-            f"{v:,} {key}" if isinstance(v, int) else f"{key}: {v}" for key, v in named.items()
-        ]
+        facts = []
+        for key, value in results.data.items():
+            name = "interactions" if key == "events" else key
+            facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
     sentences.append(
         f"{len(plan.rows)} configurations, each trained with {seeds} seed{'s' * (seeds > 1)} "
-        f"({listed(map(str, plan.seeds))})."
+        f"({join_names(map(str, plan.seeds))})."
     )
-    sentences.append(_search(plan))
+    sentences.append(_describe_search(plan))
     sentences += [f"Warning: {text}." for text in results.warnings]
     if results.ties is not None:
-        sentences.append(results.ties.sentence(plan.dataset, plan.ties))
+        sentences.append(results.ties.describe(plan.dataset, plan.ties))
     references = dict.fromkeys(table.reference for table in plan.tables)
     sentences.append(
-        f"Differences are from {listed(references)}, paired by target. Their 95% "
+        f"Differences are from {join_names(references)}, paired by target. Their 95% "
         f"confidence intervals cover {plan.unit}s and seeds (components of variance)."
     )
     return sentences
 
 
-def _write_study(plan: Plan) -> str:
+def _describe_search(plan: Plan) -> str:
+    """Return the sentence on the tuning budget of the configurations."""
+    searches = [row.search for row in plan.rows.values() if isinstance(row.search, Search)]
+    if not searches:
+        return "Nothing was searched: every configuration has the options given in the study."
+    unsearched = [name for name, row in plan.rows.items() if not row.search and not row.parent]
+    others = f" ({join_names(unsearched)}: none)" if unsearched else ""
+    is_same = all(search == searches[0] for search in searches)
+    budget = "the same tuning budget" if is_same else "a search of its own"
+    seeds = f"seed {plan.seeds[0]}"
+    if plan.search_seeds > 1:
+        seeds = f"seeds {join_names(map(str, plan.trial_seeds))} each"
+    return (
+        f"Every configuration had {budget}, {searches[0].trials} trials{others} with {seeds}, and "
+        "was chosen on validation only."
+    )
+
+
+def _dump_study(plan: Plan) -> str:
     """Return a study as yaml, without the place of its data."""
     base = {k: v for k, v in (plan.source.content.get("base") or {}).items() if k != "data_path"}
     content = {**plan.source.content, "base": base}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def _search(plan: Plan) -> str:
-    """Return the sentence on the tuning budget of the configurations."""
-    searched = [row.search for row in plan.rows.values() if isinstance(row.search, Search)]
-    if not searched:
-        return "Nothing was searched: every configuration has the options given in the study."
-    without = [name for name, row in plan.rows.items() if not row.search and not row.parent]
-    others = f" ({listed(without)}: none)" if without else ""
-    same = all(search == searched[0] for search in searched)
-    kind = "the same tuning budget" if same else "a search of its own"
-    seeds = f"seed {plan.seeds[0]}"
-    if plan.search_seeds > 1:
-        seeds = f"seeds {listed(map(str, plan.tried_with))} each"
-    return (
-        f"Every configuration had {kind}, {searched[0].trials} trials{others} with {seeds}, and "
-        "was chosen on validation only."
-    )
-
-
-def _facts(results: Results) -> dict[str, str]:
+def _collect_facts(results: Results) -> dict[str, str]:
     """Return names and values of the facts of the runs: versions, device, commit, training time."""
     facts = dict(results.versions)
     for column in ("device", "commit"):
         if column in results.runs.columns:
             values = results.done[column].dropna().astype(str).unique()
-            facts |= {column: listed(values)} if len(values) else {}
+            if len(values):
+                facts[column] = join_names(values)
     if "seconds" in results.runs.columns and len(results.done):
-        facts["training, all runs"] = span(results.done["seconds"].sum())
+        facts["training, all runs"] = format_duration(results.done["seconds"].sum())
     return facts

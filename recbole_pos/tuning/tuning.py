@@ -25,7 +25,7 @@ from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import SEARCH, RunFolder, unused_path, versions
 from recbole_pos.experiment.state import copy_run
-from recbole_pos.files import only_writer, write_json, write_text
+from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, room_for, stop
 from recbole_pos.runs.progress import live_view, show_options
@@ -133,7 +133,7 @@ def search(
             files = {"config_file_list": config_file_list}
             plan = extend_plan(folder, args, config_dict, **others, **files)
             facts = SearchFacts.read(folder, args)
-            held.enter_context(only_writer(folder.path, "searched"))
+            held.enter_context(lock_folder(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
         _prepare(scheduler)
         job = scheduler.next_job()
@@ -147,7 +147,7 @@ def search(
             RunFolder.create(path, plan.dataset, next(iter(plan.rows)))
             if folder.read_plan() is not None:
                 raise UsageError(f"{folder.path} holds a study; choose another --run_dir")
-            held.enter_context(only_writer(folder.path, "searched"))
+            held.enter_context(lock_folder(folder.path, "searched"))
         folder.write_plan(plan)
         write_json(folder.path / SEARCH, facts.model_dump())
         _print_head(scheduler, overruled, facts, reporter)

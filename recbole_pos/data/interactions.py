@@ -1,0 +1,206 @@
+"""EventLog: every interaction once, in flat arrays sorted by user and time."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recbole_pos.data.scratch import Scratch
+
+# About how many interactions a chunk of a log has that is processed chunk by chunk.
+CHUNK_INTERACTIONS = 1 << 22
+# Columns of a log until it is split: the part that files give (sorted before time), and whether an
+# interaction is of the kind that ``target_events`` selects (without this column all are).
+GIVEN_PART = "given part"
+IS_SELECTED = "of target_events"
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """Interactions sorted by user, (given part,) time, and their order in the file.
+
+    Attributes:
+        fields: name -> [interactions] or [interactions, s] tensor, one per interaction field.
+        offsets: [users + 1] int64; the interactions of user u are offsets[u] : offsets[u + 1].
+    """
+
+    fields: dict[str, Tensor]
+    offsets: np.ndarray
+    user_field: str
+    item_field: str
+    time_field: str
+
+    @classmethod
+    def build(
+        cls,
+        fields: dict[str, Tensor],
+        num_users: int,
+        user_field: str,
+        item_field: str,
+        time_field: str,
+        scratch: Scratch | None = None,
+    ) -> EventLog:
+        """Sort the columns of an interaction table.
+
+        Args:
+            fields: columns in file order, taken out one by one so that memory holds each once; the
+                time column must be exact (float64 or int64). ``GIVEN_PART`` may be among them.
+            num_users: number of user ids, padding included.
+            user_field, item_field, time_field: names of these columns.
+            scratch: disk space to sort on, where the columns do not fit into memory.
+
+        Raises:
+            TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
+        """
+        dtype = fields[time_field].dtype
+        if dtype not in (torch.float64, torch.int64):
+            raise TypeError(f"{time_field} must be float64 or int64, found {dtype}")
+        if scratch is not None:
+            offsets = _sort_on_disk(fields, num_users, user_field, time_field, scratch)
+            return cls(fields, offsets, user_field, item_field, time_field)
+        counts = np.bincount(fields[user_field].numpy(), minlength=num_users)
+        order = _find_order(fields[user_field], fields[time_field], fields.get(GIVEN_PART))
+        columns = {}
+        for name in list(fields):
+            column = fields.pop(name)
+            if name == user_field:  # the sorted users follow from the counts
+                columns[name] = torch.repeat_interleave(torch.from_numpy(counts))
+            else:
+                columns[name] = column.index_select(0, order)
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        return cls(columns, offsets, user_field, item_field, time_field)
+
+    def iterate_chunks(self) -> Iterator[tuple[slice, EventLog]]:
+        """Yield chunks of whole users, to save memory: the rows of each, and its own log."""
+        first_users = np.flatnonzero(np.diff(self.offsets[:-1] // CHUNK_INTERACTIONS, prepend=-1))
+        for first, end in itertools.pairwise([*first_users.tolist(), len(self.offsets) - 1]):
+            offsets = self.offsets[first : end + 1]
+            rows = slice(int(offsets[0]), int(offsets[-1]))
+            fields = {name: column[rows] for name, column in self.fields.items()}
+            yield rows, replace(self, fields=fields, offsets=offsets - offsets[0])
+
+    def keep(self, mask: np.ndarray) -> EventLog:
+        """Return the log of the interactions where ``mask`` ([interactions] bool) is true."""
+        rows = torch.from_numpy(np.flatnonzero(mask))
+        num_before = np.concatenate(([0], np.cumsum(mask)))
+        fields = {name: column.index_select(0, rows) for name, column in self.fields.items()}
+        return replace(self, fields=fields, offsets=num_before[self.offsets])
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    @property
+    def users(self) -> Tensor:
+        """[interactions] int64 user of each."""
+        return self.fields[self.user_field]
+
+    @property
+    def items(self) -> Tensor:
+        """[interactions] int64 item of each."""
+        return self.fields[self.item_field]
+
+    @property
+    def times(self) -> Tensor:
+        """[interactions] float64 time of each, exact."""
+        return self.fields[self.time_field]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[users] int64 number of interactions of each user."""
+        return np.diff(self.offsets)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """[interactions] int64 row of the oldest interaction of the same user."""
+        return np.repeat(self.offsets[:-1], self.lengths)
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """[interactions] int64 0 for the oldest of a user, 1 for the next, ..."""
+        return np.arange(len(self)) - self.starts
+
+    @property
+    def has_history(self) -> np.ndarray:
+        """[interactions] bool: all but the oldest of each user."""
+        mask = np.ones(len(self), dtype=bool)
+        mask[self.offsets[:-1][self.lengths > 0]] = False
+        return mask
+
+    @property
+    def possible_targets(self) -> np.ndarray:
+        """[interactions] bool: those with a history that ``target_events`` selects."""
+        is_selected = self.fields[IS_SELECTED].numpy() if IS_SELECTED in self.fields else True
+        return self.has_history & is_selected
+
+    def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the possible targets of each interaction's user, and those up to it.
+
+        Both are [interactions] int64.
+        """
+        num_before = np.concatenate(([0], np.cumsum(self.possible_targets)))
+        begin, end = (np.repeat(x, self.lengths) for x in (self.offsets[:-1], self.offsets[1:]))
+        return num_before[end] - num_before[begin], num_before[1:] - num_before[begin]
+
+
+def _find_order(user: Tensor, time: Tensor, given_part: Tensor | None) -> Tensor:
+    """Return [interactions] int64 rows by user, part and time; the file's order breaks ties."""
+    key = user.to(torch.int32)
+    if given_part is not None:
+        key = key * 3 + given_part
+    if (time[1:] >= time[:-1]).all():  # many files are sorted by time already
+        return torch.argsort(key, stable=True)
+    by_time = torch.argsort(time, stable=True)
+    key = key[by_time]
+    return by_time[torch.argsort(key, stable=True)]
+
+
+def _sort_on_disk(
+    fields: dict[str, Tensor], num_users: int, user_field: str, time_field: str, scratch: Scratch
+) -> np.ndarray:
+    """Sort the columns in ``fields`` as ``EventLog.build`` does; return the offsets of users.
+
+    The first pass distributes interactions to ranges of users that fit into memory (``scratch``);
+    the second sorts each range.
+    """
+    columns = {name: column.numpy() for name, column in fields.items()}
+    user, counts = columns[user_field], np.zeros(num_users, dtype=np.int64)
+    for rows in scratch.blocks(len(user)):
+        counts += np.bincount(user[rows], minlength=num_users)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    _, first_users, user_range = np.unique(
+        offsets[:-1] // scratch.rows, return_index=True, return_inverse=True
+    )
+    range_starts = offsets[first_users]
+    result = {name: scratch.empty(column.shape, column.dtype) for name, column in columns.items()}
+    next_rows = range_starts.copy()  # where the next interaction of each range goes
+    for rows in scratch.blocks(len(user)):
+        ranges = user_range[user[rows]]
+        order = np.argsort(ranges, kind="stable")
+        sizes = np.bincount(ranges, minlength=len(next_rows))
+        shift = np.repeat(next_rows - (np.cumsum(sizes) - sizes), sizes)
+        new_rows = np.arange(len(order)) + shift
+        next_rows += sizes
+        for name, column in columns.items():
+            result[name][new_rows] = column[rows][order]
+    for begin, end in itertools.pairwise([*range_starts.tolist(), len(user)]):
+        in_range = {name: column[begin:end] for name, column in result.items()}
+        keys = [in_range[name] for name in (time_field, GIVEN_PART, user_field) if name in in_range]
+        order = np.lexsort(keys)  # stable: the order of the file breaks ties
+        for column in in_range.values():
+            column[:] = column[order]
+        scratch.release()
+    fields.update({name: torch.from_numpy(column) for name, column in result.items()})
+    return offsets
+
+
+def wrap_read_only(column: np.ndarray) -> Tensor:
+    """Return a tensor over a read-only array of pandas or Ray, without torch's warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(column)
