@@ -53,10 +53,9 @@ class RecommendBody(_Body):
     def by_model(
         self, choose: Callable[[str | int | None], str]
     ) -> dict[str, tuple[list[int], RecommendBody]]:
-        """Split the body by the name of the model that ``choose`` returns for an id or None.
+        """Return, by the model that ``choose`` returns for an id or None, its part of the body.
 
-        Returns:
-            For each name the numbers of its histories or users, and a body with only these.
+        A part is the numbers of histories or users, and a body with only these.
         """
         field = "users" if self.histories is None else "histories"
         people: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
@@ -108,9 +107,7 @@ def parse(kind: type[Body], content: bytes) -> Body:
 def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments) -> list[dict]:
     """Return the recommendations for each history or user, in the order of the request.
 
-    Returns:
-        Mappings with ``id``, ``items``, ``scores``, ``by``, ``unknown``, and if asked ``because``,
-        the reasons of each item.
+    Keys are ``id``, ``items``, ``scores``, ``by``, ``unknown``, and if asked ``because``.
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.

@@ -44,14 +44,7 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
 def add_reasons(
     table: pd.DataFrame, effects: Effects, because: int, item_names: np.ndarray
 ) -> pd.DataFrame:
-    """Return recommendations with columns for their first ``because`` reasons, numbered from 1.
-
-    Args:
-        table: a row for each recommendation.
-        effects: of each of them, as :func:`leave_one_out` returns them.
-        because: number of reasons of each item.
-        item_names: [items] names of the catalogue.
-    """
+    """Return recommendations with columns for their first ``because`` reasons, numbered from 1."""
     reasons, columns = find_reasons(effects, because), {}
     for n in range(1, because + 1):
         is_nth = reasons["reason"] == n
@@ -98,12 +91,9 @@ def leave_one_out(
     are older than the model reads have no effect and are not left out.
 
     Args:
-        scorer: scorer of the model.
-        histories: the histories; those without a known item have no effects.
-        row: [p] history of each item, ascending.
-        item: [p] ids of the items to explain.
-        choice: the items among which they are ranked.
-        exclude_seen: whether items of a history are not ranked.
+        scorer, histories: the model, and the histories; empty ones have no effects.
+        row, item: [p] history (ascending) and id of each item to explain.
+        choice, exclude_seen: the candidates of the ranking.
 
     Returns:
         Columns with a value for each of the p ``pair``s and each interaction, the newest first:

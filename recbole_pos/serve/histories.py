@@ -63,18 +63,19 @@ def _is_list(value: Any) -> bool:
 
 
 def _to_plain(value: Any) -> Any:
+    """Return a value or the values of a list, with numpy's numbers as Python's own."""
+    if isinstance(value, list):
+        return [x.item() if isinstance(x, np.number) else x for x in value]
     return value.item() if isinstance(value, np.number) else value
 
 
 def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a value or a sequence; where that fails, with numpy's numbers as Python's own."""
+    """Validate a value or a sequence, which may be of numpy."""
     value = list(value) if _is_list(value) else value
     try:
         return validate(value)
     except ValidationError:
-        return validate(
-            [_to_plain(x) for x in value] if isinstance(value, list) else _to_plain(value)
-        )
+        return validate(_to_plain(value))
 
 
 Plain = WrapValidator(_validate_plain)

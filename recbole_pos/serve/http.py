@@ -102,13 +102,7 @@ class Metrics:
 
 
 class Service:
-    """The work behind the routes of a server.
-
-    Args:
-        folders: folders of the runs by name of the model.
-        settings: limits and threads.
-        reporter: prints when a model is ready, or why it is not.
-    """
+    """The work behind the routes of a server; ``folders`` are those of runs, by model name."""
 
     def __init__(
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
@@ -225,11 +219,7 @@ class Service:
         return await self.health()
 
     def reload_model(self, name: str, run_dir: str | None = None) -> None:
-        """Load a model beside the one in use, and swap them.
-
-        Raises:
-            Refusal: if it cannot be loaded; the one in use stays.
-        """
+        """Swap a model for that of a run; raise a Refusal if it cannot be loaded."""
         try:
             self.load(name, run_dir)
         except Exception as error:

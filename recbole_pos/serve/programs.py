@@ -117,14 +117,9 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
-    """Return the encoder of a trained model.
+    """Return the encoder of a trained model; raise a UsageError if it cannot be exported.
 
-    Args:
-        model: the trained model.
-        inference_relations: of an AttrFormer, in place of the value it was trained with.
-
-    Raises:
-        UsageError: if the model cannot be exported.
+    ``inference_relations`` is for AttrFormer, in place of the value that it was trained with.
     """
     name = registered_name(type(model))
     if not isinstance(model, PosRecommender):
@@ -158,16 +153,12 @@ def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """Trace a module into a program for any batch size and any length up to the model's.
-
-    Raises:
-        UsageError: if torch.export cannot trace a custom model or scheme.
-    """
+    """Trace a module into a program for any batch size and any length up to the model's."""
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")
     per_user: dict[int, Any] = {0: batch}
     per_item = dict(per_user)
-    if n > 2:  # torch.export specializes sizes 0 and 1
+    if n > 1:  # torch.export specializes sizes 0 and 1
         per_item[1] = Dim("length", min=1, max=n)
     items = torch.ones(3, max(n - 1, min(n, 2)), dtype=torch.int64)
     examples: dict[str, tuple[Tensor, dict[int, Any]]] = {  # values, dynamic dimensions
@@ -215,11 +206,7 @@ def require_onnx() -> None:
 def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    """Write a program as ONNX, in which the input ``allowed`` is optional: all items by default.
-
-    Raises:
-        UsageError: if ONNX lacks an operation of the program.
-    """
+    """Write a program as ONNX, in which the input ``allowed`` is optional: all items by default."""
     import onnx_ir
 
     try:
