@@ -1,15 +1,14 @@
 """``make bench-attrformer``: AttrFormer's epoch and memory against PosSASRec's, and E / (B^2 T^2).
 
 Same size, windows and batches; sides take turns, ROUNDS times over, every turn in a process of its
-own (``attrformer.py --side NAME`` is one). Each figure is the best epoch of its side. Amazon Beauty
-where ``--data_path`` holds it, else a generated log of the same kind. Writes
-``results/speed_attrformer.md``.
+own. Each figure is the best epoch of its side. Amazon Beauty where ``--data_path`` holds it, else
+generated data of the same kind. Writes ``results/speed_attrformer.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,8 +18,8 @@ import numpy as np
 import pandas as pd
 import torch
 from data import short_histories, write_atomic
-from page import RESULTS, in_a_process, in_turns, least, machine, mark, replace_section, table
-from training import step_of
+from page import RESULTS, in_turns, least, machine, mark, replace_section, run_alone, table
+from training import make_step
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
@@ -46,136 +45,120 @@ SIDES: dict[str, dict[str, Any]] = {
 SETS = 254  # of categories, as many different ones as Beauty's items have
 
 
-def generated(folder: str) -> None:
-    """Short histories with attributes as sparse as Beauty's."""
+def generate(folder: str) -> None:
+    """Write short histories with attributes as sparse as Beauty's."""
     table = short_histories(0)
     write_atomic(table, Path(folder), "generated")
     rng, items = np.random.default_rng(0), np.unique(table["item_id"])
 
-    def names(count: int, longest: int) -> list[str]:
-        return [
-            " ".join(map(str, rng.integers(0, count, rng.integers(0, longest + 1)))) for _ in items
-        ]
+    def draw_cells(count: int, longest: int) -> list[str]:
+        lengths = (rng.integers(0, longest + 1) for _ in items)
+        return [" ".join(map(str, rng.integers(0, count, length))) for length in lengths]
 
+    brands = rng.integers(0, 2000, len(items))
+    categories = [f"all {cell}" for cell in draw_cells(230, 4)][:SETS]
     columns = {
         "item_id:token": items,
-        "brand:token": rng.integers(0, 2000, len(items)),
-        "categories:token_seq": rng.choice(
-            [f"all {cell}" for cell in names(230, 4)][:SETS], len(items)
-        ),
-        **{f"{field}:token_seq": names(len(items), n) for field, n in zip(BEHAVIOUR, (40, 20, 2))},  # noqa: B905
+        "brand:token": brands,
+        "categories:token_seq": rng.choice(categories, len(items)),
     }
+    for field, longest in zip(BEHAVIOUR, (40, 20, 2), strict=True):
+        columns[f"{field}:token_seq"] = draw_cells(len(items), longest)
     pd.DataFrame(columns).to_csv(f"{folder}/generated/generated.item", sep="\t", index=False)
 
 
 def build(side: str, given: argparse.Namespace, dataset: str, folder: str) -> Experiment:
-    """One side of the comparison."""
-    options = dict(SIDES[side])
+    """Return the model of a side with its data."""
+    options = {**SIDES[side], "data_path": folder}
     if options["model"] == "AttrFormer":
-        options["load_col"] = {
-            "inter": ["user_id", "item_id", "timestamp"],
-            "item": ["item_id", "brand", "categories", *BEHAVIOUR],
-        }
+        columns = ["item_id", "brand", "categories", *BEHAVIOUR]
+        options["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "item": columns}
     d = given.hidden_size
-    size = {"hidden_size": d, "inner_size": 4 * d, "n_layers": given.n_layers, "n_heads": 8}
+    sizes = {"hidden_size": d, "inner_size": 4 * d, "n_layers": given.n_layers, "n_heads": 8}
     same = {"MAX_ITEM_LIST_LENGTH": 50, "train_batch_size": 128, "show_progress": False}
-    config = {**options, **size, **same, "data_path": folder}
-    return prepare(PosConfig(options.pop("model"), dataset, None, config))
+    return prepare(PosConfig(options.pop("model"), dataset, None, {**options, **sizes, **same}))
 
 
-def turn(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dict[str, float]:
-    """One epoch (or ``--batches`` of it) of one side in this process, after a warm-up."""
+def measure(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dict[str, float]:
+    """Return figures of an epoch (or ``--batches`` of it) in this process, after a warm-up."""
+    torch.set_num_threads(given.threads)
+    keep_freed_memory()
     started = time.perf_counter()
-    made = build(side, given, dataset, folder)
+    experiment = build(side, given, dataset, folder)
     setup = time.perf_counter() - started
-    loader = made.trainer.training_loader(made.loaders["train"])
-    made.model.train()
-    batches = [loader.gather(b) for b in loader._batches()[: given.batches or None]]
-    step = step_of(made.trainer, made.model.window_loss)
+    loader = experiment.trainer.training_loader(experiment.loaders["train"])
+    experiment.model.train()
+    batches = [loader.gather(rows) for rows in loader._batches()[: given.batches or None]]
+    step = make_step(experiment.trainer, experiment.model.window_loss)
     for batch in batches[:5]:
         step(batch)
     started = time.perf_counter()
     for batch in batches:
         step(batch)
     seconds = (time.perf_counter() - started) / len(batches) * len(loader)
-    found = {"seconds": seconds, "memory": peak_rss_mb(), "setup": setup}
+    figures = {"seconds": seconds, "memory": peak_rss_mb(), "setup": setup}
     if side == "AttrFormer":
-        found |= shares(made, batches)
-    return found
+        figures |= count_edges(experiment, batches)
+    return figures
 
 
-def shares(made: Experiment, batches: list[Any]) -> dict[str, float]:
-    """E over the squared number of events, and of slots (B T, padding included), by top-K."""
-    lookup, rng, found = made.model.lookup, np.random.default_rng(0), {}
+def count_edges(experiment: Experiment, batches: list[Any]) -> dict[str, float]:
+    """Return E and its share of squared interactions, and of slots (B T, padded), by top-K."""
+    lookup, rng, figures = experiment.model.lookup, np.random.default_rng(0), {}
     for k in TOP_K:
         lookup.top_k = k
-        edges = events = slots = seconds = 0.0
+        edges = interactions = slots = seconds = 0.0
         for batch in batches:
             packed = batch.events.numpy()
-            source = np.ones(len(packed), dtype=bool)
-            rows = lookup.windows(packed, batch.lengths.numpy(), source, True)
+            is_source = np.ones(len(packed), dtype=bool)
+            rows = lookup.windows(packed, batch.lengths.numpy(), is_source, True)
             started = time.perf_counter()
-            made_ = lookup.relations(rows, rng, torch.device("cpu"), torch.float32)
+            relations = lookup.relations(rows, rng, torch.device("cpu"), torch.float32)
             seconds += time.perf_counter() - started
-            edges += made_.edges
-            events += len(packed) ** 2
+            edges += relations.edges
+            interactions += len(packed) ** 2
             slots += (len(batch.lengths) * int(batch.lengths.max())) ** 2
-        found |= {f"events@{k}": edges / events, f"slots@{k}": edges / slots}
-        found |= {f"edges@{k}": edges / len(batches), f"lookup@{k}": seconds / len(batches)}
-    return found
-
-
-def measure(given: argparse.Namespace, dataset: str, folder: str) -> dict[str, dict[str, float]]:
-    """The best of each side."""
-    words = {**vars(given), "dataset": dataset, "data_path": folder}
-    flags = [f"--{name}={value}" for name, value in words.items() if name != "side"]
-    runs = in_turns(
-        SIDES, given.rounds, lambda side: in_a_process("attrformer.py", f"--side={side}", *flags)
-    )
-    return {side: least(found) for side, found in runs.items()}
+        figures |= {f"events@{k}": edges / interactions, f"slots@{k}": edges / slots}
+        figures |= {f"edges@{k}": edges / len(batches), f"lookup@{k}": seconds / len(batches)}
+    return figures
 
 
 def report(best: dict[str, dict[str, float]], given: argparse.Namespace, dataset: str) -> str:
-    """The page's section."""
+    """Return the page's section."""
     base, ours = best["PosSASRec"], best["AttrFormer"]
-    part = (
-        f"{given.batches} batches of an epoch, scaled to all" if given.batches else "whole epochs"
-    )
+    timed = f"{given.batches} batches of an epoch, scaled to all" if given.batches else ""
     sides = []
-    for side, found in best.items():
-        ratio, memory = (found[key] / base[key] for key in ("seconds", "memory"))
-        figures = f"{found['seconds']:.1f} s", f"{ratio:.2f}", f"{found['memory']:,.0f} MB"
-        sides.append([side, *figures, f"{memory:.2f}", f"{found['setup']:.1f} s"])
+    for side, figures in best.items():
+        ratio, memory = (figures[key] / base[key] for key in ("seconds", "memory"))
+        cells = f"{figures['seconds']:.1f} s", f"{ratio:.2f}", f"{figures['memory']:,.0f} MB"
+        sides.append([side, *cells, f"{memory:.2f}", f"{figures['setup']:.1f} s"])
     edges = []
     for k in TOP_K:
-        figures = f"{ours[f'edges@{k}']:,.0f}", f"{ours[f'events@{k}']:.1e}"
-        took = f"{1e3 * ours[f'lookup@{k}']:.0f} ms"
-        edges.append([f"{k}", *figures, f"{ours[f'slots@{k}']:.1e}", took])
+        cells = f"{ours[f'edges@{k}']:,.0f}", f"{ours[f'events@{k}']:.1e}"
+        lookup = f"{1e3 * ours[f'lookup@{k}']:.0f} ms"
+        edges.append([f"{k}", *cells, f"{ours[f'slots@{k}']:.1e}", lookup])
     reached = [mark(ours[key] / base[key] <= goal) for key, goal in GOALS.items()]
+    side_heads = (
+        "model",
+        "epoch",
+        "ratio",
+        "peak memory",
+        "ratio",
+        "setting up, relations included",
+    )
+    edge_heads = ("top-K", "E a batch", "E / interactions^2", "E / (B T)^2, padding included")
     parts = (
         f"{dataset}, {machine(given.threads)}; d = {given.hidden_size}, {given.n_layers} layers, 8 "
-        f"heads, batches of 128 windows of 50; {part}, best of {given.rounds}.",
-        table(
-            ("model", "epoch", "ratio", "peak memory", "ratio", "setting up, relations included"),
-            sides,
-        ),
+        f"heads, batches of 128 windows of 50; {timed or 'whole epochs'}, best of {given.rounds}.",
+        table(side_heads, sides),
         f"Goals: epoch <= 4.6x {reached[0]}, memory <= 3x {reached[1]}.",
-        table(
-            (
-                "top-K",
-                "E a batch",
-                "E / interactions^2",
-                "E / (B T)^2, padding included",
-                "looking up",
-            ),
-            edges,
-        ),
+        table((*edge_heads, "looking up"), edges),
     )
     return "\n\n".join(parts)
 
 
 def main() -> None:
-    """Measure, print, write; or one turn."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_path", help="folder that holds the dataset's folder")
     parser.add_argument("--dataset", default="amazon-beauty")
@@ -184,18 +167,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=0, help="0: whole epochs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    keep_freed_memory()
-    if given.side:
-        print(json.dumps(turn(given.side, given, given.dataset, given.data_path)))
-        return
+    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
+    dataset = given.dataset if given.data_path else "generated"
     with tempfile.TemporaryDirectory() as folder:
         if given.data_path is None:
-            generated(folder)
-        dataset = given.dataset if given.data_path else "generated"
-        best = measure(given, dataset, given.data_path or folder)
+            generate(folder)
+        where = given, dataset, given.data_path or folder
+        runs = in_turns(SIDES, given.rounds, lambda side: run_alone(measure, side, *where))
+    best = {side: least(of_side) for side, of_side in runs.items()}
     replace_section(RESULTS / "speed_attrformer.md", dataset, report(best, given, dataset))
 
 

@@ -1,21 +1,20 @@
 """``make bench-convert``: seconds of `recbole-pos convert` against reading the csv and one sort.
 
 What no one can do without is ``pandas.read_csv(engine="pyarrow")`` and a sort by time. Sides take
-turns, ROUNDS times over, every turn in a process of its own (``convert.py --side NAME`` is one);
-each figure is the best of its side. ARGS="--events 20000000".
+turns, every turn in a process of its own; each figure is the best of its side.
+ARGS="--events 20000000".
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from page import in_a_process, in_turns, least
+from page import in_turns, least, run_alone
 from pyarrow import csv
 
 from recbole_pos.experiment.folder import peak_rss_mb
@@ -25,7 +24,7 @@ GOAL = 3.0
 
 
 def write_orders(path: Path, events: int) -> None:
-    """A log by time: ids, ISO dates, stars with holes, and the brand and price of the product."""
+    """Write interactions by time: ids, ISO dates, stars with holes, brand and price of products."""
     rng = np.random.default_rng(0)
     users, items = max(events // 20, 1), max(events // 100, 1)
     brands, prices = rng.integers(0, 500, items), rng.integers(99, 9999, items) / 100
@@ -49,8 +48,9 @@ def write_orders(path: Path, events: int) -> None:
             csv.write_csv(pa.table(table), file, header)
 
 
-def turn(side: str, path: Path) -> dict[str, float]:
-    """Seconds and memory of one side in this process."""
+def measure(side: str, path: Path, threads: int) -> dict[str, float]:
+    """Return seconds and memory of one side in this process."""
+    pa.set_cpu_count(threads)
     if side == "pandas":
         import pandas as pd
 
@@ -67,29 +67,20 @@ def turn(side: str, path: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Every side in turn, and the ratio."""
+    """Measure every side in turn, and print the ratio."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of Arrow, on both sides")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    pa.set_cpu_count(given.threads)
-    if given.side:
-        print(json.dumps(turn(given.side, given.file)))
-        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "orders.csv"
         write_orders(path, given.events)
-        print(
-            f"{given.events:,} interactions, {path.stat().st_size / 1e6:,.0f} MB of csv", flush=True
-        )
-        words = (f"--file={path}", f"--threads={given.threads}")
+        print(f"{given.events:,} interactions, {path.stat().st_size / 1e6:,.0f} MB of csv")
         runs = in_turns(
-            SIDES, given.rounds, lambda side: in_a_process("convert.py", f"--side={side}", *words)
+            SIDES, given.rounds, lambda side: run_alone(measure, side, path, given.threads)
         )
-    best = {side: least(found) for side, found in runs.items()}
+    best = {side: least(of_side) for side, of_side in runs.items()}
     ratio = best["convert"]["seconds"] / best["pandas"]["seconds"]
     print(f"convert / (read_csv and sort): {ratio:.2f} (goal: at most {GOAL:g})")
 

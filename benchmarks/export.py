@@ -27,19 +27,13 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import MODELS
 from recbole_pos.serve.export import load_program, random_histories
-from recbole_pos.serve.programs import (
-    Encoder,
-    Recommend,
-    make_encoder,
-    trace,
-    write_onnx,
-)
+from recbole_pos.serve.programs import Encoder, Recommend, make_encoder, trace, write_onnx
 
 K, LENGTH = 100, 50
 
 
-def milliseconds(sides: list[Callable[[], Any]], requests: int) -> list[str]:
-    """Median and 99th percentile of a request to each side; they take turns."""
+def time_requests(sides: list[Callable[[], Any]], requests: int) -> list[str]:
+    """Return median and 99th percentile of a request to each side in ms; they take turns."""
     took = np.empty((requests, len(sides)))
     for number in range(-20, requests):  # a few to warm up
         for side, request in enumerate(sides):
@@ -51,39 +45,37 @@ def milliseconds(sides: list[Callable[[], Any]], requests: int) -> list[str]:
 
 
 def eager(encoder: Encoder, given: dict[str, torch.Tensor], log: Any) -> Callable[[], Any]:
-    """The same of the model itself."""
+    """Return a request to the model itself."""
     model, allowed = encoder.model, torch.ones(1, encoder.model.n_items, dtype=torch.bool)
     allowed[:, 0] = False
-    target = np.flatnonzero(log.ranks >= LENGTH)[:1]  # what AttrFormer looks its history up by
+    target = np.flatnonzero(log.ranks >= LENGTH)[:1]  # AttrFormer looks up its history
     row = Interaction({TARGET_EVENT: target, "item_length": torch.tensor([LENGTH])})
 
     def request() -> Any:
-        related = encoder.relations is not None
-        vector = model.encode_rows(row) if related else model(*given.values())
+        vector = model(*given.values()) if encoder.relations is None else model.encode_rows(row)
         scores = vector @ model.item_embedding.weight.t()
         return scores.masked_fill(~allowed, -torch.inf).topk(K)
 
     return request
 
 
-def row_of(name: str, folder: Path, requests: int) -> list[str]:
-    """A line of the table."""
+def measure(name: str, folder: Path, requests: int) -> list[str]:
+    """Return the row of a model."""
     options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "show_progress": False}
-    made = prepare(PosConfig(name, "ml-100k", None, options))
-    encoder = make_encoder(made.model.eval(), "own" if name == "AttrFormer" else None)
+    experiment = prepare(PosConfig(name, "ml-100k", None, options))
+    encoder = make_encoder(experiment.model.eval(), "own" if name == "AttrFormer" else None)
     module = Recommend(encoder, K)
     given = random_histories(encoder, torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
-    allowed = {"allowed": torch.ones(1, encoder.model.n_items, dtype=torch.bool)}
-    inputs = {**given, **allowed}
-    ordered = {name: inputs[name] for name in module.inputs}
+    inputs = {**given, "allowed": torch.ones(1, encoder.model.n_items, dtype=torch.bool)}
+    inputs = {name: inputs[name] for name in module.inputs}
     program = trace(module)
     torch.export.save(program, folder / f"{name}.pt2")
     write_onnx(program, folder / f"{name}.onnx", module.inputs, ("best", "scores"))
-    asked = [eager(encoder, given, made.dataset.log)]
+    sides = [eager(encoder, given, experiment.dataset.log)]
     for suffix in ("pt2", "onnx"):
         run = load_program(folder / f"{name}.{suffix}")
-        asked.append(lambda run=run: run(ordered))
-    return [name, *milliseconds(asked, requests)]
+        sides.append(lambda run=run: run(inputs))
+    return [name, *time_requests(sides, requests)]
 
 
 def main() -> None:
@@ -93,16 +85,14 @@ def main() -> None:
     requests = parser.parse_args().requests
     torch.set_num_threads(1)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        rows = [row_of(name, Path(folder), requests) for name in MODELS]
+        rows = [measure(name, Path(folder), requests) for name in MODELS]
     note = (
         f"Median / 99th percentile of {requests} requests, in milliseconds, sides in turn: "
         f"one history of {LENGTH} interactions to the {K} best of the 1,682 items of ml-100k, "
-        "default "
-        f"sizes, {machine()}; written by "
-        "`make bench-export`."
+        f"default sizes, {machine()}; written by `make bench-export`."
     )
-    found = table(("model", "eager", "torch_export", "onnx"), rows)
-    replace_section(HERE.parent / "docs" / "export.md", "latency", f"{found}\n\n{note}")
+    text = table(("model", "eager", "torch_export", "onnx"), rows)
+    replace_section(HERE.parent / "docs" / "export.md", "latency", f"{text}\n\n{note}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``make bench-gpu``: what training costs on this GPU, in nine minutes; writes ``results/gpu.md``.
+"""``make bench-gpu``: the cost of training on this GPU, in nine minutes; writes ``results/gpu.md``.
 
 Every section is a process of its own with a limit in seconds, so that memory is its own and one
 that fails or hangs leaves the others. Data are generated, but for ml-100k. On a machine without a
@@ -21,23 +21,23 @@ from typing import Any
 
 import torch
 from gpu_attention import attention
+from page import RESULTS, table
 from torch import nn
 from training import (
     Size,
     epoch_flops,
+    make_trainer,
     peak_flops,
     peak_memory,
     reset_peak,
     synchronise,
-    timed,
-    trainer_of,
+    time_steps,
 )
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.losses import full_cross_entropy
 
-ROOT = Path(__file__).resolve().parents[1]
 ML_20M = Size(138_000, 27_000, 20_000_000, length=200, d=256, layers=4, batch=256)
 ML_1M = Size(6_040, 3_700, 1_000_000, length=200, d=64, layers=2, batch=128)
 TINY = Size(60, 40, 900, length=20, d=16, layers=1, batch=8)
@@ -47,7 +47,7 @@ TINY_OPTIONS = {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "MAX_ITEM_LIST
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its title, how long it may take, what it is about."""
+    """A part of the page: its title, its limit in seconds, and its introduction."""
 
     title: str
     seconds: int
@@ -59,15 +59,13 @@ SECTIONS = {
         "ml-20m sizes",
         110,
         "138,000 users, 27,000 items, 20 million interactions, d = 256, 4 layers, L = 200, all "
-        "items in "
-        "the loss. Goal: 10 s an epoch on one H200.",
+        "items in the loss. Goal: 10 s an epoch on one H200.",
     ),
     "ml-1m": Section(
         "ml-1m sizes",
         40,
         "6,040 users, 3,700 items, a million interactions, d = 64, 2 layers, L = 200. Goal: 1 s an "
-        "epoch "
-        "on one H200.",
+        "epoch on one H200.",
     ),
     "compile": Section(
         "compile: True",
@@ -96,64 +94,64 @@ SECTIONS = {
 }
 
 
-def epoch(size: Size, seconds: float, **options: Any) -> dict[str, Any]:
-    """Seconds and FLOPs of an epoch; of one that is cut off after ``seconds``, in proportion."""
-    trainer, loader = trainer_of(size, **options)
+def measure_epoch(size: Size, seconds: float, **options: Any) -> dict[str, Any]:
+    """Return seconds and FLOPs of an epoch; after ``seconds`` the rest is extrapolated."""
+    trainer, loader = make_trainer(size, **options)
     reset_peak(trainer.device)
-    found = timed(trainer, loader, seconds)
-    each = loader.targets / found.targets * found.seconds
-    kind = {"bf16": torch.bfloat16}.get(trainer.precision.name, torch.float32)
+    timed = time_steps(trainer, loader, seconds)
+    epoch_seconds = loader.targets / timed.targets * timed.seconds
+    dtype = torch.bfloat16 if trainer.precision.name == "bf16" else torch.float32
     with trainer.precision.steps():
-        peak = peak_flops(trainer.device, kind, 8192 if trainer.device.type == "cuda" else 256)
+        peak = peak_flops(trainer.device, dtype, 8192 if trainer.device.type == "cuda" else 256)
     return {
         "precision": trainer.precision.name,
-        "seconds": each,
-        "warm_seconds": found.warm_seconds,
-        "part": found.targets / loader.targets,
-        "targets_per_second": loader.targets / each,
-        "tflops": epoch_flops(loader, size.d, size.layers, size.items) / each / 1e12,
+        "seconds": epoch_seconds,
+        "warm_seconds": timed.warm_seconds,
+        "part": timed.targets / loader.targets,
+        "targets_per_second": loader.targets / epoch_seconds,
+        "tflops": epoch_flops(loader, size.d, size.layers, size.items) / epoch_seconds / 1e12,
         "peak_tflops": peak / 1e12,
         "memory_gb": peak_memory(trainer.device),
     }
 
 
 def epochs(size: Size, budget: float) -> Iterator[list[str]]:
-    """A row for each precision."""
+    """Yield a row for each precision."""
     yield ["precision", "s an epoch", "measured", "targets/s", "TFLOP/s", "of a product", "GB"]
     for precision in PRECISIONS[::-1]:
-        found = epoch(size, budget / 5, precision=precision)
-        share = found["tflops"] / found["peak_tflops"]
+        epoch = measure_epoch(size, budget / 5, precision=precision)
+        share = epoch["tflops"] / epoch["peak_tflops"]
         yield [
-            found["precision"],
-            f"{found['seconds']:.2f}",
-            f"{found['part']:.0%}",
-            f"{found['targets_per_second']:,.0f}",
-            f"{found['tflops']:.1f}",
-            f"{share:.0%} of {found['peak_tflops']:.0f}",
-            f"{found['memory_gb']:.1f}",
+            epoch["precision"],
+            f"{epoch['seconds']:.2f}",
+            f"{epoch['part']:.0%}",
+            f"{epoch['targets_per_second']:,.0f}",
+            f"{epoch['tflops']:.1f}",
+            f"{share:.0%} of {epoch['peak_tflops']:.0f}",
+            f"{epoch['memory_gb']:.1f}",
         ]
 
 
 def compiled(sizes: tuple[Size, ...], budget: float) -> Iterator[list[str]]:
-    """Without and with, for each size; a CPU, which would compile for a minute, without only."""
+    """Yield rows without and with ``compile``; a CPU, which takes a minute for it, without only."""
     yield ["d, layers", "compile", "s an epoch", "first steps, s", "GB"]
-    for one in sizes:
-        for on in (False, True) if torch.cuda.is_available() else (False,):
-            found = epoch(one, budget / 8, compile=on)
+    for size in sizes:
+        for is_compiled in (False, True) if torch.cuda.is_available() else (False,):
+            epoch = measure_epoch(size, budget / 8, compile=is_compiled)
             yield [
-                f"{one.d}, {one.layers}",
-                str(on),
-                f"{found['seconds']:.2f}",
-                f"{found['warm_seconds']:.1f}",
-                f"{found['memory_gb']:.1f}",
+                f"{size.d}, {size.layers}",
+                str(is_compiled),
+                f"{epoch['seconds']:.2f}",
+                f"{epoch['warm_seconds']:.1f}",
+                f"{epoch['memory_gb']:.1f}",
             ]
 
 
 def million(items: int, positions: int, d: int, steps: int = 3) -> Iterator[list[str]]:
-    """Memory of the catalogue loss beside what stays, and its time."""
+    """Yield memory of the loss over all items beside what stays, and its time."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield ["precision", "GB beside weights", "GB of all logits", "ms a step"]
-    for kind in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16):
         weight = nn.Parameter(0.02 * torch.randn(items + 1, d, device=device))
         optimizer = torch.optim.Adam([weight], fused=True)
         weight.grad = torch.zeros_like(weight)
@@ -167,37 +165,38 @@ def million(items: int, positions: int, d: int, steps: int = 3) -> Iterator[list
                 synchronise(device)
                 started = time.perf_counter()
             optimizer.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=kind == torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
                 loss = full_cross_entropy(hidden, weight, targets)
             loss.backward()
             optimizer.step()
         synchronise(device)
-        spent = (time.perf_counter() - started) / steps
-        of_all = positions * items * 4 / 2**30
-        beside = peak_memory(device) - before - weight.numel() * 4 / 2**30  # its gradient
-        name = str(kind).removeprefix("torch.")
-        yield [name, f"{beside:.2f}", f"{of_all:.2f}", f"{1e3 * spent:.1f}"]
+        seconds = (time.perf_counter() - started) / steps
+        logits_gb = positions * items * 4 / 2**30
+        gradient_gb = weight.numel() * 4 / 2**30
+        beside_gb = peak_memory(device) - before - gradient_gb
+        name = str(dtype).removeprefix("torch.")
+        yield [name, f"{beside_gb:.2f}", f"{logits_gb:.2f}", f"{1e3 * seconds:.1f}"]
         del weight, optimizer, hidden, loss
 
 
 def precisions(seeds: int, options: dict[str, Any]) -> Iterator[list[str]]:
-    """Quality and time on ml-100k, a seed after the other."""
+    """Yield quality and time on ml-100k of each seed and precision."""
     yield ["seed", "precision", "NDCG@10", "s of training", "s to 99% of fp32"]
     for seed in range(seeds):
         level = 0.0  # of fp32, which is the first
         for name in PRECISIONS:
             given = {"precision": name, "seed": seed, "show_progress": False, **options}
-            made = prepare(PosConfig("PosSASRec", "ml-100k", config_dict=given))
-            made.trainer.fit(made.loaders["train"], made.loaders["valid"], False, saved=False)
-            score = made.trainer.evaluate(made.loaders["test"])["ndcg@10"]
-            progress = made.trainer.progress
+            experiment = prepare(PosConfig("PosSASRec", "ml-100k", config_dict=given))
+            trainer, loaders = experiment.trainer, experiment.loaders
+            trainer.fit(loaders["train"], loaders["valid"], False, saved=False)
+            score, progress = trainer.evaluate(loaders["test"])["ndcg@10"], trainer.progress
             level = level or 0.99 * (progress.best_score or 0.0)
-            spent = [str(seed), name, f"{score:.4f}", f"{progress.training_seconds:.1f}"]
-            yield [*spent, _reached(progress.history, level)]
+            figures = [f"{score:.4f}", f"{progress.training_seconds:.1f}"]
+            yield [str(seed), name, *figures, _seconds_to(progress.history, level)]
 
 
-def _reached(history: list[dict[str, Any]], level: float) -> str:
-    """Seconds of training until validation first has that NDCG@10."""
+def _seconds_to(history: list[dict[str, Any]], level: float) -> str:
+    """Return the seconds of training until validation first has that NDCG@10."""
     seconds = 0.0
     for line in history:
         seconds += line["seconds"]
@@ -207,7 +206,7 @@ def _reached(history: list[dict[str, Any]], level: float) -> str:
 
 
 def measure(name: str, tiny: bool) -> Iterator[list[str]]:
-    """One section in this process: the rows of a table, its head first."""
+    """Yield the rows of a section's table, its head first, measured in this process."""
     budget = 1.0 if tiny else 0.8 * SECTIONS[name].seconds
     large, small = (TINY, replace(TINY, d=8)) if tiny else (ML_20M, ML_1M)
     if name in ("ml-20m", "ml-1m"):
@@ -222,24 +221,24 @@ def measure(name: str, tiny: bool) -> Iterator[list[str]]:
     return precisions(1 if tiny else 3, options)
 
 
-def in_a_process(name: str, tiny: bool) -> tuple[list[list[str]], str]:
-    """The rows of a section, and what went wrong."""
+def run_section(name: str, tiny: bool) -> tuple[list[list[str]], str]:
+    """Return the rows of a section, measured in a process of its own, and what went wrong."""
     command = [sys.executable, __file__, "--section", name, *["--tiny"] * tiny]
-    limit, wrong = SECTIONS[name].seconds, ""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as args:
+    limit, problem = SECTIONS[name].seconds, ""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         try:
-            if subprocess.run(command, stdout=out, stderr=args, timeout=limit).returncode:
-                args.seek(0)
-                wrong = f"Failed: {(args.read().strip().splitlines() or ['?'])[-1]}"
+            if subprocess.run(command, stdout=out, stderr=errors, timeout=limit).returncode:
+                errors.seek(0)
+                problem = f"Failed: {(errors.read().strip().splitlines() or ['?'])[-1]}"
         except subprocess.TimeoutExpired:
-            wrong = f"The rest was not done within {limit} s."
+            problem = f"The rest was not done within {limit} s."
         out.seek(0)
         rows = [json.loads(line) for line in out if line.startswith("[")]
-    return rows, wrong
+    return rows, problem
 
 
-def page(found: dict[str, tuple[list[list[str]], str]], tiny: bool) -> str:
-    """Markdown of everything that was measured."""
+def make_page(results: dict[str, tuple[list[list[str]], str]], tiny: bool) -> str:
+    """Return the page of everything that was measured."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     parts = [
         "# Speed on a GPU",
@@ -250,33 +249,31 @@ def page(found: dict[str, tuple[list[list[str]], str]], tiny: bool) -> str:
     ]
     if tiny:
         parts.append("**Tiny sizes, to see that it runs: the numbers mean nothing.**")
-    for name, (rows, wrong) in found.items():
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        lines[1:1] = ["|" + "---|" * len(row) for row in rows[:1]]
-        parts += [f"## {SECTIONS[name].title}", SECTIONS[name].about, "\n".join(lines), wrong]
+    for name, (rows, problem) in results.items():
+        text = table(rows[0], rows[1:]) if rows else ""
+        parts += [f"## {SECTIONS[name].title}", SECTIONS[name].about, text, problem]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def main() -> None:
-    """All sections to the page, or one of them as lines of json."""
+    """Write all sections to the page, or print one of them as lines of json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="small sizes, on any machine")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu.md")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.md")
     parser.add_argument("--section", choices=SECTIONS, help="one of them, as json")
     given = parser.parse_args()
-    sys.argv = sys.argv[:1]  # which RecBole's Config reads
+    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     if given.section:
         for row in measure(given.section, given.tiny):
             print(json.dumps(row), flush=True)
         return
     if not (given.tiny or torch.cuda.is_available()):
         sys.exit("no GPU; --tiny runs it in small sizes, to see that it does")
-    found: dict[str, tuple[list[list[str]], str]] = {}
+    results: dict[str, tuple[list[list[str]], str]] = {}
     for name in SECTIONS:
-        found[name] = in_a_process(name, given.tiny)
-        text = page(found, given.tiny)
-        given.out.write_text(text, encoding="utf-8")  # what there is so far
-    print(text)
+        results[name] = run_section(name, given.tiny)
+        given.out.write_text(make_page(results, given.tiny), encoding="utf-8")  # so far
+    print(make_page(results, given.tiny))
 
 
 if __name__ == "__main__":

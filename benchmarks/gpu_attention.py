@@ -1,9 +1,9 @@
-"""Attention of packed sequences by the kernels that torch has, beside what layers do: time, and
-whether outputs and gradients are the same.
+"""Attention of packed sequences by torch's kernels and by our layers: time, and whether outputs and
+gradients are the same.
 
-``varlen_attn`` and jagged tensors take packed events as they are, for schemes without a bias; they
-have no kernel for a CPU. FlexAttention takes a learned bias, and has no gradient on a CPU. So no
-layer uses any of them yet: what this finds on a card decides.
+``varlen_attn`` and jagged tensors take packed sequences as they are, for schemes without a bias,
+and have no kernel for a CPU. FlexAttention takes a learned bias, and has no gradient on a CPU. No
+layer uses any of them yet: the results on a GPU decide.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from recbole_pos.layers.attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
 
 HEAD = ["sequences", "bias", "kernel", "ms", "output off by", "gradients off by", "agrees"]
-STEPS, AGREES = 10, 4.0  # times as far off as ours in the same precision may a kernel be
+STEPS = 10
+AGREES = 4.0  # a kernel that agrees is at most so many times as far off as ours in that precision
 
 
 @dataclass(frozen=True)
 class Case:
-    """What attention is asked: [m, h, e] in packed order, and a [1, h, t, t] bias or None."""
+    """Inputs of attention: [m, h, e] in packed order, and a [1, h, t, t] bias or None."""
 
     query: Tensor
     key: Tensor
@@ -36,22 +37,20 @@ class Case:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """What has a gradient."""
-        given = (self.query, self.key, self.value, self.bias)
-        return [x for x in given if x is not None]
+        """The tensors that have a gradient."""
+        return [x for x in (self.query, self.key, self.value, self.bias) if x is not None]
 
-    def to(self, kind: torch.dtype) -> Case:
-        """The same numbers in another type, as leaves."""
-        given = (self.query, self.key, self.value, self.bias)
-        cast = [x if x is None else x.detach().to(kind).requires_grad_() for x in given]
-        return Case(cast[0], cast[1], cast[2], cast[3], self.ctx)
+    def to(self, dtype: torch.dtype) -> Case:
+        """Return the same numbers in another type, as leaves."""
+        cast = [x.detach().to(dtype).requires_grad_() for x in self.inputs]
+        return Case(cast[0], cast[1], cast[2], None if self.bias is None else cast[3], self.ctx)
 
 
 Kernel = Callable[[Case], Tensor]  # to [m, h, e]
 
 
 def make_case(size: Size, sequences: int, biased: bool, device: torch.device) -> Case:
-    """Histories as long as MovieLens', normal vectors."""
+    """Return histories as long as MovieLens', with normal vectors."""
     torch.manual_seed(0)
     lengths = (68 * torch.randn(sequences).mul(1.2).exp()).long().clamp(2, size.length)
     heads = max(size.d // 64, 1)
@@ -65,12 +64,12 @@ def make_case(size: Size, sequences: int, biased: bool, device: torch.device) ->
 
 
 def _blocks(case: Case) -> list[Tensor]:
-    """[b, h, t, e] of query, key and value."""
+    """Return query, key and value as [b, h, t, e]."""
     return [case.ctx.pad(x, "start").transpose(1, 2) for x in (case.query, case.key, case.value)]
 
 
 def padded(case: Case) -> Tensor:
-    """As ``layers/attention.py`` does."""
+    """Return attention as ``layers/attention.py`` computes it."""
     if case.bias is None:
         out = F.scaled_dot_product_attention(*_blocks(case), is_causal=True)
     else:
@@ -80,7 +79,7 @@ def padded(case: Case) -> Tensor:
 
 
 def varlen(case: Case) -> Tensor:
-    """torch's wrapper of FlashAttention."""
+    """Return attention by torch's wrapper of FlashAttention."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, width = _offsets(case).to(torch.int32), case.ctx.width
@@ -89,7 +88,7 @@ def varlen(case: Case) -> Tensor:
 
 
 def jagged(case: Case) -> Tensor:
-    """Nested tensors, for which torch chooses a kernel."""
+    """Return attention of nested tensors, for which torch chooses a kernel."""
     offsets, width = _offsets(case), case.ctx.width
     nested = [
         torch.nested.nested_tensor_from_jagged(x, offsets, min_seqlen=1, max_seqlen=width)
@@ -112,7 +111,6 @@ class Flex:
         self.attention = torch.compile(flex_attention) if compiled else flex_attention
 
     def __call__(self, case: Case) -> Tensor:
-        """As the other kernels."""
         bias = case.bias
         assert bias is not None
 
@@ -123,61 +121,64 @@ class Flex:
         return case.ctx.unpad(out.transpose(1, 2), "start")
 
 
-def kernels(device: torch.device, biased: bool) -> dict[str, Kernel]:
-    """Those to try; a CPU has ours alone."""
-    found: dict[str, Kernel] = {"layers": padded}
+def list_kernels(device: torch.device, is_biased: bool) -> dict[str, Kernel]:
+    """Return the kernels to compare; on a CPU ours only."""
+    kernels: dict[str, Kernel] = {"layers": padded}
     if device.type == "cuda":
-        found |= {"flex": Flex()} if biased else {"varlen": varlen, "jagged": jagged}
-    return found
+        kernels |= {"flex": Flex()} if is_biased else {"varlen": varlen, "jagged": jagged}
+    return kernels
 
 
-def results(kernel: Kernel, case: Case, upstream: Tensor) -> list[Tensor]:
-    """Output, and gradients to all inputs."""
+def run_kernel(kernel: Kernel, case: Case, upstream: Tensor) -> list[Tensor]:
+    """Return the output, and gradients to all inputs."""
     out = kernel(case)
     return [out.detach(), *torch.autograd.grad(out, case.inputs, upstream.to(out.dtype))]
 
 
-def off_by(found: list[Tensor], want: list[Tensor]) -> list[float]:
-    """Largest differences of output and gradients, as a part of the largest of what is right."""
-    each = [
+def relative_errors(tensors: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Return the largest errors of output and gradients, as a part of the largest right number."""
+    errors = [
         float((x.float() - y.float()).abs().max() / y.float().abs().max())
-        for x, y in zip(found, want, strict=True)
+        for x, y in zip(tensors, expected, strict=True)
     ]
-    return [each[0], max(each[1:])]
+    return [errors[0], max(errors[1:])]
 
 
-def compared(case: Case, tried: dict[str, Kernel]) -> Iterator[list[str]]:
-    """Kernels in bfloat16 against the first of them in float32: ms, how far off, and if that is
-    more than rounding, which the first in bfloat16 shows."""
+def compare(case: Case, kernels: dict[str, Kernel]) -> Iterator[list[str]]:
+    """Yield time and errors of kernels in bfloat16 against the first of them in float32.
+
+    A kernel agrees if its errors are those of rounding, which the first has in bfloat16.
+    """
     device = case.query.device
     upstream = torch.randn_like(case.query)
-    first = next(iter(tried.values()))
-    want = results(first, case.to(torch.float32), upstream)
+    first = next(iter(kernels.values()))
+    expected = run_kernel(first, case.to(torch.float32), upstream)
     short = case.to(torch.bfloat16)
-    rounding = off_by(results(first, short, upstream), want)
-    for name, kernel in tried.items():
+    rounding = relative_errors(run_kernel(first, short, upstream), expected)
+    for name, kernel in kernels.items():
         try:
-            off = off_by(results(kernel, short, upstream), want)
+            errors = relative_errors(run_kernel(kernel, short, upstream), expected)
             synchronise(device)
             started = time.perf_counter()
             for _ in range(STEPS):
-                results(kernel, short, upstream)
+                run_kernel(kernel, short, upstream)
             synchronise(device)
         except (RuntimeError, NotImplementedError) as error:
             yield [name, "-", "-", "-", f"fails: {str(error).splitlines()[0][:80]}"]
             continue
-        spent = 1e3 * (time.perf_counter() - started) / STEPS
-        agrees = all(x <= AGREES * y + 1e-6 for x, y in zip(off, rounding, strict=True))
-        yield [name, f"{spent:.2f}", *(f"{x:.1e}" for x in off), "yes" if agrees else "NO"]
+        milliseconds = 1e3 * (time.perf_counter() - started) / STEPS
+        agrees = all(x <= AGREES * y + 1e-6 for x, y in zip(errors, rounding, strict=True))
+        figures = [f"{milliseconds:.2f}", *(f"{x:.1e}" for x in errors)]
+        yield [name, *figures, "yes" if agrees else "NO"]
 
 
 def attention(cases: list[tuple[Size, int]]) -> Iterator[list[str]]:
-    """A row for each kernel of each case, forward and backward."""
+    """Yield a row for each kernel of each case, forward and backward."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield HEAD
     for size, sequences in cases:
-        for biased in (False, True):
-            case = make_case(size, sequences, biased, device)
-            about = [f"{sequences}, d = {size.d}", "learned" if biased else "none"]
-            for row in compared(case, kernels(device, biased)):
-                yield [*about, *row]
+        for is_biased in (False, True):
+            case = make_case(size, sequences, is_biased, device)
+            labels = [f"{sequences}, d = {size.d}", "learned" if is_biased else "none"]
+            for row in compare(case, list_kernels(device, is_biased)):
+                yield [*labels, *row]

@@ -61,26 +61,26 @@ class NaiveSASRec(nn.Module):
 def windows_as_rows(
     log_items: Tensor, windows: Windows, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets as [windows, length], padded with 0 on the right."""
+    """Return inputs and targets [windows, length], padded with 0 on the right."""
     items = log_items.numpy()
     column = np.arange(length)
-    event = windows.start[:, None] + column
-    real = event < windows.end[:, None]
-    event = np.where(real, event, 0)
-    return items[event] * real, items[np.minimum(event + 1, len(items) - 1)] * real
+    index = windows.start[:, None] + column
+    is_real = index < windows.end[:, None]
+    index = np.where(is_real, index, 0)
+    return items[index] * is_real, items[np.minimum(index + 1, len(items) - 1)] * is_real
 
 
 def train_batches(
-    model: NaiveSASRec, rows: tuple[np.ndarray, np.ndarray], batch: int, most: int | None
+    model: NaiveSASRec, rows: tuple[np.ndarray, np.ndarray], batch_size: int, batches: int
 ) -> int:
-    """One epoch (or ``most`` batches of it); the number of real targets trained."""
+    """Train so many batches of an epoch, and return the number of real targets."""
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     order = np.random.default_rng(0).permutation(len(rows[0]))
     targets = 0
-    for start in range(0, len(order), batch)[:most]:
-        chosen = order[start : start + batch]
-        x, y = (torch.from_numpy(part[chosen]) for part in rows)
+    for start in range(0, len(order), batch_size)[:batches]:
+        indices = order[start : start + batch_size]
+        x, y = (torch.from_numpy(array[indices]) for array in rows)
         optimizer.zero_grad()
         logits = model(x)
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=0)

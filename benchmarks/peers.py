@@ -2,7 +2,7 @@
 
 ``make bench-peers``, or ``python benchmarks/peers.py`` where each peer has a virtual environment.
 Every run is a process of its own; the sides alternate, so that a slow spell of the machine meets
-all of them. Each side trains on the same events, and a worker stops if its epoch does not
+all of them. Each side trains on the same interactions, and a worker stops if its epoch does not
 hold exactly the targets that were counted here. Writes ``results/speed_peers.md``.
 """
 
@@ -33,7 +33,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Case:
-    """A data set, a window length and the ratio that we want to reach there."""
+    """A dataset, a window length and the goal of the ratio there."""
 
     title: str
     table: Callable[[], pd.DataFrame]
@@ -43,9 +43,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Side:
-    """A library: the module that runs it, in which environment; our own has none.
+    """A library: the module that runs it, in which environment (ours has none).
 
-    ``settings`` are changes of the job, which its rival, our own, then has too.
+    ``settings`` are changes of the job, which our side then has too.
     """
 
     title: str
@@ -63,38 +63,35 @@ CASES = {
 }
 OURS = Side("PosSASRec", "ours_worker")
 SAMPLED = (("loss", "sampled_softmax"), ("negatives", 256))
-BUCKETS = {
-    f"replay-bucket-{size}": Side(
-        f"RePlay SasRec, trimmed, buckets of {size}",
-        "replay_worker",
-        "replay",
-        ("--trim", "--bucket", str(size)),
-    )
-    for size in (8, 32, 64)
-}
+REPLAY, FLAT = ("replay_worker", "replay"), ("rectools_flat_worker", "rectools")
 PEERS = {
     "rectools": Side("RecTools SASRecModel", "rectools_worker", "rectools"),
-    "rectools-flat": Side("RecTools FlatSASRecNet", "rectools_flat_worker", "rectools"),
-    "replay": Side("RePlay SasRec", "replay_worker", "replay"),
-    "replay-trimmed": Side("RePlay SasRec, trimmed", "replay_worker", "replay", ("--trim",)),
-    **BUCKETS,
-    "rectools-sampled": Side(
-        *("RecTools FlatSASRecNet, 256 negatives", "rectools_flat_worker", "rectools"),
-        settings=SAMPLED,
-    ),
+    "rectools-flat": Side("RecTools FlatSASRecNet", *FLAT),
+    "replay": Side("RePlay SasRec", *REPLAY),
+    "replay-trimmed": Side("RePlay SasRec, trimmed", *REPLAY, ("--trim",)),
+    **{
+        f"replay-bucket-{size}": Side(
+            f"RePlay SasRec, trimmed, buckets of {size}",
+            *REPLAY,
+            ("--trim", "--bucket", str(size)),
+        )
+        for size in (8, 32, 64)
+    },
+    "rectools-sampled": Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, settings=SAMPLED),
     "replay-sampled": Side(
-        *("RePlay SasRec, trimmed, 256 negatives", "replay_worker", "replay", ("--trim",)),
-        settings=SAMPLED,
+        "RePlay SasRec, trimmed, 256 negatives", *REPLAY, ("--trim",), settings=SAMPLED
     ),
     "rechub": Side(
-        *("torch-rechub SASRec, 1 negative", "rechub_worker", "rechub"),
+        "torch-rechub SASRec, 1 negative",
+        "rechub_worker",
+        "rechub",
         settings=(("loss", "bce"), ("negatives", 1), ("inner_size", 64)),
     ),
 }
 
 
-def worker(side: Side, job: Job, folder: Path, pythons: Mapping[str, Path]) -> dict[str, Any]:
-    """Run one side to its end; its result."""
+def run_worker(side: Side, job: Job, folder: Path, pythons: Mapping[str, Path]) -> dict[str, Any]:
+    """Run one side to its end, and return its result."""
     file = folder / "job.json"
     job.write(file)
     environment = os.environ | {name: str(job.threads) for name in THREAD_VARIABLES}
@@ -110,23 +107,23 @@ def worker(side: Side, job: Job, folder: Path, pythons: Mapping[str, Path]) -> d
 
 
 def find_pythons(given: argparse.Namespace) -> dict[str, Path]:
-    """The interpreter of each peer's environment, and ours."""
-    found = {"": Path(sys.executable)}
+    """Return the interpreter of each peer's environment, and ours."""
+    pythons = {"": Path(sys.executable)}
     for name in sorted({PEERS[peer].venv for peer in given.peers}):
         venv = getattr(given, f"venv_{name}")
-        found[name] = venv.absolute() / "bin" / "python"
-        if not found[name].exists():
+        pythons[name] = venv.absolute() / "bin" / "python"
+        if not pythons[name].exists():
             sys.exit(
                 f"{venv} is no virtual environment; make it with\n"
                 f"  python -m venv {venv}\n"
                 f"  {venv}/bin/pip install torch==2.13.0\n"
                 f"  {venv}/bin/pip install -r benchmarks/requirements-peers-{name}.txt"
             )
-    return found
+    return pythons
 
 
 def make_job(case: Case, given: argparse.Namespace, folder: Path, **more: Any) -> Job:
-    """Training events and settings of a case, written for the workers."""
+    """Write the training interactions of a case, and return its job."""
     events = training_events(case.table(), case.length)
     if users := getattr(given, "users", None):
         events = events[events["user_id"].isin(events["user_id"].unique()[:users])]
@@ -140,58 +137,50 @@ def make_job(case: Case, given: argparse.Namespace, folder: Path, **more: Any) -
     )
 
 
-def groups(peers: list[Side]) -> list[tuple[tuple[tuple[str, Any], ...], list[Side]]]:
-    """Peers of the same settings, which one run of ours is compared with."""
-    return [
-        (settings, [peer for peer in peers if peer.settings == settings])
-        for settings in dict.fromkeys(peer.settings for peer in peers)
-    ]
-
-
 def speeds(runs: Runs) -> list[float]:
-    """Of every run."""
+    """Return the targets a second of every run."""
     return [run["targets_per_second"] for run in runs]
 
 
-def spread(values: list[float]) -> str:
-    """The best run, which is the least disturbed, and between which two all of them lie."""
+def show_speeds(runs: Runs) -> str:
+    """Return the best run, which is the least disturbed, and the range of all."""
+    values = speeds(runs)
     return f"{max(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-def compared(case: Case, side: Side, job: Job, ours: Runs, rival: Runs) -> list[str]:
-    """Ours and a peer's; the ratio is of the best runs, and of each turn."""
-    if ours[0]["items"] != rival[0]["items"]:
-        sys.exit(f"{ours[0]['items']} items here, {rival[0]['items']} in {side.title}")
-    mine, peer = speeds(ours), speeds(rival)
-    ratio, turns = max(mine) / max(peer), [a / b for a, b in zip(mine, peer, strict=True)]
-    met = "met" if ratio >= case.goal else "**not met**"
+def compare(case: Case, side: Side, job: Job, ours: Runs, peers: Runs) -> list[str]:
+    """Return the row of ours and a peer's; the ratio is of the best runs, and of each turn."""
+    if ours[0]["items"] != peers[0]["items"]:
+        sys.exit(f"{ours[0]['items']} items here, {peers[0]['items']} in {side.title}")
+    ratio = max(speeds(ours)) / max(speeds(peers))
+    turns = [own / peer for own, peer in zip(speeds(ours), speeds(peers), strict=True)]
     return [
-        *(case.title, f"{ours[0]['items']:,}", f"{job.targets:,}", side.title, spread(mine)),
-        *(spread(peer), f"{ratio:.2f} ({min(turns):.2f} to {max(turns):.2f})"),
-        f"{case.goal:g}: {met}",
+        *(case.title, f"{ours[0]['items']:,}", f"{job.targets:,}", side.title),
+        *(show_speeds(ours), show_speeds(peers)),
+        f"{ratio:.2f} ({min(turns):.2f} to {max(turns):.2f})",
+        f"{case.goal:g}: {'met' if ratio >= case.goal else '**not met**'}",
     ]
 
 
-def each_run(case: Case, side: Side, runs: Runs) -> list[str]:
-    """Every single run, so that the spread can be seen."""
+def list_runs(case: Case, side: Side, runs: Runs) -> list[str]:
+    """Return the row of every single run of a side, which shows their spread."""
     timed = ", ".join(f"{run['epochs']:.2f} epochs in {run['seconds']:.0f} s" for run in runs)
     figures = ", ".join(f"{speed:,.0f}" for speed in speeds(runs))
     return [case.title, side.title, f"{runs[0]['parameters']:,}", figures, timed]
 
 
 def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> str:
-    """The command, what all sides share, the machine and the versions."""
-    versions = (
-        f"- {side.title}: python {run['python']}, "
-        + ", ".join(f"{name} {number}" for name, number in run["versions"].items())
-        for side, run in sides.items()
-    )
+    """Return the command, the settings of all sides, the machine and the versions."""
+    versions = []
+    for side, run in sides.items():
+        numbers = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+        versions.append(f"- {side.title}: python {run['python']}, {numbers}")
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
         f"feed-forward {job.inner_size} (RecTools SASRecModel: d; against torch-rechub: d on both "
-        f"sides), dropout {job.dropout:g}, on attention "
-        f"weights {job.attention_dropout:g}, cross-entropy over all items where no negatives are "
-        f"named, {job.batch_size} sequences a batch, Adam with learning rate "
+        f"sides), dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
+        "cross-entropy over all items where no negatives are named, "
+        f"{job.batch_size} sequences a batch, Adam with learning rate "
         f"{job.learning_rate:g}, float32, {job.threads} threads, {job.accelerator}."
     )
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
@@ -200,32 +189,29 @@ def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> s
 
 
 def cpu_name() -> str:
-    """The processor as the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    """Return the name of the processor."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.is_file() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
-def parser_of(text: str | None, cases: list[str], peers: list[str]) -> argparse.ArgumentParser:
-    """What benchmarks against peers have in common."""
+def make_parser(text: str | None, cases: list[str], peers: list[str]) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark against peers."""
     parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=cases)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=peers)
-    parser.add_argument("--venv-rectools", type=Path, default=Path(".venv-rectools"))
-    parser.add_argument("--venv-replay", type=Path, default=Path(".venv-replay"))
-    parser.add_argument("--venv-rechub", type=Path, default=Path(".venv-rechub"))
+    for name in ("rectools", "replay", "rechub"):
+        parser.add_argument(f"--venv-{name}", type=Path, default=Path(f".venv-{name}"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default=Job.accelerator)
     return parser
 
 
 def main() -> None:
-    """Every case with every peer; the page."""
-    parser = parser_of(__doc__, list(CASES), list(PEERS))
+    """Measure every case with every peer, and write the page."""
+    parser = make_parser(__doc__, list(CASES), list(PEERS))
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side, 1 at least")
     for name in ("dropout", "attention_dropout", "warmup_seconds", "min_seconds", "max_seconds"):
         default = getattr(Job, name)
@@ -235,28 +221,30 @@ def main() -> None:
     given = parser.parse_args()
     if (load := os.getloadavg()[0]) > 0.5:
         print(f"busy machine (load {load:.2f}): expect lower and noisier numbers", flush=True)
-    pythons, rows, single, sides = find_pythons(given), [], [], {}
+    pythons, rows, single, first_runs = find_pythons(given), [], [], {}
+    peers = [PEERS[name] for name in given.peers]
     for case in (CASES[name] for name in given.cases):
         with tempfile.TemporaryDirectory() as folder:
             job = make_job(case, given, Path(folder))
-            for settings, peers in groups([PEERS[name] for name in given.peers]):
-                own = replace(job, **dict(settings))
-                measure = partial(worker, job=own, folder=Path(folder), pythons=pythons)
-                runs = in_turns((OURS, *peers), given.repeats, measure)
-                for peer in peers:
-                    rows.append(compared(case, peer, job, runs[OURS], runs[peer]))
+            for settings in dict.fromkeys(peer.settings for peer in peers):
+                alike = [peer for peer in peers if peer.settings == settings]
+                own_job = replace(job, **dict(settings))
+                measure = partial(run_worker, job=own_job, folder=Path(folder), pythons=pythons)
+                runs = in_turns((OURS, *alike), given.repeats, measure)
+                for peer in alike:
+                    rows.append(compare(case, peer, job, runs[OURS], runs[peer]))
                     print(*rows[-1], sep=", ", flush=True)
-                single += [each_run(case, side, found) for side, found in runs.items()]
-                sides |= {side: found[0] for side, found in runs.items()}
+                single += [list_runs(case, side, of_side) for side, of_side in runs.items()]
+                first_runs |= {side: of_side[0] for side, of_side in runs.items()}
     heads = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
-    found = table((*heads, "peer", "ratio: of the best (of single turns)", "goal"), rows)
+    comparison = table((*heads, "peer", "ratio: of the best (of single turns)", "goal"), rows)
     timed = (
         f"Not timed: the first epoch or its first {job.warmup_seconds:g} s. Timed: at least "
         f"{job.min_seconds:g} s, at most {job.max_seconds:g} s."
     )
     if given.users:
         timed = f"**Only the first {given.users} users: not a result.** {timed}"
-    text = f"{found}\n\n{conditions(job, load, sides)}\n\n{timed}"
+    text = f"{comparison}\n\n{conditions(job, load, first_runs)}\n\n{timed}"
     replace_section(RESULTS / "speed_peers.md", "speed", text)
     heads = ("data", "side", "parameters", "targets/s of each run", "timed")
     runs = f"# Training speed against other libraries: all runs\n\n{table(heads, single)}\n"

@@ -1,13 +1,11 @@
 """``make bench-positions``: the cost of position schemes, as epochs against PosSASRec's.
 
-Sides take turns, ROUNDS times over, every turn in a process of its own (``positions.py SCHEME
-LENGTH`` is one); each figure is the best epoch of its side. Writes the groups named (``order``,
-``time``; by default both) into ``results/speed_positions.md``.
+Sides take turns, every turn in a process of its own; each figure is the best epoch of its side.
+Writes the groups named (``order``, ``time``; by default both) into ``results/speed_positions.md``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tempfile
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from data import make_log, write_atomic
-from page import RESULTS, in_a_process, in_turns, machine, mark, replace_section, table
+from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table
 from torch import Tensor
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
@@ -90,7 +88,7 @@ class NaiveKernel(PositionalKernel):
 
 
 def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
-    """PosSASRec with a scheme."""
+    """Return PosSASRec with a scheme."""
     given = {**SAME, **options, **ORDER.get(scheme, {}), **TIME.get(scheme, {})}
     made = prepare(PosConfig("PosSASRec", dataset, None, given))
     if scheme == NAIVE:
@@ -104,8 +102,8 @@ def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
     return made
 
 
-def seconds(scheme: str, length: int) -> list[float]:
-    """Epochs of one scheme in this process."""
+def time_epochs(scheme: str, length: int) -> list[float]:
+    """Return the seconds of epochs of one scheme in this process."""
     keep_freed_memory()
     options: dict[str, Any] = {"MAX_ITEM_LIST_LENGTH": length}
     if length == 200:
@@ -121,7 +119,7 @@ def seconds(scheme: str, length: int) -> list[float]:
 
 
 def toeplitz() -> str:
-    """Forward and backward of a Toeplitz product, in blocks and by halves and FFT."""
+    """Return the time of a Toeplitz product and its gradient, in blocks and by halves and FFT."""
     rows, chosen = [], triangular.FFT_LENGTH
     for t in (200, 500, 1000, 2000, 4000):
         weight = torch.randn(t, requires_grad=True)
@@ -139,12 +137,12 @@ def toeplitz() -> str:
     return table(("events", "in blocks", "by halves and FFT"), rows)
 
 
-def measured(group: str) -> str:
-    """The best epoch of each row of a group."""
+def measure(group: str) -> str:
+    """Return the table of the best epoch of each row of a group."""
     schemes, lengths = GROUPS[group]
     sides = [(scheme, length) for length in lengths for scheme in schemes]
-    runs = in_turns(sides, ROUNDS, lambda side: in_a_process("positions.py", *side))
-    best = {side: min(map(min, found)) for side, found in runs.items()}
+    runs = in_turns(sides, ROUNDS, lambda side: run_alone(time_epochs, *side))
+    best = {side: min(map(min, of_side)) for side, of_side in runs.items()}
     data = {200: "ml-100k, L=200", 1000: "generated, L=1000"}
     heads = ["scheme", *(h for length in lengths for h in (data[length], "ratio", "goal"))]
     rows, first = [], next(iter(schemes))
@@ -165,9 +163,7 @@ def measured(group: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[-1].isdigit():
-        print(json.dumps(seconds(sys.argv[1], int(sys.argv[2]))))
-    else:
-        keep_freed_memory()
-        for group in sys.argv[1:] or GROUPS:
-            replace_section(RESULTS / "speed_positions.md", group, measured(group))
+    groups, sys.argv = sys.argv[1:], sys.argv[:1]  # RecBole's configuration reads it
+    keep_freed_memory()
+    for group in groups or GROUPS:
+        replace_section(RESULTS / "speed_positions.md", group, measure(group))

@@ -29,45 +29,49 @@ from peers import (
     conditions,
     find_pythons,
     make_job,
-    parser_of,
-    worker,
+    make_parser,
+    run_worker,
 )
 
 SHARE = 0.98  # of what the worst run ends with: the level that all of them reach
 
 
-def best(runs: Runs) -> list[float]:
-    """NDCG@10 of the best epoch of every run."""
+def best_scores(runs: Runs) -> list[float]:
+    """Return the NDCG@10 of the best epoch of every run."""
     return [max(value for _, value in run["points"]) for run in runs]
 
 
-def reached(runs: Runs, level: float) -> list[tuple[float, int]]:
-    """Seconds and epochs of every run until then."""
-    points = (enumerate(run["points"], 1) for run in runs)
-    return [next((at, n) for n, (at, value) in one if value >= level) for one in points]
+def reach(runs: Runs, level: float) -> tuple[list[float], list[int]]:
+    """Return seconds and epochs of every run until its NDCG@10 first has a level."""
+    seconds, epochs = [], []
+    for run in runs:
+        values = [value for _, value in run["points"]]
+        epochs.append(next(n for n, value in enumerate(values, 1) if value >= level))
+        seconds.append(run["points"][epochs[-1] - 1][0])
+    return seconds, epochs
 
 
-def seconds(values: list[float]) -> str:
-    """The median, and between which two all lie."""
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+def show_range(values: list[float], form: str = "{:.1f}") -> str:
+    """Return the median, and the range of all."""
+    middle, low, high = map(form.format, (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
 
 
 def table(sides: dict[str, Runs]) -> str:
-    """A line for each side, ours first; ratios are of runs with the same seed."""
-    level = SHARE * min(min(best(runs)) for runs in sides.values())
-    ours, rows = [at for at, _ in reached(next(iter(sides.values())), level)], []
+    """Return a row for each side, ours first; ratios are of runs with the same seed."""
+    level = SHARE * min(min(best_scores(runs)) for runs in sides.values())
+    own_seconds, rows = reach(next(iter(sides.values())), level)[0], []
     for title, runs in sides.items():
-        found, top = reached(runs, level), best(runs)
-        slower = [at / own for (at, _), own in zip(found, ours, strict=True)]
+        seconds, epochs = reach(runs, level)
+        ratios = [peer / own for peer, own in zip(seconds, own_seconds, strict=True)]
         epoch = statistics.median(run["points"][-1][0] / len(run["points"]) for run in runs)
-        values = ([value for _, value in run["points"]] for run in runs)
-        last = (1 + one.index(max(one)) for one in values)
+        curves = [[value for _, value in run["points"]] for run in runs]
+        best_epochs = [1 + curve.index(max(curve)) for curve in curves]
         rows.append(
             [
-                *(title, seconds([at for at, _ in found]), seconds(slower)),
-                *(", ".join(str(n) for _, n in found), f"{epoch:.2f}"),
-                f"{statistics.median(top):.4f} ({min(top):.4f} to {max(top):.4f})",
-                ", ".join(map(str, last)),
+                *(title, show_range(seconds), show_range(ratios)),
+                *(", ".join(map(str, epochs)), f"{epoch:.2f}"),
+                *(show_range(best_scores(runs), "{:.4f}"), ", ".join(map(str, best_epochs))),
             ]
         )
     heads = ("side", "s of training to the level: median (all)", "times ours", "epochs to it")
@@ -77,15 +81,15 @@ def table(sides: dict[str, Runs]) -> str:
 
 
 def run_case(case: Case, given: Any, pythons: dict[str, Path]) -> tuple[Job, dict[Side, Runs]]:
-    """All sides in turns, a seed after the other."""
+    """Return all runs of all sides in turns, a seed after the other."""
     with tempfile.TemporaryDirectory() as folder:
         job = make_job(case, given, Path(folder), held_out=str(Path(folder) / "next.csv"))
         events = training_events(case.table(), case.length)
         next_events(case.table(), events).to_csv(job.held_out, index=False)
         sides: dict[Side, Runs] = {side: [] for side in (OURS, *(PEERS[x] for x in given.peers))}
         for seed in range(given.seeds):
-            one = replace(job, seed=job.seed + seed)
-            measure = partial(worker, job=one, folder=Path(folder), pythons=pythons)
+            seeded = replace(job, seed=job.seed + seed)
+            measure = partial(run_worker, job=seeded, folder=Path(folder), pythons=pythons)
             for side, runs in page.in_turns(sides, 1, measure).items():
                 sides[side] += runs
                 at, value = max(runs[0]["points"], key=lambda point: point[1])
@@ -94,8 +98,8 @@ def run_case(case: Case, given: Any, pythons: dict[str, Path]) -> tuple[Job, dic
 
 
 def main() -> None:
-    """Every case; the page."""
-    parser = parser_of(__doc__, ["ml-100k-50"], ["rectools", "rectools-flat", "replay-bucket-8"])
+    """Measure every case, and write the page."""
+    parser = make_parser(__doc__, ["ml-100k-50"], ["rectools", "rectools-flat", "replay-bucket-8"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--patience", type=int, default=20, help="epochs without improvement")
     parser.add_argument("--max-seconds", type=float, default=600.0, help="of training, a run")

@@ -1,20 +1,21 @@
 """``make bench-reading``: a log until its first batches, beside a bare read of the same text.
 
-CPU-seconds and peak memory of a generated log: parsed, filtered and numbered, sorted and split, cut
+CPU-seconds and peak memory of generated data: parsed, filtered and numbered, sorted and split, cut
 into windows for training and rows for evaluation; once from text, once from what the first start
-kept. Beside it, the least that is needed: pyarrow reads the text, names become codes, events are
-sorted by user and time. Sides take turns, every turn in a process of its own (``reading.py --side
-NAME`` is one) on one thread and with limited memory; each figure is the best turn of its side.
-Writes ``results/reading.md``. ARGS="--events 20000000".
+kept. Beside it, the least that is needed: pyarrow reads the text, names become codes, interactions
+are sorted by user and time. Sides take turns, every turn in a process of its own on one thread and
+with limited memory; each figure is the best turn of its side. Writes ``results/reading.md``.
+ARGS="--events 20000000".
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import platform
 import resource
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from page import RESULTS, in_a_process, in_turns, replace_section, table
+from page import RESULTS, in_turns, replace_section, run_alone, table
 from pyarrow import csv
 
 from recbole_pos.experiment.folder import peak_rss_mb
@@ -34,7 +35,7 @@ LIMIT = 12 << 30  # bytes of address space: a failure, and not a machine that st
 
 
 def write_log(folder: Path, events: int, each: int = 143, items: int | None = None) -> Path:
-    """A log by time of ``each`` events a user on average, by default of up to 27,000 items."""
+    """Write interactions by time, ``each`` a user on average, by default of up to 27,000 items."""
     rng, now, batch = np.random.default_rng(0), 1_000_000_000, 1_000_000
     users, items = max(events // each, 2), items or min(max(events // 100, 2), 27_000)
     path = folder / NAME / f"{NAME}.inter"
@@ -53,35 +54,35 @@ def write_log(folder: Path, events: int, each: int = 143, items: int | None = No
 
 
 class Phases:
-    """CPU-seconds of what follows each other, and the peak of memory after each.
+    """CPU-seconds of phases that follow each other, and the peak of memory after each.
 
     Attributes:
-        found: name -> seconds, and MB under ``name mb``.
+        figures: name -> seconds, and MB under ``name mb``.
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, float] = {}
+        self.figures: dict[str, float] = {}
         self.last = time.process_time()
 
-    def done(self, name: str) -> None:
-        """What was done since the last one was this."""
+    def end(self, name: str) -> None:
+        """Note that a phase has ended."""
         now = time.process_time()
-        self.found |= {name: now - self.last, f"{name} mb": peak_rss_mb()}
+        self.figures |= {name: now - self.last, f"{name} mb": peak_rss_mb()}
         self.last = now
 
-    def after(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A method whose end is the end of a phase."""
+    def end_after(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a method whose end is the end of a phase."""
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            self.done(name)
+        def timed(*args: Any, **named: Any) -> Any:
+            result = method(*args, **named)
+            self.end(name)
             return result
 
         return timed
 
 
-def bare(path: Path) -> dict[str, float]:
-    """Read, codes, sort."""
+def read_bare(path: Path) -> dict[str, float]:
+    """Time the least that is needed: read, number, sort."""
     phases, names = Phases(), pa.dictionary(pa.int32(), pa.string())
     types = {"user_id:token": names, "item_id:token": names, "timestamp:float": pa.float64()}
     table = csv.read_csv(
@@ -90,17 +91,17 @@ def bare(path: Path) -> dict[str, float]:
         csv.ParseOptions(delimiter="\t"),
         csv.ConvertOptions(column_types=types),
     )
-    phases.done("parse")
+    phases.end("parse")
     table = table.unify_dictionaries()
     users = table[0].combine_chunks().indices.to_numpy()
-    phases.done("filter and number")
+    phases.end("filter and number")
     np.lexsort((table[2].to_numpy(), users))
-    phases.done("sort and split")
-    return phases.found
+    phases.end("sort and split")
+    return phases.figures
 
 
-def start(path: Path, memory_limit: str) -> dict[str, float]:
-    """What a run does before it makes its model."""
+def start_run(path: Path, memory_limit: str) -> dict[str, float]:
+    """Time what a run does before it makes its model."""
     from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.data.dataset import PosSequentialDataset
     from recbole_pos.data.loaders import (
@@ -115,69 +116,62 @@ def start(path: Path, memory_limit: str) -> dict[str, float]:
     config = PosConfig("PosSASRec", NAME, None, given)
     phases = Phases()
     for method, name in (("_load_data", "parse"), ("_data_processing", "filter and number")):
-        timed = phases.after(getattr(PosSequentialDataset, method), name)
+        timed = phases.end_after(getattr(PosSequentialDataset, method), name)
         setattr(PosSequentialDataset, method, timed)
     dataset = read_dataset(config)
     parts = dict(zip(PHASES, dataset.build(), strict=True))
     assert dataset.identity
-    phases.done("sort and split")
+    phases.end("sort and split")
     loaders = make_held_out_loaders(config, parts)
     train = make_training_loader(config, parts["train"], BatchRequirements(windows=True))
     for loader in (train, *loaders.values()):
         next(iter(loader))
-    phases.done("loaders")
-    return phases.found
+    phases.end("loaders")
+    return phases.figures
 
 
-def turn(side: str, path: Path, memory_limit: str) -> dict[str, float]:
-    """One side in this process."""
+def measure(side: str, path: Path, memory_limit: str) -> dict[str, float]:
+    """Return the figures of one side in this process."""
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
     before = peak_rss_mb()
-    found = bare(path) if side == "bare" else start(path, memory_limit)
-    seconds = sum(value for name, value in found.items() if not name.endswith(" mb"))
-    return {**found, "all": seconds, "all mb": peak_rss_mb(), "before": before}
+    figures = read_bare(path) if side == "bare" else start_run(path, memory_limit)
+    seconds = sum(value for name, value in figures.items() if not name.endswith(" mb"))
+    return {**figures, "all": seconds, "all mb": peak_rss_mb(), "before": before}
 
 
-def table_of(best: dict[str, dict[str, float]]) -> str:
-    """The figures as a table."""
+def make_table(best: dict[str, dict[str, float]]) -> str:
+    """Return the figures as a table."""
     phases = ("parse", "filter and number", "sort and split", "loaders", "all")
 
-    def cell(found: dict[str, float], phase: str) -> str:
-        return f"{found[phase]:.1f} ({found[f'{phase} mb'] / 1000:.2f})" if phase in found else ""
+    def cell(figures: dict[str, float], phase: str) -> str:
+        if phase not in figures:
+            return ""
+        return f"{figures[phase]:.1f} ({figures[f'{phase} mb'] / 1000:.2f})"
 
     rows = ([phase, *(cell(best[side], phase) for side in SIDES)] for phase in phases)
     return table(("CPU-seconds (peak so far, GB)", *SIDES), rows)
 
 
-def measure(given: argparse.Namespace, path: Path) -> dict[str, dict[str, float]]:
-    """The best turn of each side."""
-
-    def measured(side: str) -> dict[str, float]:
-        if side == SIDES[0]:  # of a round
-            shutil.rmtree(path.parent / ".recbole_pos", ignore_errors=True)
-        words = (f"--side={side}", f"--file={path}", f"--memory_limit={given.memory_limit}")
-        return in_a_process("reading.py", *words, OMP_NUM_THREADS="1")
-
-    runs = in_turns(SIDES, given.rounds, measured)
-    return {side: min(found, key=lambda one: one["all"]) for side, found in runs.items()}
-
-
 def main() -> None:
-    """Every side in turn; the page."""
+    """Measure every side in turn, and write the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--memory_limit", default="auto")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.side:
-        print(json.dumps(turn(given.side, given.file, given.memory_limit)))
-        return
+    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that measure
     with tempfile.TemporaryDirectory() as folder:
         path = write_log(Path(folder), given.events)
         size = f"{given.events:,} interactions, {path.stat().st_size / 1e6:,.0f} MB of text"
-        best = measure(given, path)
+
+        def run_side(side: str) -> dict[str, float]:
+            if side == SIDES[0]:  # a new round: the first start finds nothing
+                shutil.rmtree(path.parent / ".recbole_pos", ignore_errors=True)
+            return run_alone(measure, side, path, given.memory_limit)
+
+        runs = in_turns(SIDES, given.rounds, run_side)
+    best = {side: min(of_side, key=lambda run: run["all"]) for side, of_side in runs.items()}
     first, second, floor = (best[side]["all"] for side in ("first start", "second start", "bare"))
     words = (
         f"{size}; best of {given.rounds} turns, {platform.machine()}, one thread. The first start "
@@ -186,7 +180,7 @@ def main() -> None:
     title = f"{given.events} interactions"
     if given.memory_limit != "auto":
         title += f", memory_limit {given.memory_limit}"
-    replace_section(RESULTS / "reading.md", title, f"{words}\n\n{table_of(best)}")
+    replace_section(RESULTS / "reading.md", title, f"{words}\n\n{make_table(best)}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/recommend.py [--histories 20000]
 
-A generated log of 5,000 users with 60 events over 10,000 items; FPARec as its defaults are
+Generated data of 5,000 users with 60 interactions over 10,000 items; FPARec as its defaults are
 (d = 64), L = 50, trained for one epoch, two threads. Sides take turns: all histories by the one,
 some hundred users by the other. Then a million items in a process of its own, for its memory.
 Writes results/recommend.md.
@@ -11,7 +11,6 @@ Writes results/recommend.md.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import sys
@@ -26,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 from data import make_log, write_atomic  # noqa: E402
-from page import RESULTS, in_a_process, in_turns, machine, replace_section, table  # noqa: E402
+from page import RESULTS, in_turns, machine, replace_section, run_alone, table  # noqa: E402
 from recbole.utils.case_study import full_sort_topk  # noqa: E402
 from serve import make_run  # noqa: E402
 
@@ -37,13 +36,13 @@ MILLION, SOME = 1_000_000, 4_096
 ONE_BY_ONE = 200  # users of a turn of RecBole's
 
 
-def histories(rng: np.random.Generator, rows: int, names: np.ndarray) -> list[list[str]]:
-    """Of full length."""
+def draw_histories(rng: np.random.Generator, rows: int, names: np.ndarray) -> list[list[str]]:
+    """Return random histories of full length."""
     return rng.choice(names, (rows, LENGTH)).tolist()
 
 
-def trained(folder: Path) -> Path:
-    """The folder of a run."""
+def train(folder: Path) -> Path:
+    """Train a model, and return the folder of its run."""
     chosen = np.random.default_rng(0).integers(0, ITEMS, USERS * EVENTS)
     write_atomic(make_log(np.full(USERS, EVENTS), chosen), folder, "people")
     options = {"data_path": str(folder), "epochs": 1, "MAX_ITEM_LIST_LENGTH": LENGTH}
@@ -52,69 +51,65 @@ def trained(folder: Path) -> Path:
     return folder / "run"
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def time_call(call: Callable[[], Any]) -> float:
     """Return the wall time of a call."""
     began = time.perf_counter()
-    work()
+    call()
     return time.perf_counter() - began
 
 
-def table_of(run_dir: Path, rows: int, rounds: int) -> str:
-    """Users a second of each side, and the ratio."""
-    rng = np.random.default_rng(1)
+def compare(run_dir: Path, rows: int, rounds: int) -> str:
+    """Return a table of the users a second of each side, and the ratio."""
     recommender = recbole_pos.Recommender.load(run_dir)
-    asked = histories(rng, rows, recommender.items)
-    columns = pa.table({"id": np.arange(rows).astype(str), "items": asked})
-    made = recbole_pos.load(run_dir)
-    test, model = made.loaders["test"], made.model.eval()
-    users = made.dataset.token2id("user_id", [str(user) for user in range(1, ONE_BY_ONE + 1)])
+    histories = draw_histories(np.random.default_rng(1), rows, recommender.items)
+    columns = pa.table({"id": np.arange(rows).astype(str), "items": histories})
+    experiment = recbole_pos.load(run_dir)
+    test, model = experiment.loaders["test"], experiment.model.eval()
+    names = [str(user) for user in range(1, ONE_BY_ONE + 1)]
+    users = experiment.dataset.token2id("user_id", names)
 
     def one_by_one() -> None:
         for user in users:
             full_sort_topk(np.array([user]), model, test, K)
 
+    def recommend(asked: Any = None) -> None:
+        recommender.recommend(histories=asked, k=K, exclude_seen=True)
+
     sides: dict[str, tuple[int, Callable[[], Any]]] = {
         "`full_sort_topk`, user by user": (ONE_BY_ONE, one_by_one),
-        "`recommend(histories=)`, columns": (
-            rows,
-            lambda: recommender.recommend(histories=columns, k=K, exclude_seen=True),
-        ),
-        "`recommend(histories=)`, lists": (
-            rows,
-            lambda: recommender.recommend(histories=asked, k=K, exclude_seen=True),
-        ),
-        "`recommend()`, all users of the data": (
-            USERS,
-            lambda: recommender.recommend(k=K, exclude_seen=True),
-        ),
+        "`recommend(histories=)`, columns": (rows, lambda: recommend(columns)),
+        "`recommend(histories=)`, lists": (rows, lambda: recommend(histories)),
+        "`recommend()`, all users of the data": (USERS, recommend),
     }
-    runs = in_turns(sides, rounds + 1, lambda name: sides[name][0] / seconds(sides[name][1]))
-    took = {name: rates[1:] for name, rates in runs.items()}  # the first warms up
-    first = np.median(next(iter(took.values())))
+    runs = in_turns(sides, rounds + 1, lambda name: sides[name][0] / time_call(sides[name][1]))
+    rates = {name: of_side[1:] for name, of_side in runs.items()}  # the first warms up
+    baseline = np.median(next(iter(rates.values())))
     lines = []
-    for name, rates in took.items():
-        figures = (f"{of(rates):,.0f}" for of in (np.median, min, max))
-        lines.append([name, *figures, f"{np.median(rates) / first:.1f}"])
+    for name, of_side in rates.items():
+        figures = (f"{summary(of_side):,.0f}" for summary in (np.median, min, max))
+        lines.append([name, *figures, f"{np.median(of_side) / baseline:.1f}"])
     heads = ("side", "users a second: median", "least", "most", "times `full_sort_topk`")
     return table(heads, lines)
 
 
-def memory() -> None:
-    """In a process of its own: what recommending from a million items takes beyond the model."""
+def measure_memory() -> tuple[float, int, int]:
+    """Return users a second over a million items, and MB before and at the peak of it."""
     with tempfile.TemporaryDirectory() as folder:
         recommender = recbole_pos.Recommender.load(make_run(Path(folder), MILLION))
-        asked = histories(np.random.default_rng(1), SOME, recommender.items)
-        recommender.recommend(histories=asked[:8], k=K)
+        histories = draw_histories(np.random.default_rng(1), SOME, recommender.items)
+        recommender.recommend(histories=histories[:8], k=K)
         Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
-        before = _resident("VmRSS")
-        took = seconds(lambda: recommender.recommend(histories=asked, k=K, exclude_seen=True))
-        print(json.dumps([SOME / took, before, _resident("VmHWM")]))
+        before = _read_status("VmRSS")
+        seconds = time_call(
+            lambda: recommender.recommend(histories=histories, k=K, exclude_seen=True)
+        )
+        return SOME / seconds, before, _read_status("VmHWM")
 
 
-def _resident(which: str) -> int:
-    """Megabytes; of the whole life of the process where the system measures no more."""
+def _read_status(name: str) -> int:
+    """Return a figure of this process in MB; its peak where the system has no such figure."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{which}:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) // 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
@@ -124,17 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.argv = sys.argv[:1]  # RecBole's own configuration reads it
-    if given.memory:
-        memory()
-        return
     with tempfile.TemporaryDirectory() as folder:
-        found = table_of(trained(Path(folder)), given.histories, given.rounds)
-    rate, before, peak = in_a_process("recommend.py", "--memory")
+        speeds = compare(train(Path(folder)), given.histories, given.rounds)
+    rate, before, peak = run_alone(measure_memory)
     parts = (
-        found,
+        speeds,
         f"{given.histories:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
         f"the history has none, names in and out; {given.rounds} rounds, sides in turns; "
         f"{machine()}, load of the machine {os.getloadavg()[0]:.1f}.",

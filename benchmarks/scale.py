@@ -1,16 +1,15 @@
-"""``make bench-scale``: how cost grows with events, length and items, model by model.
+"""``make bench-scale``: how cost grows with interactions, length and items, model by model.
 
-CPU-seconds and peak memory of a start, an epoch (some steps, taken for all), a checkpoint and an
+CPU-seconds and peak memory of a start, an epoch (some steps, extrapolated), a checkpoint and an
 evaluation (some users), along one axis at a time. Every cell is a process of its own on one thread,
 with 12 GiB and 150 CPU-seconds at most; one that does not fit is written as such. Writes
-``results/scale.md`` and ``scale.png``. ARGS="--quick" has short steps, "--full" 20 million events
-for every model, "--most 5000000" none, "--found FILE" keeps cells there and resumes from them.
+``results/scale.md`` and ``scale.png``. ARGS="--quick" has short steps, "--full" 20 million
+interactions for every model, "--most 5000000" none, "--found FILE" keeps cells there and resumes.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import multiprocessing
@@ -34,22 +33,21 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from page import RESULTS, machine, replace_section, table  # noqa: E402
 from reading import write_log  # noqa: E402
+from training import time_steps  # noqa: E402
 
-import recbole_pos  # noqa: E402, F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.data.loaders import TargetLoader  # noqa: E402
 from recbole_pos.experiment import checkpoint  # noqa: E402
 from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
 from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
-from recbole_pos.experiment.loss_watch import LossWatch  # noqa: E402
 from recbole_pos.experiment.memory import keep_freed_memory  # noqa: E402
 from recbole_pos.experiment.state import capture  # noqa: E402
 
 MEMORY = 12 << 30  # bytes of address space
 CPU = 150  # seconds of a cell, all phases together
-USERS = 512  # who are evaluated
+USERS = 512  # that are evaluated
 PRODUCTS = 2e8  # logits of a step at most: a second, and not minutes, where there are many items
-FIRST = "first start"  # a side that reads the text, and leaves what others start from
+FIRST = "first start"  # a side that reads the text, and leaves the cache that others start from
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Cell:
     Attributes:
         side: the model, and a loss that is not its own after a comma; or FIRST.
         axis: the size that is varied.
-        events, items, length: sizes; ``each`` is the mean number of events of a user.
+        events, items, length: sizes; ``each`` is the mean number of interactions of a user.
     """
 
     side: str
@@ -71,13 +69,18 @@ class Cell:
 
     @property
     def size(self) -> int:
-        """On its axis."""
+        """The size on its axis."""
         return int(getattr(self, self.axis))
 
     @property
     def log(self) -> str:
-        """The name of its log's folder."""
+        """Name of the folder of its dataset."""
         return f"{self.events}-{self.items}-{self.each}"
+
+    @property
+    def key(self) -> str:
+        """Name of the measurement, on whichever axis: the centre is measured once."""
+        return f"{self.side} {self.log} {self.length}"
 
     @property
     def batch(self) -> int:
@@ -85,84 +88,73 @@ class Cell:
         return int(min(max(PRODUCTS / (self.items * self.length), 1), 128))
 
 
-class Some(TargetLoader):
-    """The first batches."""
+class FirstBatches(TargetLoader):
+    """The first batches of a loader."""
 
-    most = 1
+    num_batches = 1
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(super().__iter__(), self.most)
+        return itertools.islice(super().__iter__(), self.num_batches)
 
 
-def options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Model and options: defaults but for the sizes."""
+def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return model and options: defaults but for the sizes."""
     model, _, loss = cell.side.partition(", ")
     model = "PosSASRec" if model == FIRST else model
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "data_path": str(folder / cell.log),
         "load_col": {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id"]},
         "MAX_ITEM_LIST_LENGTH": cell.length,
         "show_progress": False,
     }
     if model != "PosRec":  # whose batch is of prefixes, one target each
-        found["train_batch_size"] = 128 if loss else cell.batch
-    return model, found | ({"loss_type": loss} if loss else {})
+        options["train_batch_size"] = 128 if loss else cell.batch
+    return model, options | ({"loss_type": loss} if loss else {})
 
 
-def train(made: Experiment, seconds: float) -> tuple[float, int]:
-    """CPU-seconds of an epoch, by the targets of the steps that were made, and their number."""
-    trainer, loader = made.trainer, made.trainer.training_loader(made.loaders["train"])
-    watch = LossWatch(functools.partial(trainer._refuse, 0))
-    loss, targets, begun = trainer.adapter.loss(loader.packed), 0, 0.0
-    trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
-    trainer.model.train()
-    loader.set_epoch(0)
-    number = -1
-    with trainer.precision.steps(), trainer.steps_in_rows():
-        for number, batch in enumerate(loader.batches_on(trainer.device, "never")):
-            if number == 1:  # the first makes the optimiser's state
-                targets, begun = 0, time.process_time()
-            trainer._step(loss, batch, watch, number)
-            targets += len(batch)
-            if number and time.process_time() - begun > seconds:
-                break
-        watch.mean()
-    return (time.process_time() - begun) / targets * loader.targets, number
+def train(experiment: Experiment, seconds: float) -> tuple[float, int]:
+    """Return CPU-seconds of an epoch, extrapolated from some steps, and their number."""
+    trainer = experiment.trainer
+    loader = trainer.training_loader(experiment.loaders["train"])
+    # the first step makes the optimiser's state
+    timed = time_steps(trainer, loader, seconds, warm=1, clock=time.process_time)
+    return timed.seconds / timed.targets * loader.targets, timed.steps
 
 
-def evaluate(made: Experiment) -> float:
-    """CPU-seconds of a thousand users."""
-    loader: Any = made.loaders["valid"]
-    loader.__class__ = Some
-    loader.most = -(-USERS // made.config["eval_batch_size"])
-    begun = time.process_time()
-    made.trainer.evaluate(loader, load_best_model=False)
-    users = min(loader.most * made.config["eval_batch_size"], len(loader.rows))
-    return (time.process_time() - begun) / users * 1000
+def evaluate(experiment: Experiment) -> float:
+    """Return CPU-seconds of a thousand users."""
+    loader: Any = experiment.loaders["valid"]
+    batch_size = experiment.config["eval_batch_size"]
+    loader.__class__ = FirstBatches
+    loader.num_batches = -(-USERS // batch_size)
+    began = time.process_time()
+    experiment.trainer.evaluate(loader, load_best_model=False)
+    users = min(loader.num_batches * batch_size, len(loader.rows))
+    return (time.process_time() - began) / users * 1000
 
 
-def measure(cell: Cell, folder: Path, seconds: float, tell: Callable[..., None]) -> None:
-    """Print every phase as soon as it is over: its figures, and the peak of memory so far in MB."""
+def measure(cell: Cell, folder: Path, seconds: float, send: Callable[..., None]) -> None:
+    """Send the figures of every phase when it ends, and the peak of memory so far in MB."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     spent = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU, spent + CPU + 5))
     keep_freed_memory()
-    model, given = options(cell, folder)
-    with tempfile.TemporaryDirectory() as kept:
-        config = PosConfig(model, "generated", None, given)
-        tell(before_mb=peak_rss_mb())
-        begun = time.process_time()
-        made = prepare(config)
-        tell(start=time.process_time() - begun, start_mb=peak_rss_mb())
+    model, options = make_options(cell, folder)
+    with tempfile.TemporaryDirectory() as run_dir:
+        config = PosConfig(model, "generated", None, options)
+        send(before_mb=peak_rss_mb())
+        began = time.process_time()
+        experiment = prepare(config)
+        send(start=time.process_time() - began, start_mb=peak_rss_mb())
         if cell.side == FIRST:
             return
-        epoch, steps = train(made, seconds)
-        tell(epoch=epoch, steps=steps, epoch_mb=peak_rss_mb())
-        begun = time.process_time()
-        checkpoint.save(Path(kept, "checkpoint.pt"), capture(made.trainer))
-        size = Path(kept, "checkpoint.pt").stat().st_size / 1e6
-        tell(checkpoint=time.process_time() - begun, checkpoint_size=size)
-        tell(evaluation=evaluate(made), peak_mb=peak_rss_mb())
+        epoch, steps = train(experiment, seconds)
+        send(epoch=epoch, steps=steps, epoch_mb=peak_rss_mb())
+        file, began = Path(run_dir, "checkpoint.pt"), time.process_time()
+        checkpoint.save(file, capture(experiment.trainer))
+        size = file.stat().st_size / 1e6
+        send(checkpoint=time.process_time() - began, checkpoint_size=size)
+        send(evaluation=evaluate(experiment), peak_mb=peak_rss_mb())
 
 
 MODELS = ("PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "PosRec")
@@ -171,11 +163,11 @@ CENTRE = Cell("", "events", 1_000_000, 27_000, 200, 143)
 EVENTS = (1_000_000, 5_000_000, 20_000_000)
 LENGTHS = (50, 300, 2_000)
 ITEMS = (10_000, 27_000, 100_000, 1_000_000)
-LONG = 2_500  # events of a user on the axis of lengths, so that every window is full
+LONG = 2_500  # interactions of a user on the axis of lengths, so that every window is full
 
 
-def cells(full: bool) -> Iterator[Cell]:
-    """The grid, axis by axis; the largest log for one model unless all are asked for."""
+def make_cells(full: bool) -> Iterator[Cell]:
+    """Yield the cells, axis by axis; the largest dataset has one model unless ``full``."""
     for items in ITEMS:
         cell = replace(CENTRE, axis="items", items=items)
         yield from (replace(cell, side=side) for side in (FIRST, *MODELS, SCE))
@@ -189,58 +181,54 @@ def cells(full: bool) -> Iterator[Cell]:
         yield from (replace(cell, side=side) for side in (FIRST, *sides))
 
 
-def key(cell: Cell) -> str:
-    """What is measured, on whichever axis: the centre is measured once."""
-    return f"{cell.side} {cell.log} {cell.length}"
-
-
-def make_log(cell: Cell, folder: Path) -> None:
-    """Its log and catalogue, read once by others than the first start."""
+def write_dataset(cell: Cell, folder: Path) -> None:
+    """Write interactions and items of a cell; sides but the first start need the cache, too."""
     if (folder / cell.log).exists():
         return
-    events = write_log(folder / cell.log, cell.events, cell.each, cell.items)
-    names = "".join(f"i{item}\n" for item in range(cell.items))
-    events.with_suffix(".item").write_text(f"item_id:token\n{names}")  # those without events too
-    if cell.side != FIRST:  # in a grid that goes on
+    interactions = write_log(folder / cell.log, cell.events, cell.each, cell.items)
+    names = "".join(f"i{item}\n" for item in range(cell.items))  # also those without interactions
+    interactions.with_suffix(".item").write_text(f"item_id:token\n{names}")
+    if cell.side != FIRST:  # its first start was measured in an earlier call
         run(replace(cell, side=FIRST), folder, 0)
 
 
-def child(cell: Cell, folder: Path, seconds: float, pipe: Connection) -> None:
-    """In a process of its own."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+def measure_quietly(cell: Cell, folder: Path, seconds: float, pipe: Connection) -> None:
+    """Measure a cell in a process of its own, and send its figures, or what went wrong."""
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 1)
+        os.dup2(null.fileno(), 2)
     try:
         measure(cell, folder, seconds, lambda **figures: pipe.send(figures))
     except BaseException as error:
-        memory = isinstance(error, MemoryError) or any(w in str(error) for w in ("memory", "GiB"))
-        wrong = "memory" if memory else f"{type(error).__name__}: {error}".splitlines()[0]
-        pipe.send({"wrong": wrong})
+        is_memory = any(word in str(error) for word in ("memory", "GiB"))
+        is_memory = is_memory or isinstance(error, MemoryError)
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        pipe.send({"wrong": "memory" if is_memory else problem})
     pipe.close()
     os._exit(0)
 
 
 def run(cell: Cell, folder: Path, seconds: float) -> dict[str, Any]:
-    """The output of a cell, and what ended it."""
-    make_log(cell, folder)
+    """Return the figures of a cell, and what ended it early."""
+    write_dataset(cell, folder)
     context = multiprocessing.get_context("fork")  # with everything imported
-    mine, other = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(cell, folder, seconds, other))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=measure_quietly, args=(cell, folder, seconds, sender))
     process.start()
-    other.close()
-    found: dict[str, Any] = {}
+    sender.close()
+    figures: dict[str, Any] = {}
     while True:
         try:
-            found |= mine.recv()
+            figures |= receiver.recv()
         except EOFError:
             break
     process.join()
     if process.exitcode:  # the kernel ends one that is over its limit
-        found["wrong"] = f"over {CPU} CPU-seconds" if process.exitcode in (-24, -9) else "failed"
-    return found
+        figures["wrong"] = f"over {CPU} CPU-seconds" if process.exitcode in (-24, -9) else "failed"
+    return figures
 
 
-Found = list[tuple[Cell, dict[str, Any]]]
+Results = list[tuple[Cell, dict[str, Any]]]
 AXES = {"items": "items", "length": "window length L", "events": "events"}
 FIGURES = {
     "start": "start, s",
@@ -250,14 +238,14 @@ FIGURES = {
     "peak_mb": "peak, MB",
 }
 SHOWN = {"epoch": "CPU-seconds of an epoch", "peak_mb": "peak memory, MB"}
-PAPER = 100_000_000  # events that are distinguished from the fits
-GROWS = ("start", "epoch", "peak_mb")  # with events; what of the others seems to is noise
+PAPER = 100_000_000  # interactions, of which the fits are extrapolated
+GROWS = ("start", "epoch", "peak_mb")  # figures that grow with interactions
 
 
-def on_axis(found: Found, axis: str) -> Iterator[tuple[str, list[tuple[int, dict[str, Any]]]]]:
-    """Each side with its cells on an axis, by size."""
+def on_axis(results: Results, axis: str) -> Iterator[tuple[str, list[tuple[int, dict[str, Any]]]]]:
+    """Yield each side with its sizes on an axis, and the figures of each size."""
     sides: dict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-    for cell, figures in found:
+    for cell, figures in results:
         if cell.axis == axis:
             if cell.side == FIRST and "start_mb" in figures:  # its last phase
                 figures = {**figures, "peak_mb": figures["start_mb"]}
@@ -266,20 +254,20 @@ def on_axis(found: Found, axis: str) -> Iterator[tuple[str, list[tuple[int, dict
 
 
 def points(cells: list[tuple[int, dict[str, Any]]], figure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes and values of a figure, where it was reached."""
-    there = [(size, figures[figure]) for size, figures in cells if figure in figures]
-    return np.array([size for size, _ in there]), np.array([value for _, value in there])
+    """Return sizes and values of a figure, where it was measured."""
+    measured = [(size, figures[figure]) for size, figures in cells if figure in figures]
+    return np.array([size for size, _ in measured]), np.array([value for _, value in measured])
 
 
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:
-    """Of the logarithms, by least squares."""
+    """Return the slope of the logarithms, by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
-def line_at(sizes: np.ndarray, values: np.ndarray, size: float) -> float:
-    """What a constant and a part for each event, neither below 0, come to.
+def extrapolate(sizes: np.ndarray, values: np.ndarray, size: float) -> float:
+    """Return a constant and a part proportional to the size, fitted and neither below 0.
 
-    Of relative errors, so that the small sizes count too.
+    Relative errors are fitted, so that the small sizes count too.
     """
     from scipy.optimize import nnls
 
@@ -288,85 +276,80 @@ def line_at(sizes: np.ndarray, values: np.ndarray, size: float) -> float:
     return float(constant + part)
 
 
-def number(value: float) -> str:
-    """Three figures."""
+def show_number(value: float) -> str:
+    """Return a number with three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def values(found: Found, axis: str) -> str:
-    """All figures of an axis."""
+def make_values(results: Results, axis: str) -> str:
+    """Return the table of all figures of an axis."""
     rows = []
-    for side, cells in on_axis(found, axis):
+    for side, cells in on_axis(results, axis):
         for size, figures in cells:
-            row = [number(figures[f]) if f in figures else "" for f in FIGURES]
-            missing = f" (stopped: {figures['wrong']})" if "wrong" in figures else ""
-            rows.append([side, f"{size:,}{missing}", *row])
+            row = [show_number(figures[name]) if name in figures else "" for name in FIGURES]
+            problem = f" (stopped: {figures['wrong']})" if "wrong" in figures else ""
+            rows.append([side, f"{size:,}{problem}", *row])
     return table(["", AXES[axis], *FIGURES.values()], rows)
 
 
-def slopes(found: Found, axis: str) -> str:
-    """Of every side's figures: over all sizes, and between the two largest."""
+def make_slopes(results: Results, axis: str) -> str:
+    """Return the table of exponents: over all sizes, and between the two largest."""
     rows = []
-    for side, cells in on_axis(found, axis):
+    for side, cells in on_axis(results, axis):
         row, fitted = [], []
         for figure in FIGURES:
-            x, y = points(
-                cells, figure if side != FIRST else {"peak_mb": "start_mb"}.get(figure, figure)
-            )
-            if len(x) < 2:
+            sizes, values = points(cells, figure)
+            if len(sizes) < 2:
                 row.append("")
                 continue
-            fitted = list(x)
-            end = f" ({slope(x[-2:], y[-2:]):.2f})" if len(x) > 2 else ""
-            row.append(f"{slope(x, y):.2f}{end}")
+            fitted = list(sizes)
+            end = f" ({slope(sizes[-2:], values[-2:]):.2f})" if len(sizes) > 2 else ""
+            row.append(f"{slope(sizes, values):.2f}{end}")
         if fitted:
-            sizes = f"{fitted[0]:,} to {fitted[-1]:,}, {len(fitted)} sizes"
-            rows.append([side, *row, sizes])
+            rows.append([side, *row, f"{fitted[0]:,} to {fitted[-1]:,}"])
     heads = [name.rpartition(", ")[0] for name in FIGURES.values()]
     return table(["", *heads, "fitted on"], rows)
 
 
-def on_paper(found: Found) -> str:
-    """Return the extrapolation to a dataset that was not made."""
+def make_extrapolation(results: Results) -> str:
+    """Return the table of an extrapolation to a dataset that was not generated."""
     rows = []
-    for side, cells in on_axis(found, "events"):
-        row = []
-        for figure in GROWS:
-            x, y = points(cells, figure)
-            row.append(number(line_at(x, y, PAPER)) if len(x) > 1 else "")
+    for side, cells in on_axis(results, "events"):
+        fits = [points(cells, figure) for figure in GROWS]
+        row = [show_number(extrapolate(*fit, PAPER)) if len(fit[0]) > 1 else "" for fit in fits]
         rows.append([side, *row, f"{cells[-1][0]:,}"])
     return table(["", *(FIGURES[figure] for figure in GROWS), "fitted up to"], rows)
 
 
-def measured(found: Found) -> str:
+def make_cells_page(results: Results) -> str:
     """Return all figures, as a page of their own."""
-    parts = [f"## By {name}\n\n{values(found, axis)}" for axis, name in AXES.items()]
+    parts = [f"## By {name}\n\n{make_values(results, axis)}" for axis, name in AXES.items()]
     return "\n\n".join(("# How cost grows: all cells", *parts)) + "\n"
 
 
-def tables(found: Found) -> str:
-    """Return the exponents, and what follows from them."""
+def make_section(results: Results) -> str:
+    """Return the exponents, and the extrapolation."""
     parts = ["![An epoch and the peak of memory, by items, length and interactions](scale.png)"]
     for axis, name in AXES.items():
-        parts += [f"## By {name}", slopes(found, axis)]
-    parts += ["## 100 million interactions, on paper", on_paper(found)]
+        parts += [f"## By {name}", make_slopes(results, axis)]
+    parts += ["## 100 million interactions, on paper", make_extrapolation(results)]
     return "\n\n".join(parts)
 
 
-def draw(found: Found, file: Path) -> None:
-    """Epoch and memory over each axis, both logarithmic."""
+def draw(results: Results, file: Path) -> None:
+    """Draw epoch and memory over each axis, both logarithmic."""
     figure, panels = plt.subplots(
         len(SHOWN), len(AXES), figsize=(12, 7), sharey="row", layout="constrained"
     )
     for row, (name, title) in zip(panels, SHOWN.items(), strict=True):
         for panel, (axis, label) in zip(row, AXES.items(), strict=True):
-            for side, cells in on_axis(found, axis):
-                x, y = points(cells, name)
-                if side != FIRST and len(x):
+            for side, cells in on_axis(results, axis):
+                sizes, values = points(cells, name)
+                if side != FIRST and len(sizes):
                     color = "black" if "SCE" in side else None
-                    panel.plot(x, y, "o-", label=side, color=color, markersize=4)
+                    panel.plot(sizes, values, "o-", label=side, color=color, markersize=4)
             panel.set(xscale="log", yscale="log", xlabel=label)
-            sizes = sorted({cell.size for cell, _ in found if cell.axis == axis})
+            sizes = sorted({cell.size for cell, _ in results if cell.axis == axis})
             panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
             panel.minorticks_off()
             panel.grid(True, which="major", alpha=0.3)
@@ -381,14 +364,14 @@ def draw(found: Found, file: Path) -> None:
 
 
 def main() -> None:
-    """Every cell that is not there yet; the page after each axis."""
+    """Measure every cell that is missing, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=3, help="CPU-seconds of steps of a cell")
     parser.add_argument(
         "--quick", action="store_true", help="two CPU-seconds, 5M interactions at most"
     )
     parser.add_argument(
-        "--most", type=int, default=EVENTS[-1], help="interactions of the largest log"
+        "--most", type=int, default=EVENTS[-1], help="interactions of the largest dataset"
     )
     parser.add_argument(
         "--full", action="store_true", help="20 million interactions for every model"
@@ -396,31 +379,32 @@ def main() -> None:
     parser.add_argument("--found", type=Path, help="file of cells that were measured")
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.md")
     given = parser.parse_args()
-    sys.argv = sys.argv[:1]  # which RecBole's Config reads
+    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     torch.set_num_threads(1)
     seconds = min(given.seconds, 2) if given.quick else given.seconds
-    kept = given.found and given.found.exists()
-    done: dict[str, dict[str, Any]] = json.loads(given.found.read_text()) if kept else {}
     most = min(given.most, EVENTS[1]) if given.quick else given.most
-    grid = [cell for cell in cells(given.full) if cell.events <= most]
+    done: dict[str, dict[str, Any]] = {}
+    if given.found and given.found.exists():
+        done = json.loads(given.found.read_text())
+    cells = [cell for cell in make_cells(given.full) if cell.events <= most]
     with tempfile.TemporaryDirectory() as folder:
-        for number, cell in enumerate(grid):
-            if key(cell) in done:
+        for number, cell in enumerate(cells, 1):
+            if cell.key in done:
                 continue
-            done[key(cell)] = run(cell, Path(folder), seconds)
-            shown = {
-                k: round(v, 2) if isinstance(v, float) else v for k, v in done[key(cell)].items()
-            }
-            print(f"{number + 1}/{len(grid)}", asdict(cell), shown, flush=True)
+            done[cell.key] = run(cell, Path(folder), seconds)
+            figures = done[cell.key].items()
+            shown = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures}
+            print(f"{number}/{len(cells)}", asdict(cell), shown, flush=True)
             if given.found:
                 given.found.write_text(json.dumps(done))
     print(f"{sum(os.times()[:4]):,.0f} CPU-seconds")
-    found = [(cell, done[key(cell)]) for cell in grid]
-    draw(found, given.out.with_suffix(".png"))
+    results = [(cell, done[cell.key]) for cell in cells]
+    draw(results, given.out.with_suffix(".png"))
     conditions = f"{machine()}; {seconds:g} CPU-seconds of steps a cell, one turn."
-    replace_section(given.out, "scale", f"{conditions}\n\n{tables(found)}")
-    (given.out.parent / "tables").mkdir(exist_ok=True)
-    (given.out.parent / "tables" / given.out.name).write_text(measured(found), encoding="utf-8")
+    replace_section(given.out, "scale", f"{conditions}\n\n{make_section(results)}")
+    tables = given.out.parent / "tables"
+    tables.mkdir(exist_ok=True)
+    (tables / given.out.name).write_text(make_cells_page(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

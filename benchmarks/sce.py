@@ -1,14 +1,13 @@
 """``make bench-sce``: scalable cross-entropy against full cross-entropy on 500,000 items.
 
-Every run has a process of its own, so that peak memory is each side's own; sides take turns. Prints
-the table and writes ``results/sce.md``. ``python benchmarks/sce.py SIDE`` makes one measurement.
-Then training steps over a million items; ``sce.py million`` makes these alone.
+Every run has a process of its own, so that peak memory is each side's own; sides take turns. Then
+training steps over a million items. Prints the tables and writes ``results/sce.md``;
+``sce.py losses`` or ``sce.py million`` makes one of them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import resource
 import sys
 import time
@@ -18,10 +17,10 @@ from typing import Any
 
 import psutil
 import torch
-from page import RESULTS, Report, in_a_process, in_turns, least, machine, replace_section, table
+from page import RESULTS, Report, in_turns, least, machine, replace_section, run_alone, table
 from torch import Tensor
 from torch.nn import functional as F
-from training import Size, step_of, trainer_of
+from training import Size, make_step, make_trainer
 
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
@@ -53,18 +52,18 @@ PARTS = {
 
 
 def unchunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """What most code does; row 0 is one candidate more."""
+    """Return the loss as most code computes it; row 0 is one more candidate."""
     return F.cross_entropy(hidden @ weight.t(), targets)
 
 
 def sce(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """With the defaults, which are the sizes the paper recommends."""
+    """Return the loss with the default sizes, which the paper recommends."""
     options = read_yaml(ROOT / "loss" / "SCE.yaml")
     return scalable_cross_entropy(hidden, weight, targets, **options)
 
 
 def measure(side: str) -> dict[str, Any]:
-    """Steps of one side in this process; the first one warms up."""
+    """Return figures of the steps of one side in this process; the first one warms up."""
     keep_freed_memory()
     torch.manual_seed(0)
     loss_function = {"sce": sce, "chunked": full_cross_entropy, "unchunked": unchunked}[side]
@@ -97,51 +96,46 @@ def measure(side: str) -> dict[str, Any]:
     }
 
 
-class Parts:
-    """CPU-seconds of calls, by name."""
+def time_calls(spent: dict[str, float], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that adds its CPU-seconds to ``spent[name]``."""
 
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
+    def timed(*args: Any, **named: Any) -> Any:
+        begun = time.process_time()
+        result = call(*args, **named)
+        spent[name] = spent.get(name, 0.0) + time.process_time() - begun
+        return result
 
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, and its time is added up."""
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            begun = time.process_time()
-            found = call(*args, **kwargs)
-            self.spent[name] = self.spent.get(name, 0.0) + time.process_time() - begun
-            return found
-
-        return wrapped
+    return timed
 
 
 def million_steps(side: str) -> dict[str, float]:
-    """A step of PosSASRec in this process, part by part, after two that warm up.
+    """Return the parts of a step of PosSASRec in this process, after two that warm up.
 
     Both sides make the same steps, to the same bits.
     """
     keep_freed_memory()
-    trainer, loader = trainer_of(MILLION, loss_type="SCE")
+    trainer, loader = make_trainer(MILLION, loss_type="SCE")
     if side == "dense":
         trainer.adapter.table = lambda: None
-    parts, optimizer = Parts(), trainer.optimizer
-    optimizer.zero_grad = parts.timed("zero", optimizer.zero_grad)
-    optimizer.step = parts.timed("adam", optimizer.step)
-    loss = parts.timed("forward", trainer.adapter.loss(packed=True))
-    step = parts.timed("all", step_of(trainer, loss))
+    spent: dict[str, float] = {}
+    optimizer = trainer.optimizer
+    optimizer.zero_grad = time_calls(spent, "zero", optimizer.zero_grad)
+    optimizer.step = time_calls(spent, "adam", optimizer.step)
+    loss = time_calls(spent, "forward", trainer.adapter.loss(packed=True))
+    step = time_calls(spent, "all", make_step(trainer, loss))
     batches = list(itertools.islice(loader, MILLION_STEPS + 2))
     trainer.model.train()
     with trainer.steps_in_rows():
         for batch in batches[:2]:
             step(batch)
-        parts.spent.clear()
+        spent.clear()
         before = resource.getrusage(resource.RUSAGE_SELF)
         for batch in batches[2:]:
             step(batch)
         after = resource.getrusage(resource.RUSAGE_SELF)
-    found = {name: spent / MILLION_STEPS for name, spent in parts.spent.items()}
-    found["backward"] = 2 * found["all"] - sum(found.values())
-    return found | {
+    figures = {name: seconds / MILLION_STEPS for name, seconds in spent.items()}
+    figures["backward"] = 2 * figures["all"] - sum(figures.values())
+    return figures | {
         "system": (after.ru_stime - before.ru_stime) / MILLION_STEPS,
         "faults": (after.ru_minflt - before.ru_minflt) / MILLION_STEPS,
         "targets": sum(map(len, batches[2:])) / MILLION_STEPS,
@@ -151,10 +145,10 @@ def million_steps(side: str) -> dict[str, float]:
 
 
 def losses() -> str:
-    """Every loss; goals are of SCE."""
-    runs = in_turns(NAMES, ROUNDS, lambda side: in_a_process("sce.py", side))
-    best = {side: least(found) for side, found in runs.items()}
-    mine, chunked, unchunked = (best[side] for side in NAMES)
+    """Return the table of all losses, and of the goals of SCE."""
+    runs = in_turns(NAMES, ROUNDS, lambda side: run_alone(measure, side))
+    best = {side: least(of_side) for side, of_side in runs.items()}
+    ours, chunked, unchunked = (best[side] for side in NAMES)
     forms = {"loss_seconds": "{:.3f} s", "step_seconds": "{:.3f} s"}
     forms |= {"above_base_mb": "{:,.0f} MB", "peak_mb": "{:,.0f} MB"}
     sides = table(
@@ -164,29 +158,29 @@ def losses() -> str:
     report = Report()
     for what, key in (("above the base", "above_base_mb"), ("in all", "peak_mb")):
         what = f"peak memory {what}, SCE / all logits"
-        report.add(what, mine[key], unchunked[key], forms[key], at_most=0.1)
+        report.add(what, ours[key], unchunked[key], forms[key], at_most=0.1)
     for what, key, goal in (
         ("whole step", "step_seconds", 5),
         ("loss and gradient", "loss_seconds", None),
     ):
         what = f"steps per second, {what}, SCE / in chunks"
-        report.add(what, 1 / mine[key], 1 / chunked[key], "{:.2f}", at_least=goal)
+        report.add(what, 1 / ours[key], 1 / chunked[key], "{:.2f}", at_least=goal)
     return f"{machine()}, best of {ROUNDS}.\n\n{sides}\n\n{report}"
 
 
 def million() -> str:
-    """Training steps over a million items, with dense new gradients and with one kept."""
-    sides = ("dense", "kept")
-    runs = in_turns(sides, MILLION_ROUNDS, lambda side: in_a_process("sce.py", side))
-    best = [min(found, key=lambda run: run["all"]) for found in runs.values()]
+    """Return the table of training steps over a million items, with new gradients or one kept."""
+    runs = in_turns(("dense", "kept"), MILLION_ROUNDS, lambda side: run_alone(million_steps, side))
+    best = [min(of_side, key=lambda run: run["all"]) for of_side in runs.values()]
     rows = []
     for key, what in PARTS.items():
         form = "{:,.0f}" if key in ("faults", "peak_mb") else "{:.3f}"
         rows.append([what, *(form.format(run[key]) for run in best)])
-    spread = (", ".join(f"{run['all']:.2f}" for run in found) for found in runs.values())
-    rows.append(["every run's step", *spread])
+    steps = (", ".join(f"{run['all']:.2f}" for run in of_side) for of_side in runs.values())
+    rows.append(["every run's step", *steps])
     dense, kept = best
-    same = "the same" if len({r["weights"] for f in runs.values() for r in f}) == 1 else "**other**"
+    weights = {run["weights"] for of_side in runs.values() for run in of_side}
+    same = "the same" if len(weights) == 1 else "**other**"
     words = (
         f"PosSASRec with L = 50, {dense['targets']:,.0f} targets a step, 1,000,000 x "
         f"64 weights of items, {torch.get_num_threads()} thread(s). CPU-seconds of a step, the "
@@ -197,10 +191,7 @@ def million() -> str:
 
 
 if __name__ == "__main__":
-    names, sys.argv = sys.argv[1:], sys.argv[:1]  # which RecBole's Config reads
-    pages = {"losses": losses, "million": million}
-    if names and names[0] not in pages:
-        print(json.dumps(measure(names[0]) if names[0] in NAMES else million_steps(names[0])))
-    else:
-        for name in names or pages:  # or one alone
-            replace_section(RESULTS / "sce.md", name, pages[name]())
+    names, sys.argv = sys.argv[1:], sys.argv[:1]  # RecBole's configuration reads it
+    sections = {"losses": losses, "million": million}
+    for name in names or sections:
+        replace_section(RESULTS / "sce.md", name, sections[name]())

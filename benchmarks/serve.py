@@ -1,7 +1,7 @@
 """How fast `recbole-pos serve` answers: FPARec of the default size, random weights, one core.
 
 Writes the table of docs/serving.md. The catalogue is in an item file, so that training for one
-epoch, on 2,400 events, makes a model of any size.
+epoch, on 2,400 interactions, makes a model of any size.
 
     python benchmarks/serve.py [--requests 2000]
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import subprocess
@@ -38,7 +39,7 @@ HEAD = (
 
 
 def make_run(folder: Path, items: int) -> Path:
-    """A run of a model that knows so many items."""
+    """Train a model that knows so many items, and return its run."""
     rng, name = np.random.default_rng(0), f"items{items}"
     (folder / name).mkdir()
     log = pd.DataFrame(
@@ -58,28 +59,33 @@ def make_run(folder: Path, items: int) -> Path:
     return run_dir
 
 
-def percentiles(
-    ask: Callable[[list[str]], Any],
+def time_requests(
+    request: Callable[[list[str]], Any],
     histories: list[list[str]],
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[float, float]:
-    """p50 and p99 in milliseconds, after some that warm up."""
+) -> str:
+    """Return p50 / p99 in ms, after some requests that warm up."""
     seconds = []
     for history in [*histories[:50], *histories]:
         began = clock()
-        ask(history)
+        request(history)
         seconds.append(clock() - began)
-    return tuple(np.percentile(seconds[50:], [50, 99]) * 1000)
+    return show_percentiles(seconds[50:])
+
+
+def show_percentiles(seconds: list[float]) -> str:
+    """Return p50 / p99 in milliseconds."""
+    return "{:.1f} / {:.1f}".format(*np.percentile(seconds, [50, 99]) * 1000)
 
 
 class Client:
-    """One that keeps its connection."""
+    """A client that keeps its connection."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port)
 
     def post(self, path: str, body: dict[str, Any]) -> None:
-        """Ask, and read the answer."""
+        """Send a request, and read the answer."""
         headers = {"Content-Type": "application/json"}
         self.connection.request("POST", path, json.dumps(body), headers)
         answer = self.connection.getresponse()
@@ -88,61 +94,60 @@ class Client:
             raise RuntimeError(text.decode())
 
     def recommend(self, history: list[str]) -> None:
-        """One history."""
+        """Request recommendations after a history."""
         self.post("/recommend", {"histories": [history], "k": K})
 
 
-def together(port: int, histories: list[list[str]], meanwhile: Callable[[], None]) -> list[float]:
-    """Four clients: p50, p99 in milliseconds, requests a second; until ``meanwhile`` is over."""
+def load_server(
+    port: int, histories: list[list[str]], meanwhile: Callable[[], None]
+) -> tuple[str, float]:
+    """Return p50 / p99 in ms and requests a second of four clients until ``meanwhile`` returns."""
     seconds: list[float] = []
-    over = threading.Event()
+    is_over = threading.Event()
 
     def work(client: Client) -> None:
-        while not over.is_set():
-            for history in histories:
-                began = time.perf_counter()
-                client.recommend(history)
-                seconds.append(time.perf_counter() - began)
-                if over.is_set():
-                    break
+        for history in itertools.cycle(histories):
+            began = time.perf_counter()
+            client.recommend(history)
+            seconds.append(time.perf_counter() - began)
+            if is_over.is_set():
+                return
 
     threads = [threading.Thread(target=work, args=(Client(port),)) for _ in range(4)]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
     meanwhile()
-    over.set()
+    is_over.set()
     for thread in threads:
         thread.join()
     rate = len(seconds) / (time.perf_counter() - began)
-    return [*(np.percentile(seconds, [50, 99]) * 1000), rate]
+    return show_percentiles(seconds), rate
 
 
 def measure(run_dir: Path, items: int, requests: int) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     rng = np.random.default_rng(1)
     histories = [rng.integers(0, items, HISTORY).astype(str).tolist() for _ in range(requests)]
-    trained = recbole_pos.Recommender.load(run_dir)
+    recommender = recbole_pos.Recommender.load(run_dir)
 
     def call(history: list[str]) -> None:
-        trained.recommend(histories=[history], k=K)
+        recommender.recommend(histories=[history], k=K)
 
-    library = percentiles(call, histories)
-    alone = percentiles(call, histories, time.thread_time)
+    library = time_requests(call, histories), time_requests(call, histories, time.thread_time)
     arguments = ["-m", "recbole_pos.cli.main", "serve", str(run_dir), "--port=0"]
     server = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline().split(":")[2].split()[0])
         server.stdout.readline()  # ready
-        one = percentiles(Client(port).recommend, histories)
-        four = together(port, histories, lambda: time.sleep(requests / 200))
-        reload = together(port, histories, lambda: Client(port).post("/reload", {}))
+        one = time_requests(Client(port).recommend, histories)
+        four, rate = load_server(port, histories, lambda: time.sleep(requests / 200))
+        reload, _ = load_server(port, histories, lambda: Client(port).post("/reload", {}))
     finally:
         server.terminate()
         server.wait()
-    pairs = [f"{p50:.1f} / {p99:.1f}" for p50, p99 in (library, alone, one, four[:2], reload[:2])]
-    return [f"{items:,}", *pairs[:4], f"{four[2]:,.0f}", pairs[4]]
+    return [f"{items:,}", *library, one, four, f"{rate:,.0f}", reload]
 
 
 def main() -> None:

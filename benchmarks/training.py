@@ -27,7 +27,7 @@ WARM = 30  # steps before timing starts: allocator, kernels and graphs of all si
 
 @dataclass(frozen=True)
 class Size:
-    """Of a log and of the model that learns from it."""
+    """Sizes of a dataset (``events``: interactions) and of the model that learns from it."""
 
     users: int
     items: int
@@ -38,8 +38,8 @@ class Size:
     batch: int
 
 
-class Generated:
-    """What a model and a loader read of a dataset, around a log that no file holds."""
+class GeneratedDataset:
+    """The part of a dataset that a model and a loader read, around interactions without a file."""
 
     def __init__(self, log: EventLog, items: int, length: int, config: PosConfig) -> None:
         self._log, self.length, self.config = log, length, config
@@ -50,23 +50,23 @@ class Generated:
         return self._log
 
     def num(self, field: str) -> int:
-        """Ids of a field, padding included."""
+        """Return the number of ids of a field, padding included."""
         return self.item_num if field == self._log.item_field else self.user_num
 
     def features(self) -> Features:
-        """Of interactions and users there are none."""
+        """Return no features of interactions and users."""
         return Features()
 
     def training_windows(self) -> Windows:
-        """All events are for training."""
+        """Return windows over all interactions."""
         offsets = self._log.offsets
         return training_windows(offsets[:-1], offsets[1:], self.length, "chunk", None)
 
 
-def generated(size: Size, config: PosConfig) -> Generated:
-    """Long and short histories, items of popularity 1 / rank, times that grow.
+def generate(size: Size, config: PosConfig) -> GeneratedDataset:
+    """Return long and short histories, items of popularity 1 / rank, growing timestamps.
 
-    Histories are log-normal as MovieLens', where the mean is 145 events and the median 68.
+    Lengths are log-normal as MovieLens', where the mean is 145 interactions and the median 68.
     """
     rng = np.random.default_rng(0)
     share = rng.lognormal(0.0, 1.2, size.users)
@@ -80,82 +80,84 @@ def generated(size: Size, config: PosConfig) -> Generated:
         "timestamp": torch.from_numpy(1e9 + np.arange(total, dtype=np.float64)),
     }
     log = EventLog(fields, offsets, "user_id", "item_id", "timestamp")
-    return Generated(log, size.items, size.length, config)
+    return GeneratedDataset(log, size.items, size.length, config)
 
 
-def trainer_of(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
-    """PosSASRec, as its defaults are but for the sizes, and a loader of a generated log."""
-    config = PosConfig(
-        "PosSASRec",
-        "ml-100k",  # whose files are not read
-        config_dict={
-            "MAX_ITEM_LIST_LENGTH": size.length,
-            "hidden_size": size.d,
-            "inner_size": 4 * size.d,
-            "n_layers": size.layers,
-            "n_heads": max(size.d // 64, 1),
-            "attn_dropout_prob": 0.0,
-            "train_batch_size": size.batch,
-            "show_progress": False,
-            **options,
-        },
-    )
+def make_trainer(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
+    """Return a trainer of PosSASRec, default but for the sizes, and a loader of generated data."""
+    given = {
+        "MAX_ITEM_LIST_LENGTH": size.length,
+        "hidden_size": size.d,
+        "inner_size": 4 * size.d,
+        "n_layers": size.layers,
+        "n_heads": max(size.d // 64, 1),
+        "attn_dropout_prob": 0.0,
+        "train_batch_size": size.batch,
+        "show_progress": False,
+        **options,
+    }
+    config = PosConfig("PosSASRec", "ml-100k", config_dict=given)  # its files are not read
     init_seed(config["seed"], config["reproducibility"])
-    data = generated(size, config)
-    model = config.model_class(config, data).to(config["device"])
-    trainer = PosTrainer(config, model)
+    data = generate(size, config)
+    trainer = PosTrainer(config, config.model_class(config, data).to(config["device"]))
     return trainer, WindowLoader(config, data, trainer.adapter.requirements())
 
 
-def step_of(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a step of a trainer with a batch, by a loss of it."""
+def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return a function that makes a trainer's step with a batch and its ``loss``."""
     watch, numbers = LossWatch(partial(trainer._refuse, 0)), itertools.count()
     return lambda batch: trainer._step(loss, batch, watch, next(numbers))
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Steps after the warm ones.
+    """Steps after those that warm up.
 
     Attributes:
-        seconds: they took.
-        targets: they learned.
-        warm_seconds: the steps before took, compiling included.
+        seconds, steps, targets: their time and number, and the targets that they learned.
+        warm_seconds: time of the steps before, compiling included.
     """
 
     seconds: float
+    steps: int
     targets: int
     warm_seconds: float
 
 
-def timed(trainer: PosTrainer, loader: WindowLoader, seconds: float) -> Timed:
-    """Steps to the end of an epoch, or until the time is up, whichever is first."""
-    watch, loss = LossWatch(partial(trainer._refuse, 0)), trainer.adapter.loss(packed=True)
+def time_steps(
+    trainer: PosTrainer,
+    loader: Any,
+    seconds: float,
+    warm: int = WARM,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timed:
+    """Train to the end of an epoch, or until the time is up, after ``warm`` steps."""
+    watch, loss = LossWatch(partial(trainer._refuse, 0)), trainer.adapter.loss(loader.packed)
+    trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
     trainer.model.train()
     loader.set_epoch(0)
-    warm = min(WARM, len(loader) // 2)
-    targets, begun = 0, time.perf_counter()
+    warm = min(warm, len(loader) // 2)
+    targets, number, begun = 0, -1, clock()
     started = begun
-    with trainer.precision.steps():
+    with trainer.precision.steps(), trainer.steps_in_rows():
         batches = loader.batches_on(trainer.device, trainer.config["data_on_device"])
         for number, batch in enumerate(batches):
             if number == warm:
                 synchronise(trainer.device)
-                targets, started = 0, time.perf_counter()
+                targets, started = 0, clock()
             trainer._step(loss, batch, watch, number)
             targets += len(batch)
-            now = time.perf_counter()  # the host is LATE steps ahead at most
-            if number >= warm and now - started > seconds:
+            if number >= warm and clock() - started > seconds:  # the host is few steps ahead
                 break
-        watch.mean()
+        watch.compute_mean()
         synchronise(trainer.device)
-    return Timed(time.perf_counter() - started, targets, started - begun)
+    return Timed(clock() - started, number + 1 - warm, targets, started - begun)
 
 
 def epoch_flops(
     loader: WindowLoader, d: int, layers: int, items: int, projections: int = 4, products: int = 2
 ) -> float:
-    """Multiply-adds times two of one epoch on real events, forward and backward (3x forward).
+    """Return the FLOPs of an epoch without padding, forward and backward (3x forward).
 
     A layer has so many projections and products of pairs, and a feed-forward of 4 d.
     """
@@ -165,9 +167,9 @@ def epoch_flops(
     return float(6 * (layers * per_layer + loader.targets * d * items))
 
 
-def peak_flops(device: torch.device, kind: torch.dtype, n: int) -> float:
-    """What a product of n rows and columns reaches, a second."""
-    a, b = (torch.randn(n, n, device=device, dtype=kind) for _ in range(2))
+def peak_flops(device: torch.device, dtype: torch.dtype, n: int) -> float:
+    """Return the FLOPs a second of a product of two [n, n] matrices."""
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(5):
         synchronise(device)
@@ -186,7 +188,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> float:
-    """GB in use now, from which on the largest is counted."""
+    """Return the GB of GPU memory in use, and count the peak from now on."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.reset_peak_memory_stats(device)
@@ -194,5 +196,5 @@ def reset_peak(device: torch.device) -> float:
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most GB in use since; 0 on a CPU, where nothing is counted."""
+    """Return the peak of GPU memory in GB; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0

@@ -1,5 +1,7 @@
-"""What a search costs and finds: ASHA against none on ml-100k, Ray's overhead, sizes; writes
-results/tuning.md. Finished searches and runs in --folder are used again."""
+"""The cost of a search, and its results: ASHA against none on ml-100k, Ray's overhead, sizes.
+
+Writes results/tuning.md. Finished searches and runs in --folder are used again.
+"""
 
 from __future__ import annotations
 
@@ -23,70 +25,70 @@ from recbole_pos.tuning import search
 
 WHAT = ("FPARec", "ml-100k", None, None)
 BUDGET = {"epochs": 30, "stopping_step": 5, "MAX_ITEM_LIST_LENGTH": 50}
-MORE = 10  # trials more, to tell the overhead of a trial from that of a search
+MORE = 10  # further trials, whose overhead is that of a trial and not of a search
 ML_20M = {"events": 20_000_263, "users": 138_493, "items": 26_744}
 TRIALS = 800  # side by side: 100 machines with 8 each
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A file of json."""
+    """Return the content of a file of json."""
     return json.loads(file.read_text())
 
 
-def searched(path: Path, scheduler: str) -> list[str]:
-    """A row of the table: one of the two searches; the same configurations in both, by seed."""
+def run_search(path: Path, scheduler: str) -> list[str]:
+    """Return the row of one of the two searches; by seed they have the same configurations."""
     if not (path / "tune.json").is_file():
         options = {"num_samples": 20, "max_concurrent": 2, "searcher": "random", "seed": 0}
         search(*WHAT, BUDGET, scheduler=scheduler, run_dir=path, **options)
-    found, trials = read(path / "tune.json"), pd.read_csv(path / "trials.csv")
-    test, best = read(path / "test.json")["test"]["ndcg@10"], found["best"]
+    result, trials = read(path / "tune.json"), pd.read_csv(path / "trials.csv")
+    test, best = read(path / "test.json")["test"]["ndcg@10"], result["best"]
     print(f"{scheduler}: best trial {best['trial']}: {show_options(best['options'])}")
     return [
-        *(scheduler, f"{found['seconds']:,.0f} s", f"{trials['seconds'].sum():,.0f} s"),
+        *(scheduler, f"{result['seconds']:,.0f} s", f"{trials['seconds'].sum():,.0f} s"),
         f"{trials['epochs'].sum()}",
-        *(f"{found['states'][state]}" for state in ("finished", "stopped")),
+        *(f"{result['states'][state]}" for state in ("finished", "stopped")),
         *(f"{best['valid']:.4f}", f"{test:.4f}"),
     ]
 
 
-def default(path: Path, name: str, options: dict[str, Any]) -> list[str]:
-    """A row of the table: the configuration as it comes."""
+def run_default(path: Path, name: str, options: dict[str, Any]) -> list[str]:
+    """Return the row of the default configuration."""
     if not (path / "result.json").is_file():
         recbole_pos.run(*WHAT[:2], None, options, run_dir=path)
-    found = read(path / "result.json")
-    seconds, epochs = f"{found['seconds']['training']:,.0f} s", f"{found['epochs']}"
-    scores = [f"{found[key]['ndcg@10']:.4f}" for key in ("best_valid", "test")]
+    result = read(path / "result.json")
+    seconds, epochs = f"{result['seconds']['training']:,.0f} s", f"{result['epochs']}"
+    scores = [f"{result[key]['ndcg@10']:.4f}" for key in ("best_valid", "test")]
     return [f"default configuration, {name}", "", seconds, epochs, "", "", *scores]
 
 
-def overhead(folder: Path) -> dict[str, float]:
-    """Seconds per trial beyond its own training, one after another, one epoch each."""
+def measure_overhead(folder: Path) -> dict[str, float]:
+    """Return seconds per trial beyond its own training, one after another, one epoch each."""
     file = folder / "overhead.json"
     if file.is_file():
         return read(file)
-    walls, trained, cpu = [], [], []
+    wall, cpu, training = [], [], []
     for samples in (1, 1 + MORE):
-        began, busy = time.perf_counter(), time.process_time()
+        began, cpu_began = time.perf_counter(), time.process_time()
         options = {"num_samples": samples, "max_concurrent": 1, "verbose": False}
         run_dir = folder / f"overhead-{samples}-{os.getpid()}"
         options |= {"searcher": "random", "scheduler": "none", "run_dir": run_dir}
-        found = search(*WHAT, {**BUDGET, "epochs": 1}, **options)
-        walls.append(time.perf_counter() - began)
-        cpu.append(time.process_time() - busy)
-        trained.append(sum(trial.seconds for trial in found.trials))
-    state = max((found.folder / "trials").glob("experiment_state-*.json")).stat().st_size
-    measured = {
-        "trial": (walls[1] - walls[0] - (trained[1] - trained[0])) / MORE,
-        "search": walls[0] - trained[0],
+        result = search(*WHAT, {**BUDGET, "epochs": 1}, **options)
+        wall.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - cpu_began)
+        training.append(sum(trial.seconds for trial in result.trials))
+    state = max((result.folder / "trials").glob("experiment_state-*.json")).stat().st_size
+    overhead = {
+        "trial": (wall[1] - wall[0] - (training[1] - training[0])) / MORE,
+        "search": wall[0] - training[0],
         "cpu": (cpu[1] - cpu[0]) / MORE,
         "state": state / (1 + MORE),
     }
-    file.write_text(json.dumps(measured))
-    return measured
+    file.write_text(json.dumps(overhead))
+    return overhead
 
 
-def costs(ray: dict[str, float]) -> str:
-    """What Ray takes."""
+def show_overhead(ray: dict[str, float]) -> str:
+    """Return the table of Ray's overhead."""
     search = "a search, beyond its trials: Ray's start, the first process, the test, pictures"
     trial = "a trial, beyond its training and validation (processes are used again)"
     rows = [
@@ -98,11 +100,12 @@ def costs(ray: dict[str, float]) -> str:
     return table(("", ""), rows)
 
 
-def sizes(best: Path, ray: dict[str, float]) -> str:
-    """Bytes of shared data per event and of a checkpoint per parameter; those of a large log."""
-    made = prepare(PosConfig("FPARec", "ml-100k"))
-    shared = SharedData(made.dataset)
-    per_event = (shared.nbytes - 8 * made.dataset.user_num) / len(shared.columns["item_id"])
+def show_sizes(best: Path, ray: dict[str, float]) -> str:
+    """Return the table of bytes of shared data and of checkpoints, also of a large dataset."""
+    experiment = prepare(PosConfig("FPARec", "ml-100k"))
+    shared = SharedData(experiment.dataset)
+    user_bytes = 8 * experiment.dataset.user_num
+    per_event = (shared.nbytes - user_bytes) / len(shared.columns["item_id"])
     large_data = per_event * ML_20M["events"] + 8 * ML_20M["users"]
     model = recbole_pos.load(best).model
     parameters = sum(p.numel() for p in model.parameters())
@@ -133,16 +136,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("saved/tuning"))
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [searched(folder / scheduler, scheduler) for scheduler in ("asha", "none")]
-    rows.append(default(folder / "default-short", "same budget", BUDGET))
-    rows.append(default(folder / "default", "to the end", {}))
+    rows = [run_search(folder / scheduler, scheduler) for scheduler in ("asha", "none")]
+    rows.append(run_default(folder / "default-short", "same budget", BUDGET))
+    rows.append(run_default(folder / "default", "to the end", {}))
     heads = ("", "wall time", "training and validation, summed", "epochs", "finished", "stopped")
-    ray = overhead(folder)
+    ray = measure_overhead(folder)
     shutil.copy(folder / "asha" / "curves.png", RESULTS / "tuning-curves.png")
     for name, text in (
         ("search", table((*heads, "valid NDCG@10", "test NDCG@10, once"), rows)),
-        ("ray", costs(ray)),
-        ("sizes", sizes(folder / "asha" / "best", ray)),
+        ("ray", show_overhead(ray)),
+        ("sizes", show_sizes(folder / "asha" / "best", ray)),
     ):
         replace_section(RESULTS / "tuning.md", name, text)
 

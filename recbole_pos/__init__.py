@@ -1,8 +1,8 @@
 """recbole-pos: position-aware sequential recommendation for RecBole.
 
-Importing the package makes sure that, whenever RecBole is imported, it gets the fixes it needs
-(``compat.py``) and finds the plugin's models by name (``plug.py``), and that waiting threads of
-torch sleep. Nothing else is imported before it is requested.
+After the import of this package RecBole, whenever it is imported, gets the fixes it needs
+(``compat.py``) and finds the plugin's models by name (``plug.py``), and waiting threads of torch
+sleep. Everything else is imported when it is requested.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from recbole_pos.tuning import search as search
     from recbole_pos.tuning import tune as tune
 
-# read when torch is imported: with another busy process threads that spin take ten times as long
+# torch reads it when it is imported: beside a busy process, spinning threads take ten times as long
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 compat.install()
 
-_PLACES = {
+_MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.fine_tune"),
     "convert": "recbole_pos.conversion.convert",
     "Dataset": "recbole_pos.conversion.frames",
@@ -62,14 +62,14 @@ _PLACES = {
     **dict.fromkeys(("search", "tune"), "recbole_pos.tuning"),
     "compare": "recbole_pos.study.comparing",
 }
-__all__ = ["__version__", *_PLACES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Return what users import, from its place (PEP 562)."""
-    if name not in _PLACES:
+    """Import what a user requests, from its module (PEP 562)."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'recbole_pos' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Errors meant to be read by the person at the keyboard."""
+"""Errors whose messages are for the user."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class PosError(Exception):
 
 
 class UsageError(PosError, ValueError):
-    """Something the user gave (option, field, file, name) is wrong; says which, and what to do."""
+    """An option, field, file or name that the user gave is wrong; says which, and what to do."""
 
     exit_code = 2
 
 
 class UnknownKey(UsageError):
-    """An option that nothing reads here; carries its name."""
+    """An option that nothing reads; ``key`` is its name."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -24,15 +24,15 @@ class UnknownKey(UsageError):
 
 
 class TrainingError(PosError, RuntimeError):
-    """Training cannot go on, for example because the loss is no longer a number."""
+    """Training cannot continue, for example because the loss is NaN."""
 
 
 class StorageError(PosError, OSError):
-    """A file cannot be written: no room, no permission, no folder."""
+    """A file cannot be written: the disk is full, or there is no permission."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during training; carries the run folder whose checkpoint can be resumed."""
+    """Ctrl-C during training; the message says how to resume from the last checkpoint."""
 
     exit_code = 130
 
@@ -44,10 +44,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class CheckpointError(PosError, RuntimeError):
-    """A checkpoint file is damaged, foreign, or holds something that must not be loaded."""
+    """A checkpoint is damaged, of another program, or holds what must not be loaded."""
 
     exit_code = 2
 
 
 class RunWarning(UserWarning):
-    """A trained model is used whose run is unfinished, or whose dataset is not there."""
+    """The run of a trained model is unfinished, or its dataset is missing."""

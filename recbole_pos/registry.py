@@ -1,7 +1,7 @@
-"""Registries of names and the classes they stand for, those that a user registers included.
+"""Registries of names and the classes that they stand for, registered ones included.
 
-To know the names nothing is imported: the plugin's own are places in text. A class is imported when
-it is requested.
+The plugin's own classes are listed as text and imported when they are requested: to know the names,
+nothing is imported.
 """
 
 from __future__ import annotations
@@ -28,126 +28,110 @@ SCRIPTS = ("__main__", "__mp_main__")  # the second is what a spawned process ca
 
 @dataclass(frozen=True)
 class Registration:
-    """A class that is not the plugin's own.
+    """A registered class, which is not the plugin's own.
 
     Attributes:
         cls: the class.
         given: the defaults it was registered with; None for those of the class.
         defaults: defaults of all its options.
-        own: those of its options that it shares with nothing of the plugin's or RecBole's.
-        module: the module whose import registers it again; None if none does, as of a notebook.
+        own_options: options that neither the plugin nor RecBole has.
+        module: the module whose import registers it again; None if none does (a notebook).
     """
 
     cls: type
     given: Defaults | None
     defaults: dict[str, Any]
-    own: frozenset[str]
+    own_options: frozenset[str]
     module: str | None
 
 
 class Registry(Mapping[str, type]):
-    """Classes by name: the plugin's, and those that were registered since.
+    """Classes by name: the plugin's, and registered ones.
 
     Args:
         kind: what the classes are, in one word.
-        places: ``module:Class`` of each name of the plugin's.
-        folder: of ``properties/``, where each of these has its yaml.
-        taken: returns who has a name that no one else may have; None for no one.
+        paths: name -> ``module:Class``, of the plugin's classes.
+        folder: folder of ``properties/`` with a yaml file for each of these.
+        find_owner: returns who reserves a name, or None.
     """
 
     def __init__(
         self,
         kind: str,
-        places: dict[str, str],
+        paths: dict[str, str],
         folder: str,
-        taken: Callable[[str], str | None] = lambda name: None,
+        find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        self.kind, self.places, self.folder, self._taken = kind, places, folder, taken
+        self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}
 
     def __getitem__(self, name: str) -> type:
         if name in self.added:
             return self.added[name].cls
-        module, _, cls = self.places[name].partition(":")
-        return getattr(importlib.import_module(module), cls)
+        module, _, class_name = self.paths[name].partition(":")
+        return getattr(importlib.import_module(module), class_name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places or name in self.added
+        return name in self.paths or name in self.added
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self.places, **self.added})
+        return iter({**self.paths, **self.added})
 
     def __len__(self) -> int:
-        return len(self.places) + len(self.added)
+        return len(self.paths) + len(self.added)
 
     def add(self, name: str, added: Registration) -> None:
-        """Give a name, which no other class has, to a class; to one of the same place again."""
-        place = import_path(added.cls)
+        """Register a class; a class of the same ``module:Class`` replaces an earlier one.
+
+        Raises:
+            UsageError: if the name is not an identifier, or another class has it.
+        """
+        path = import_path(added.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
-                f"{self.kind} {place}: found the name {shown(name)}, expected letters, digits and "
+                f"{self.kind} {path}: found the name {shown(name)}, expected letters, digits and "
                 "_, and no digit first"
             )
-        holder = self._taken(name) or (US if name in self.places else None)
-        if name in self.added and import_path(self.added[name].cls) != place:
-            holder = import_path(self.added[name].cls)
-        if holder:
+        owner = self._find_owner(name) or (US if name in self.paths else None)
+        if name in self.added and import_path(self.added[name].cls) != path:
+            owner = import_path(self.added[name].cls)
+        if owner:
             raise UsageError(
-                f"{self.kind} {shown(name)}: the name is taken by {holder}; give {place} another"
+                f"{self.kind} {shown(name)}: the name is taken by {owner}; give {path} another"
             )
         self.added[name] = added
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """Return the defaults of a class: those of its yaml, or that it was registered with."""
+        """Return the default of each option of a class."""
         if name in self.added:
             return copy.deepcopy(self.added[name].defaults)
         return read_yaml(ROOT / self.folder / f"{name}.yaml")
 
-    def own_options(self, name: str) -> frozenset[str]:
-        """Return the names of options that nothing of the plugin's or RecBole's has."""
-        return self.added[name].own if name in self.added else frozenset()
-
-    def given(self, cls: type) -> Registration | None:
-        """Return what a class, or an earlier one of the same place, was registered as."""
-        place = import_path(cls)
-        return next((one for one in self.added.values() if import_path(one.cls) == place), None)
+    def find_registration(self, cls: type) -> Registration | None:
+        """Return the registration of a class, or of an earlier one of the same path."""
+        path = import_path(cls)
+        return next((r for r in self.added.values() if import_path(r.cls) == path), None)
 
     def registered_name(self, cls: type) -> str | None:
-        """Return the name of a class, its own rather than another, without importing any."""
-        place = import_path(cls)
-        names = [name for name, known in self.places.items() if known == place]
+        """Return a name of a class, its own rather than another, without importing any."""
+        path = import_path(cls)
+        names = [name for name, known in self.paths.items() if known == path]
         names += [name for name, added in self.added.items() if added.cls is cls]
         return cls.__name__ if cls.__name__ in names else next(iter(names), None)
-
-    def source(self, name: str) -> str:
-        """Return who brought a class: this package, or the module of one that was registered."""
-        return self.added[name].cls.__module__ if name in self.added else US
-
-    def find_module(self, name: str) -> str | None:
-        """Return the module whose import makes a name known; None where none need or can."""
-        return self.added[name].module if name in self.added else None
-
-    def made_here(self) -> dict[str, Registration]:
-        """Return the registered classes that no import makes known to another process."""
-        return {name: added for name, added in self.added.items() if added.module is None}
-
-    def modules(self) -> set[str]:
-        """Return the modules of the classes that were registered so far."""
-        return {added.cls.__module__ for added in self.added.values()}
 
 
 @contextmanager
 def without_working_directory() -> Iterator[None]:
-    """Import nothing from a place that depends on where the user is, in a ``with`` block.
+    """Import nothing from a folder that depends on where the user is, in a ``with`` block.
 
     These are the working directory, which ``python -m`` and notebooks search, and relative entries
     of PYTHONPATH.
     """
     before = list(sys.path)
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    relative = [os.path.realpath(entry) for entry in given if not os.path.isabs(entry)]
-    left_out = {os.path.realpath("."), *relative}
-    sys.path[:] = [entry for entry in before if os.path.realpath(entry) not in left_out]
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    relative = [os.path.realpath(entry) for entry in entries if not os.path.isabs(entry)]
+    excluded = {os.path.realpath("."), *relative}
+    sys.path[:] = [entry for entry in before if os.path.realpath(entry) not in excluded]
     try:
         yield
     finally:
@@ -156,7 +140,7 @@ def without_working_directory() -> Iterator[None]:
 
 
 def import_path(cls: type) -> str:
-    """Return ``module:Class``; a script's is the same in the processes that it spawns."""
+    """Return ``module:Class``; that of a script is the same in the processes that it spawns."""
     module = SCRIPTS[0] if cls.__module__ in SCRIPTS else cls.__module__
     return f"{module}:{cls.__qualname__}"
 
@@ -171,39 +155,39 @@ def find_importing_module(frame: FrameType) -> str | None:
 def find_home_module(cls: type) -> str | None:
     """Return the module in which another process finds a class by its name, or None."""
     module = sys.modules.get(cls.__module__)
-    found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
-    return cls.__module__ if found and getattr(module, "__spec__", None) is not None else None
+    is_found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
+    return cls.__module__ if is_found and getattr(module, "__spec__", None) is not None else None
 
 
 def gather_defaults(
     cls: type,
     given: Defaults | None,
-    shipped: Callable[[type], dict[str, Any]],
-    registered: Callable[[type], Registration | None],
+    read_shipped: Callable[[type], dict[str, Any]],
+    find_registration: Callable[[type], Registration | None],
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return defaults of a class: of the classes that it extends, then its own, then those given.
+    """Return the defaults of a class: of the classes that it extends, then its own, then ``given``.
 
     Args:
-        cls: the class; what it, or one that it extends, has as ``defaults`` counts.
+        cls: the class; its attribute ``defaults``, and those of the classes it extends, count.
         given: to :func:`recbole_pos.register_model` or :func:`recbole_pos.register_scheme`.
-        shipped: the yaml of a class that comes with the plugin or RecBole; ``{}`` for others.
-        registered: what a class was registered as.
+        read_shipped: returns the yaml of a class of the plugin's or RecBole's; ``{}`` for others.
+        find_registration: returns how a class was registered.
 
     Returns:
         The defaults, and the names of those that are in no such yaml.
     """
     defaults: dict[str, Any] = {}
-    known: set[str] = set()
+    shipped_names: set[str] = set()
     for base in reversed(cls.__mro__):
-        found = shipped(base)
-        known |= set(found)
-        earlier = registered(base)
-        defaults |= found | read_defaults(vars(base).get("defaults"), base)
+        shipped = read_shipped(base)
+        shipped_names |= set(shipped)
+        defaults |= shipped | read_defaults(vars(base).get("defaults"), base)
+        registration = find_registration(base)
         if base is cls:
             defaults |= read_defaults(given, cls)
-        elif earlier is not None:
-            defaults |= read_defaults(earlier.given, base)
-    return defaults, frozenset(set(defaults) - known)
+        elif registration is not None:
+            defaults |= read_defaults(registration.given, base)
+    return defaults, frozenset(set(defaults) - shipped_names)
 
 
 def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
@@ -212,17 +196,16 @@ def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
         return {}
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return copy.deepcopy(dict(given))
-    if isinstance(given, (str, Path)):
-        module = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        folders = [Path(module).parent] if module else []
-        folders.append(Path.cwd())
-        file = next((f / given for f in folders if (f / given).is_file()), None)
-        if file is None:
-            raise UsageError(
-                f"{import_path(cls)}: defaults: no file {given} in {' or '.join(map(str, folders))}"
-            )
-        return read_yaml(file)
+    if not isinstance(given, (str, Path)):
+        raise UsageError(
+            f"{import_path(cls)}: defaults: expected a dict of options or the path of a yaml file, "
+            f"found {shown(given)}"
+        )
+    module_file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    folders = [*([Path(module_file).parent] if module_file else []), Path.cwd()]
+    for folder in folders:
+        if (folder / given).is_file():
+            return read_yaml(folder / given)
     raise UsageError(
-        f"{import_path(cls)}: defaults: expected a dict of options or the path of a yaml file, "
-        f"found {shown(given)}"
+        f"{import_path(cls)}: defaults: no file {given} in {' or '.join(map(str, folders))}"
     )

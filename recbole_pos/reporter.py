@@ -23,7 +23,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.files import name_write_errors
@@ -31,17 +31,22 @@ from recbole_pos.values import shown
 
 LOGGER = logging.getLogger("recbole_pos")
 SECOND = 1.0
-WIDE = 200  # columns where there is no terminal whose width a table must fit
+WIDE = 200  # columns of the log file, and of output that is not a terminal
 
 
 @dataclass
 class Task:
-    """Something long, and how much of it is done."""
+    """A long step, and its progress.
+
+    Attributes:
+        total, done: number of steps, if known, and how many are done.
+        targets: training targets so far, for the speed; 0 where there are none.
+    """
 
     title: str
-    total: int | None = None  # steps, if known
+    total: int | None = None
     done: int = 0
-    targets: int = 0  # training targets so far, for a speed; 0 where there are none
+    targets: int = 0
     began: float = field(default_factory=time.monotonic)
 
     def advance(self, targets: int = 0) -> None:
@@ -83,18 +88,21 @@ class Reporter:
     def __init__(
         self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
     ) -> None:
-        quiet = not enabled or as_json or bool(LOGGER.handlers)
+        is_quiet = not enabled or as_json or bool(LOGGER.handlers)
         ipython = sys.modules.get("IPython")
         in_notebook = hasattr(ipython and ipython.get_ipython(), "kernel")
-        self.cell = in_notebook and not quiet
-        self._output: Any = None  # the output of the cell that changes
-        # variables of a notebook may pretend a terminal that there is not
-        terminal = False if in_notebook else None
+        self.has_cell = in_notebook and not is_quiet
+        self._cell_output: Any = None
         self.console = _Console(
-            quiet=quiet, highlight=False, force_jupyter=False, force_terminal=terminal
+            quiet=is_quiet,
+            highlight=False,
+            force_jupyter=False,
+            # variables of a notebook may pretend a terminal that there is not
+            force_terminal=False if in_notebook else None,
         )
-        self.console.width = self.console.width if self.console.is_terminal else WIDE
-        self._events: list[IO[str]] = [sys.stdout] if enabled and as_json else []
+        if not self.console.is_terminal:
+            self.console.width = WIDE
+        self._json_files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
         self._logs: list[Console] = []
         if log is None:
             return
@@ -103,43 +111,40 @@ class Reporter:
         except OSError as error:
             raise UsageError(f"log: cannot write {shown(str(log))}: {error.strerror}") from error
         if as_json:
-            self._events.append(file)
+            self._json_files.append(file)
         else:
             self._logs.append(_Console(file=file, highlight=False, width=WIDE))
 
-    def line(self, what: RenderableType) -> None:
+    def line(self, content: RenderableType) -> None:
         """Print a line of text, or a table."""
-        self._print(what)
-
-    table = line
+        self._print(content)
 
     def warning(self, text: str) -> None:
-        """Print what is easily overlooked."""
+        """Print a line marked as a warning."""
         self._print(text, logging.WARNING)
 
     def _print(
-        self, what: RenderableType, level: int = logging.INFO, on_screen: bool = True
+        self, content: RenderableType, level: int = logging.INFO, on_screen: bool = True
     ) -> None:
         """Send text or a table to the logger, the screen and the log file."""
         if LOGGER.hasHandlers() and LOGGER.isEnabledFor(level):
-            plain = Console(file=io.StringIO(), width=WIDE)
+            plain = Console(file=io.StringIO(), width=WIDE, highlight=False)
             with plain.capture() as rendered:
-                plain.print(what, soft_wrap=isinstance(what, str), markup=False, highlight=False)
+                plain.print(content, soft_wrap=isinstance(content, str), markup=False)
             LOGGER.log(level, "%s", rendered.get().removesuffix("\n"))
         if level == logging.WARNING:
-            what = f"warning: {what}"
-        self._write(what, [self.console, *self._logs] if on_screen else self._logs)
+            content = f"warning: {content}"
+        self._write(content, [self.console, *self._logs] if on_screen else self._logs)
 
-    def _write(self, what: RenderableType, consoles: list[Console]) -> None:
+    def _write(self, content: RenderableType, consoles: list[Console]) -> None:
         for console in consoles:
-            with name_write_errors(
-                _name(console.file)
-            ):  # [a] is text here; nothing is cut off in a file
-                console.print(what, soft_wrap=isinstance(what, str), markup=False)
+            with name_write_errors(_name(console.file)):
+                # [a] is text and not markup; nothing is cut off in a file
+                console.print(content, soft_wrap=isinstance(content, str), markup=False)
 
     def event(self, name: str, content: dict[str, Any]) -> None:
-        """Print a json object, where json is wanted."""
-        for file in self._events:
+        """Print a json object, if json was requested."""
+        for file in self._json_files:
             with name_write_errors(_name(file)):
                 print(json.dumps({"event": name, **content}), file=file, flush=True)
 
@@ -155,8 +160,8 @@ class Reporter:
     def _show(self, task: Task, shows: ExitStack) -> None:
         """Show a task until the stack is closed: a bar, the cell, or a line a minute."""
         minutely = list(self._logs)
-        if self.cell:
-            shows.enter_context(call_every(SECOND, lambda: self.change(str(task))))
+        if self.has_cell:
+            shows.enter_context(call_every(SECOND, lambda: self.update_cell(str(task))))
         elif self.console.is_terminal and not self.console.quiet:
             known = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             bar = Progress(
@@ -176,50 +181,47 @@ class Reporter:
         if minutely:
             shows.enter_context(call_every(self.every, lambda: self._write(str(task), minutely)))
 
-    def change(self, text: str) -> None:
-        """Show a text in the place of the one before, in a notebook."""
-        if not self.cell:
+    def update_cell(self, text: str) -> None:
+        """Replace the text that a notebook's cell shows."""
+        if not self.has_cell:
             return
         from IPython.display import display  # installed wherever a notebook runs
 
         content = {"text/plain": text}
-        if self._output is None:
-            self._output = display(content, raw=True, display_id=True)
+        if self._cell_output is None:
+            self._cell_output = display(content, raw=True, display_id=True)
         else:
-            self._output.update(content, raw=True)
+            self._cell_output.update(content, raw=True)
 
-    def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
+    def epoch(self, line: dict[str, Any], metric: str, is_best: bool) -> None:
         """Print an epoch's line of metrics.jsonl with a validation metric, marked if it is best."""
         score = (line.get("valid") or {}).get(metric)
-        scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if best else '  '}"
+        scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if is_best else '  '}"
         text = (
             f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{scored}  "
             f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
         )
-        self._print(text, on_screen=not self.cell)
-        self.change(text)
-        self.event("epoch", {**line, "best": best})
+        self._print(text, on_screen=not self.has_cell)
+        self.update_cell(text)
+        self.event("epoch", {**line, "best": is_best})
 
     def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
         """Print a table with a column for each phase (or model) and a row for each metric."""
-        filled = {name: column for name, column in columns.items() if column}
-        table = Table()
-        table.add_column("metric")
-        for name in filled:
-            table.add_column(name, justify="right")
-        for metric in dict.fromkeys(metric for column in filled.values() for metric in column):
-            table.add_row(metric, *(f"{column[metric]:.4f}" for column in filled.values()))
+        scores = {name: metrics for name, metrics in columns.items() if metrics}
+        table = Table("metric", *(Column(name, justify="right") for name in scores))
+        for metric in dict.fromkeys(metric for metrics in scores.values() for metric in metrics):
+            table.add_row(metric, *(f"{metrics[metric]:.4f}" for metrics in scores.values()))
         self.line(title)
-        if not self.cell:  # where the model shows it
-            self.table(table)
+        if not self.has_cell:  # the result of a notebook's cell shows the metrics itself
+            self.line(table)
 
 
 @contextmanager
 def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]:
     """Call a function every ``seconds`` in another thread while the ``with`` block runs.
 
-    Errors of writing are ignored: the next call tries again, and a full disk is reported by what
-    the run itself writes next.
+    Errors of writing are ignored: the next call tries again, and the run itself reports a full disk
+    when it writes.
     """
     stopped = threading.Event()
 
@@ -238,10 +240,10 @@ def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]
 
 
 class _Console(Console):
-    """Rich's console, which would end the process, silently, where nothing reads any more."""
+    """Rich's console, which would silently end the process at a closed pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich handles here."""
+        """Raise the error that rich has caught."""
         raise  # noqa: PLE0704
 
 

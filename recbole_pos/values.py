@@ -1,4 +1,4 @@
-"""What values options may have, numbers and names, and hints for a misspelt one."""
+"""Checks of values that users give, and how messages show them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeGuard
 
 from recbole_pos.errors import UsageError
 
-_FEW = 12  # names that a message can list
+_MAX_NAMES = 12  # that a message lists
+_MAX_LENGTH = 200  # characters of a value in a message
+_MAX_PARTS = 100  # of a value in a message: items, keys and their items
 _NUMBER = re.compile(r"[+-]\d[\d.,]*")
-_SHOWN = 200  # characters of a value in a message
-_NODES = 100  # parts of it
-# Units of time that options may name.
+# Units of time that options may name -> seconds.
 SECONDS = {
     **{"nanoseconds": 1e-9, "microseconds": 1e-6, "milliseconds": 1e-3},
     **{"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0},
@@ -23,21 +23,19 @@ SECONDS = {
 
 
 class Options(Protocol):
-    """Options by their names: a configuration of RecBole or of the plugin, or a dict."""
+    """Options by name: a dict, or a configuration, which has None for a name it does not know."""
 
-    def __getitem__(self, key: str, /) -> Any:
-        """Return the value; a configuration has None for a name that it does not know."""
+    def __getitem__(self, key: str, /) -> Any: ...
 
-    def __contains__(self, key: Any, /) -> bool:
-        """Return whether there is an option of that name."""
+    def __contains__(self, key: Any, /) -> bool: ...
 
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number of at most 64 bits, and not a boolean."""
     try:
-        plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return plain and math.isfinite(value)
-    except OverflowError:  # Python's whole numbers have no end
+        is_numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_numeric and math.isfinite(value)
+    except OverflowError:  # an int of more than 1024 bits
         return False
 
 
@@ -58,33 +56,33 @@ def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message has it: whole, unless it would fill the screen.
+    """Return a value as a message shows it, the beginning only if it is long.
 
-    Of a large one only the beginning is looked at, however often its parts stand in each other.
+    Of a large value only the beginning is read, even if it holds itself.
     """
-    text = _brief(value, [_NODES])
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ..."
+    text = _brief_repr(value, [_MAX_PARTS])
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH // 2]} ..."
 
 
-def _brief(value: Any, left: list[int]) -> str:
-    """Return the repr of at most ``left`` parts; numbers and text of numpy as plain ones."""
-    left[0] -= 1
-    if left[0] < 0:
+def _brief_repr(value: Any, budget: list[int]) -> str:
+    """Return the repr, with ... after ``budget[0]`` parts; scalars of numpy as plain ones."""
+    budget[0] -= 1
+    if budget[0] < 0:
         return "..."
     if getattr(value, "shape", None) == ():  # of numpy or torch
         value = value.item()
-    if isinstance(value, str) and len(value) > _SHOWN:
-        return f"{value[: _SHOWN // 2]!r} ... ({len(value):,} characters)"
+    if isinstance(value, str) and len(value) > _MAX_LENGTH:
+        return f"{value[: _MAX_LENGTH // 2]!r} ... ({len(value):,} characters)"
     if type(value) in (list, tuple, dict):
-        ends = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
-        parts = list(itertools.islice(value, _SHOWN))
-        if isinstance(value, dict):
-            texts = [f"{_brief(part, left)}: {_brief(value[part], left)}" for part in parts]
-        else:
-            texts = [_brief(part, left) for part in parts]
-        if isinstance(value, tuple) and len(value) == 1:
-            return f"({texts[0]},)"
-        return f"{ends[0]}{', '.join(texts)}{ends[1]}"
+        texts = []
+        for item in itertools.islice(value, _MAX_LENGTH):
+            text = _brief_repr(item, budget)
+            is_key = isinstance(value, dict)
+            texts.append(f"{text}: {_brief_repr(value[item], budget)}" if is_key else text)
+        joined = ", ".join(texts)
+        if isinstance(value, tuple):
+            return f"({joined},)" if len(value) == 1 else f"({joined})"
+        return f"[{joined}]" if isinstance(value, list) else f"{{{joined}}}"
     try:
         return repr(value)
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
@@ -92,7 +90,7 @@ def _brief(value: Any, left: list[int]) -> str:
 
 
 def short(text: str) -> str:
-    """Return a text as a message has it: whole, unless it would fill the screen."""
+    """Return a text as a message shows it, the beginning only if it is long."""
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
 
 
@@ -104,30 +102,32 @@ def escape_formula(value: Any) -> Any:
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Return names as a message has them: the first of them, long ones cut off."""
+    """Return names as a message lists them: the first 12, long ones cut off, and how many."""
     names = list(map(str, names))
-    short = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_FEW])
-    return ", ".join(short) + (f", ... ({len(names):,} in all)" if len(names) > _FEW else "")
+    first = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_MAX_NAMES])
+    more = f", ... ({len(names):,} in all)" if len(names) > _MAX_NAMES else ""
+    return ", ".join(first) + more
 
 
-def find_similar(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the known words nearest to a misspelt one, or that it is a part of; nearest first."""
-    lower = {str(name).lower(): str(name) for name in known}
+def _find_similar(word: str, known: Iterable[str]) -> list[str]:
+    """Return up to 3 known words like a misspelt one, or that it is a part of; nearest first."""
+    by_lower = {str(name).lower(): str(name) for name in known}
     word = word[:100].lower()
-    matches = difflib.get_close_matches(word, lower, n=limit, cutoff=0.75)
-    matches = matches or [name for name in lower if len(word) > 2 and word in name][:limit]
-    return [lower[name] for name in matches]
+    matches = difflib.get_close_matches(word, by_lower, n=3, cutoff=0.75)
+    if not matches and len(word) > 2:
+        matches = [name for name in by_lower if word in name][:3]
+    return [by_lower[name] for name in matches]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``; nearest known: a, b``, or all known words if they are few, or nothing."""
     known = list(known)
-    if close := find_similar(word, known):
-        return f"; nearest known: {', '.join(close)}"
-    return f"; known are {', '.join(map(str, known))}" if len(known) <= _FEW else ""
+    if similar := _find_similar(word, known):
+        return f"; nearest known: {', '.join(similar)}"
+    return f"; known are {', '.join(map(str, known))}" if len(known) <= _MAX_NAMES else ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean a or b?)`` with the nearest known words, or nothing."""
-    close = find_similar(word, known)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+    similar = _find_similar(word, known)
+    return f" (did you mean {' or '.join(similar)}?)" if similar else ""

@@ -1,4 +1,4 @@
-"""Finds and reads yaml files; those under ``properties/`` are the only place of defaults."""
+"""Reads yaml files within bounds; those under ``properties/`` are the only place of defaults."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import short, shown
 
 _PACKAGE = Path(__file__).resolve().parent
-# Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.
+# in the installed package (setup.cfg maps them there), or beside it in a checkout
 ROOT, DATASETS = (
     _PACKAGE / f"_{name}" if (_PACKAGE / f"_{name}").is_dir() else _PACKAGE.parent / name
     for name in ("properties", "dataset")
 )
 
-# Bounds of a file, so that reading it and quoting it is bounded, too.
-_DEEPEST, _MOST_VALUES, _LONGEST = 100, 100_000, 10_000_000
+# Bounds of a file, and so of the time and memory that reading and quoting it takes.
+_MAX_CHARACTERS, _MAX_VALUES, _MAX_DEPTH = 10_000_000, 100_000, 100
 _PER_VALUE = 100  # characters of a text that count as one value
-_LONGEST_NUMBER = 1000  # characters; Python reads longer ones in quadratic time, or not at all
+_MAX_DIGITS = 1000  # of a number; Python reads longer ones in quadratic time, or not at all
+
+
+def _yaml_error(problem: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 class _Rules(yaml.constructor.SafeConstructor):
     """Rules of the package's yaml: plain values, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                problem = f"key {shown(key.value)} is given twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        names = set()
+        for key in keys:
+            if key.value in names:
+                raise _yaml_error(f"key {shown(key.value)} is given twice", key)
+            names.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 class YamlLoader(_Rules, yaml.SafeLoader):
-    """Reads text within bounds, and shows where it is not yaml.
+    """Reads a user's text within bounds, with the place of what is not yaml.
 
     An alias counts as all that it stands for: a few lines of aliases within aliases are gigabytes.
     """
@@ -54,52 +58,47 @@ class YamlLoader(_Rules, yaml.SafeLoader):
             raise yaml.YAMLError("values are nested too deeply") from None
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return a value; one that is not what its tag says, as in ``!!bool x``, is not yaml."""
+        """Return a value; one that contradicts its tag, as in ``!!bool x``, is not yaml."""
         try:
             return super().construct_object(node, deep)
         except (AttributeError, LookupError) as error:
-            problem = f"it is not what its tag {shown(node.tag)} says"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+            raise _yaml_error(f"it is not what its tag {shown(node.tag)} says", node) from error
 
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: int = 0) -> int:
-    """Return how many values a node has, those of aliases each time; refuse more than a file may.
+    """Return the number of values of a node, those of aliases each time, within the bounds.
 
-    Nodes that were counted have their number in ``counts``, and None if they are around this one.
+    ``counts`` has those of nodes that were counted, and None for nodes around this one.
     """
     if node in counts:
         if (count := counts[node]) is None:
-            raise _refusal("an alias stands within its own anchor", node)
+            raise _yaml_error("an alias stands within its own anchor", node)
         return count
-    if depth > _DEEPEST:
-        raise _refusal(f"values are nested more than {_DEEPEST} deep", node)
+    if depth > _MAX_DEPTH:
+        raise _yaml_error(f"values are nested more than {_MAX_DEPTH} deep", node)
     counts[node] = None
     if isinstance(node, yaml.ScalarNode):
-        if len(node.value) > _LONGEST_NUMBER and node.tag.endswith((":int", ":float")):
-            raise _refusal(f"a number has {len(node.value):,} characters", node)
+        if len(node.value) > _MAX_DIGITS and node.tag.endswith((":int", ":float")):
+            raise _yaml_error(f"a number has {len(node.value):,} characters", node)
         count = 1 + len(node.value) // _PER_VALUE
     else:
         is_mapping = isinstance(node, yaml.MappingNode)
-        parts = [part for pair in node.value for part in pair] if is_mapping else node.value
-        count = 1 + sum(_count_values(part, counts, depth + 1) for part in parts)
-    if count > _MOST_VALUES:
-        problem = f"there are more than {_MOST_VALUES:,} values, those of aliases counted"
-        raise _refusal(problem, node)
+        children = [child for pair in node.value for child in pair] if is_mapping else node.value
+        count = 1 + sum(_count_values(child, counts, depth + 1) for child in children)
+    if count > _MAX_VALUES:
+        problem = f"there are more than {_MAX_VALUES:,} values, those of aliases counted"
+        raise _yaml_error(problem, node)
     counts[node] = count
     return count
-
-
-def _refusal(problem: str, node: yaml.Node) -> yaml.YAMLError:
-    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
 
 
 class PackagedLoader(_Rules, _Libyaml):  # type: ignore[misc, valid-type]
-    """Reads the files of this package and of RecBole, which is much faster than in Python.
+    """Reads the files of this package and of RecBole much faster, with libyaml.
 
-    Not for other files: it says less of what is wrong, and deep nesting ends the process.
+    Not for other files: its messages say less, and deep nesting ends the process.
     """
 
 
@@ -111,17 +110,19 @@ for _loader in (YamlLoader, PackagedLoader):
     )
 
 
-# Numbers between two, as in user_inter_num_interval: "[5,inf)", "(0,3];[7,9)".
+# Intervals of numbers, as in user_inter_num_interval: "[5,inf)", "(0,3];[7,9)".
 _END = r"\s*[-+]?(?:inf|[\d.]+(?:e[-+]?\d+)?)\s*"
 _INTERVALS = re.compile(rf"(?:[\[(]{_END},{_END}[\])];?)+", re.IGNORECASE)
-# How values begin that are no plain text.
-_BEGUN = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
+# First characters of values that are not plain text.
+_OPENERS = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
 
 
 def parse_scalar(text: str, where: str) -> Any:
     """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
 
-    A list, mapping or quotation that is begun and not yaml is a UsageError about ``where``.
+    Raises:
+        UsageError: if the text begins like a list, mapping or quotation and is not one; names
+            ``where`` it stands.
     """
     bare = text.strip()
     if bare in ("|", ">"):  # separators, and no block of lines
@@ -129,31 +130,33 @@ def parse_scalar(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=YamlLoader)
     except (yaml.YAMLError, ValueError) as error:
-        begun = _BEGUN.get(bare[:1])
-        if begun is None or _INTERVALS.fullmatch(bare):
+        kind = _OPENERS.get(bare[:1])
+        if kind is None or _INTERVALS.fullmatch(bare):
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
         raise UsageError(
-            f"{where}: {shown(text)} begins like {begun}, but is wrong ({problem}); close what it "
+            f"{where}: {shown(text)} begins like {kind}, but is wrong ({problem}); close what it "
             "opens, or quote all of it if it is text"
         ) from error
 
 
-def read_text(path: str | Path) -> str:
-    """Return the text of a yaml file; a ValueError if it is not UTF-8, or too long."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read(_LONGEST + 1)
-    if len(text) > _LONGEST:
-        raise ValueError(f"the file has more than {_LONGEST:,} characters")
-    return text
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the mapping in a yaml file; ``{}`` for an empty one."""
+    loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
+    return _read_mapping(path, "config file", loader)[0]
+
+
+def overall_defaults() -> dict[str, Any]:
+    """Return defaults of the plugin for every model, its own and RecBole's."""
+    return read_yaml(ROOT / "overall.yaml")
 
 
 def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
-    """Return the mapping in a yaml file, and where its parts stand.
+    """Return the mapping in a yaml file, and the lines of its parts.
 
     Args:
         path: path of the file.
-        what: what the file is, for messages: study, space file.
+        what: kind of the file, for messages: study, space file.
 
     Returns:
         The mapping; and path of keys and places in lists -> file and line.
@@ -161,62 +164,49 @@ def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[t
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
+    content, root = _read_mapping(path, what, YamlLoader)
+    return content, {keys: f"{path}, line {line}" for keys, line in _find_lines(root)}
+
+
+def _read_mapping(
+    path: str | Path, what: str, loader_class: Any
+) -> tuple[dict[Any, Any], yaml.Node | None]:
+    """Return the mapping in a yaml file, and its node."""
     name = short(str(path))
     try:
-        loader = YamlLoader(read_text(path))
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_CHARACTERS + 1)
+        if len(text) > _MAX_CHARACTERS:
+            raise ValueError(f"the file has more than {_MAX_CHARACTERS:,} characters")
+        loader = loader_class(text)
         try:
             root = loader.get_single_node()
-            content = None if root is None else loader.construct_document(root)
+            content = {} if root is None else loader.construct_document(root)
         finally:
             loader.dispose()
     except OSError as error:
         raise UsageError(f"cannot read {what} {name}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{name}, {yaml_problem(error)} (not valid yaml)") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{what} {name} must hold `key: value` lines")
-    return content, {part: f"{path}, line {line}" for part, line in _find_lines(root)}
-
-
-def _find_lines(node: yaml.Node, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
-    """Yield the path and the line of every key and every value of a list in a node."""
-    parts: list[tuple[Any, yaml.Node, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        parts = [(key.value, key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        parts = [(place, value, value) for place, value in enumerate(node.value)]
-    for name, key, value in parts:
-        yield (*path, name), key.start_mark.line + 1
-        yield from _find_lines(value, (*path, name))
-
-
-def yaml_problem(error: Exception) -> str:
-    """Return what an error of reading yaml says, on one line: ``line 3: key is given twice``."""
-    mark = getattr(error, "problem_mark", None)
-    line = f"line {mark.line + 1}: " if mark else ""
-    problem = " ".join(str(getattr(error, "problem", None) or error).split())
-    return line + short(problem)
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a yaml file; ``{}`` for an empty one."""
-    name = short(str(path))
-    loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
-    try:
-        content = yaml.load(read_text(path), Loader=loader)
-    except OSError as error:
-        raise UsageError(f"cannot read config file {name}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"config file {name} is not valid yaml: {yaml_problem(error)}") from error
+    except (yaml.YAMLError, ValueError) as error:  # UnicodeDecodeError, too
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = short(" ".join(str(getattr(error, "problem", None) or error).split()))
+        raise UsageError(f"{name}, {line}{problem} (not valid yaml)") from error
     if content is None:
-        return {}
+        return {}, root
     if not isinstance(content, dict):
         raise UsageError(
-            f"config file {name} must hold `key: value` lines, found {type(content).__name__}"
+            f"{what} {name} must hold `key: value` lines, found {type(content).__name__}"
         )
-    return content
+    return content, root
 
 
-def overall_defaults() -> dict[str, Any]:
-    """Return defaults of the plugin for every model, its own and RecBole's."""
-    return read_yaml(ROOT / "overall.yaml")
+def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
+    """Yield the path and the line of every key and every value of a list in a node."""
+    children: list[tuple[Any, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(index, value, value) for index, value in enumerate(node.value)]
+    for name, key, value in children:
+        yield (*path, name), key.start_mark.line + 1
+        yield from _find_lines(value, (*path, name))

@@ -50,6 +50,7 @@ _MADE = {
         *("--data_path", ROOT / "dataset"),
     ],
     "ml-100k-shuffled": [STUDIES / "positions/shuffle.py", "ml-100k", "{folder}"],
+    "ml-100k-times": [STUDIES / "positions/shuffle.py", "ml-100k", "{folder}", "--times"],
 }
 
 

@@ -62,7 +62,7 @@ def test_ours_is_attention_one_sequence_at_a_time(biased: bool) -> None:
         return
 
     tried = {"layers": bench.padded, "wrong": lambda case: 2 * bench.padded(case)}
-    ours, wrong, missing = bench.compared(case, tried | {"varlen": bench.varlen})
+    ours, wrong, missing = bench.compare(case, tried | {"varlen": bench.varlen})
     assert (ours[0], ours[-1], wrong[-1]) == ("layers", "yes", "NO")
     assert missing[0] == "varlen" and missing[-1].startswith("fails: ")
 
@@ -77,7 +77,7 @@ def test_every_section_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (rows, _) in found.items():
         assert len(rows) > 1, name
         assert {len(row) for row in rows} == {len(rows[0])}
-    text = gpu.page({**found, "million": ([], "Failed: a word")}, True)
+    text = gpu.make_page({**found, "million": ([], "Failed: a word")}, True)
     assert all(f"## {section.title}" in text for section in gpu.SECTIONS.values())
     assert "Failed: a word" in text and "numbers mean nothing" in text
 
@@ -95,9 +95,9 @@ def test_a_section_that_hangs_or_fails_keeps_what_it_has(monkeypatch: pytest.Mon
 
     assert sum(section.seconds for section in gpu.SECTIONS.values()) <= 9 * 60
     monkeypatch.setattr(subprocess, "run", run)
-    assert gpu.in_a_process("million", True) == ([["a"]], "Failed: the last word")
+    assert gpu.run_section("million", True) == ([["a"]], "Failed: the last word")
     monkeypatch.setitem(gpu.SECTIONS, "million", gpu.Section("", 3, ""))
-    assert gpu.in_a_process("million", True) == ([["a"]], "The rest was not done within 3 s.")
+    assert gpu.run_section("million", True) == ([["a"]], "The rest was not done within 3 s.")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_ndcg_by_hand(job: Any, padding: int) -> None:
         seen.extend(histories.tolist())
         return scores
 
-    found = Curve(job, ids, score, padding).ndcg()
+    found = Curve(job, ids, torch.nn.Identity(), score, padding).ndcg()
     assert seen == [
         [ids[11], ids[12], ids[10]],
         [padding, ids[11], ids[12]],
@@ -136,7 +136,8 @@ def test_ndcg_by_hand(job: Any, padding: int) -> None:
         rank = sum(bool(scores[row, n] > own) for n in range(6) if n != padding)
         want += 1 / math.log2(rank + 2)
     assert found == pytest.approx(want / 3, abs=1e-12)
-    broken = Curve(job, ids, lambda _: torch.full((3, 6), torch.nan), padding)
+    model = torch.nn.Identity()
+    broken = Curve(job, ids, model, lambda _: torch.full((3, 6), torch.nan), padding)
     with pytest.raises(SystemExit, match="epoch 1"):  # nothing stands above NaN
         broken.ndcg()
 
@@ -152,7 +153,9 @@ def test_the_clock_stands_during_evaluation(job: Any, monkeypatch: pytest.Monkey
         return next(values)
 
     monkeypatch.setattr(common.Curve, "ndcg", evaluate)
-    curve = common.Curve(job, dict.fromkeys(range(10, 14), 1), lambda _: None, 0)
+    curve = common.Curve(
+        job, dict.fromkeys(range(10, 14), 1), torch.nn.Identity(), lambda _: None, 0
+    )
     while not curve.done:
         now[0] += 1.0
         curve.tick(2)  # half an epoch
@@ -188,7 +191,7 @@ def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", sys.argv[:1])
     sizes = {"events": 3000, "items": 70, "length": 10, "each": 30}
     cell = replace(scale.CENTRE, side="PosSASRec, SCE", **sizes)
-    scale.make_log(replace(cell, side=scale.FIRST), tmp_path)
+    scale.write_dataset(replace(cell, side=scale.FIRST), tmp_path)
     found = scale.run(cell, tmp_path, 0.01)
     assert "wrong" not in found and all(found[name] > 0 for name in scale.FIGURES)
     assert found["steps"] > 0 and found["peak_mb"] >= found["start_mb"] >= found["before_mb"]
@@ -201,7 +204,7 @@ def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyP
         given[-1](start=2.0)
         os.kill(os.getpid(), signal.SIGXCPU)
 
-    monkeypatch.setattr(scale, "make_log", lambda *_: None)
+    monkeypatch.setattr(scale, "write_dataset", lambda *_: None)
     for measure, want in (
         (too_large, {"start": 1.0, "wrong": "memory"}),
         (too_long, {"start": 2.0, "wrong": "over 150 CPU-seconds"}),
@@ -216,16 +219,16 @@ def test_the_page_of_scale(tmp_path: Path) -> None:
 
     x = np.array([10.0, 100.0, 1000.0])
     assert scale.slope(x, 3 * x**1.5) == pytest.approx(1.5)
-    assert scale.line_at(x, 7 + 2 * x, 1e5) == pytest.approx(7 + 2e5)
+    assert scale.extrapolate(x, 7 + 2 * x, 1e5) == pytest.approx(7 + 2e5)
     found = []
-    for cell in scale.cells(full=False):
+    for cell in scale.make_cells(full=False):
         figures = {name: 1e-3 * cell.size**2 for name in scale.FIGURES}
         if cell.side == "PosRec" and cell.size == 2_000:
             figures = {"start": 1.0, "wrong": "over 150 CPU-seconds"}
         found.append((cell, figures))
-    text = scale.tables(found)
-    cells = scale.measured(found)
+    text = scale.make_section(found)
+    cells = scale.make_cells_page(found)
     assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in cells
-    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "50 to 2,000, 3 sizes" in text
+    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "| 50 to 2,000 |" in text
     scale.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000

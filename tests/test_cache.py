@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
+import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from shop import LOAD, shop_options, tables, write
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
-from recbole_pos.data.cache import read_signed, write_signed
 from recbole_pos.data.tables import TextTable
 from recbole_pos.experiment.build import read_dataset
 
@@ -55,7 +55,7 @@ def prepared(folder: Path, model: str = "AttrFormer", **options: Any) -> Any:
 
 
 def kept(folder: Path) -> list[Path]:
-    return sorted((folder / "shop" / cache.FOLDER).glob("*"))
+    return sorted((folder / "shop" / cache.FOLDER).glob("*.pt"))
 
 
 def facts(value: Any) -> Any:
@@ -132,6 +132,29 @@ def test_other_content_of_one_size_and_time(folder: Path, any_size: list[str]) -
     assert prepared(folder, relations=["channel"], load_col=None).item_feat is None
 
 
+def test_unchanged_files_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their inode, size and times; whatever has changed is compared byte by byte."""
+    monkeypatch.setattr(cache, "_SETTLED", 0)
+    made, digested = all_of(prepared(folder)), []
+    digest = cache._digest
+    monkeypatch.setattr(cache, "_digest", lambda path: digested.append(path.name) or digest(path))
+    assert all_of(prepared(folder)) == made and not digested
+    table, (file,) = folder / "shop" / "shop.inter", kept(folder)
+    table.touch()  # other times, the same bytes: compared once, and not again
+    for names in (["shop.inter", "shop.item", "shop.user", file.name], []):
+        del digested[:]
+        assert all_of(prepared(folder)) == made and sorted(digested) == sorted(names)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+    assert all_of(prepared(folder)) == made and file.read_bytes() == whole
+    monkeypatch.setattr(cache, "_SETTLED", 1e15)
+    file.with_suffix(".json").unlink()
+    prepared(folder)
+    del digested[:]
+    prepared(folder)
+    assert len(digested) == 4, "tables that are new can change without other times"
+
+
 def test_options_of_model_and_training_share_one(folder: Path, any_size: list[str]) -> None:
     prepared(folder)
     prepared(folder, hidden_size=16, MAX_ITEM_LIST_LENGTH=3, topk=[1], valid_metric="MRR@1")
@@ -176,13 +199,17 @@ def test_a_cache_of_another_user_is_not_read(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
     want = all_of(prepared(folder))
     (other,) = kept(folder)
-    content = read_signed(other, cache.load_key())
+    content = torch.load(other, weights_only=True)
     content["state"]["log"]["item_id"] = torch.ones_like(content["state"]["log"]["item_id"])
-    write_signed(folder / "forged", content, cache.load_key())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "here"))
     prepared(folder)
     (ours,) = set(kept(folder)) - {other}
-    shutil.copy(folder / "forged", ours)
+    torch.save(content, ours)  # with a seal of the other user
+    seal = json.loads(json.loads(other.with_suffix(".json").read_text())[0])
+    text = json.dumps({**seal, "digest": cache._digest(ours)})
+    key = (tmp_path / "elsewhere" / "recbole-pos" / "cache.key").read_bytes()
+    signed = [text, hmac.new(key, text.encode(), "sha256").hexdigest()]
+    ours.with_suffix(".json").write_text(json.dumps(signed))
     del any_size[:]
     assert all_of(prepared(folder)) == want and len(any_size) == 3
     key = tmp_path / "here" / "recbole-pos" / "cache.key"
@@ -203,7 +230,8 @@ def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> 
             begun = kept(folder)[0].with_suffix(".part")
             begun.touch()
             os.utime(begun, (0, 0))  # its writer was killed long ago
-    assert len(kept(folder)) == cache.MOST and begun not in kept(folder)
+    assert len(kept(folder)) == cache.MOST and not begun.exists()
+    assert len(list(begun.parent.iterdir())) == 2 * cache.MOST
 
 
 def test_warnings_are_told_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

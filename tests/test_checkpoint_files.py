@@ -51,7 +51,7 @@ def test_from_every_checkpoint_to_the_same_bits(tiny, tmp_path, monkeypatch, opt
         (found[-1] / "lock").unlink()
 
     monkeypatch.setattr(PosTrainer, "evaluate", scored)
-    monkeypatch.setattr(checkpoint, "SHARE", math.inf)  # every epoch is written
+    monkeypatch.setattr(checkpoint, "WRITING_SHARE", math.inf)  # every epoch is written
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", frozen)
         run(tiny, tmp_path / "run", **options)

@@ -46,7 +46,7 @@ def opened(tmp_path: Path, monkeypatch) -> Any:
     [
         ("epochs: 1\nhidden_size: x\n", {}, "a.yaml: hidden_size"),
         ("epochs: 1\nhidden_size: x\n", {"epochs": "abc", "hidden_size": 8}, "configuration: epo"),
-        ("epochs: !!python/object/apply:os.getpid []\n", {}, "a.yaml is not valid yaml"),
+        ("epochs: !!python/object/apply:os.getpid []\n", {}, "a.yaml, line 1: "),
         ("- a\n", {}, "a.yaml"),
         # parts for a model or scheme: whichever model runs, a misspelt name is found
         ("for: {FPARek: {epochs: 1}}", {}, "a.yaml, for FPARek: 'FPARek' is neither"),

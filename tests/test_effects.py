@@ -19,7 +19,7 @@ from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.data.loaders import TargetLoader
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.evaluation import ranks_of_test
+from recbole_pos.experiment.evaluation import collect_test_ranks
 
 # Change where and how fast a run computes, how long it may, what it shows, or where it begins.
 ELSEWHERE = {
@@ -94,7 +94,7 @@ def outcome(model: str, given: dict[str, Any]) -> str:
         columns.append(sampler)
     found = trainer.evaluate(test, load_best_model=False)
     unit = trainer.config["timestamp_unit"]
-    ages = ranks_of_test(trainer.eval_collector, test._dataset, unit)["age"].tolist()
+    ages = collect_test_ranks(trainer.eval_collector, test._dataset, unit)["age"].tolist()
     best = trainer.progress.best_epoch, trainer.progress.best_score, trainer.progress.stopped
     about = [story, {**found}, ages, columns, made.dataset.identity, best]
     return json.dumps(about, default=lambda x: x.tolist() if isinstance(x, np.generic) else str(x))

@@ -266,7 +266,7 @@ def search(names: list[str], name: str) -> Callable[[Path], object]:
         curve = {epoch: (0.1 + n / 50) * (1 - abs(epoch - 3) / 9) for epoch in range(1, 6)}
         best = max(curve, key=curve.get)
         trials.append(Trial(n, options, state, score=curve[best], best_epoch=best, curve=curve))
-    return lambda file: draw(trials, Space(parameters), METRIC, "min", name, file.parent)
+    return lambda file: draw(trials, trials[0], Space(parameters), METRIC, "min", name, file.parent)
 
 
 MEASURED = Measured([RNG.random((2, 3, 8)) for _ in range(8)], RNG.random((2, 3)), False)

@@ -27,7 +27,7 @@ import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.model import recbole_models
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.runs.space import fit_space, read_space
+from recbole_pos.runs.space import check_space, read_space
 from recbole_pos.yaml_files import ROOT as PROPERTIES
 from recbole_pos.yaml_files import read_yaml
 
@@ -122,7 +122,7 @@ def test_the_space_of_a_search(tmp_path: Path) -> None:
     (block,) = blocks("yaml", "docs/tuning.md")
     (tmp_path / "space.yaml").write_text(block)
     space = read_space(tmp_path / "space.yaml")
-    fit_space(space, lambda more: PosConfig("PosSASRec", "ml-100k", None, more))
+    check_space(space, lambda more: PosConfig("PosSASRec", "ml-100k", None, more))
     assert {"rope", "kernel"} == {name for o in space.parameters[2].values for name in o}
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     sampled = [space.suggest(study.ask()) for _ in range(20)]

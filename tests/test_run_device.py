@@ -174,5 +174,5 @@ def test_gaps_of_the_heap_are_given_back() -> None:
     blocks = [bytearray(100_000) for _ in range(1000)]
     del blocks[::2]
     before = psutil.Process().memory_info().rss
-    memory.give_back()
+    memory.trim_heap()
     assert psutil.Process().memory_info().rss < before - 20e6 and len(blocks) == 500

@@ -192,7 +192,7 @@ def test_a_full_disk(tiny, tmp_path, monkeypatch) -> None:
         save(path, state)
 
     monkeypatch.setattr(checkpoint, "save", full)
-    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint, "WRITING_SHARE", math.inf)
     with pytest.raises(StorageError, match=f"checkpoint.pt: File too large.*--resume {broken}"):
         run(tiny, broken)
     monkeypatch.undo()

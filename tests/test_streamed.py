@@ -55,8 +55,10 @@ def test_a_run_finds_the_same(
 ) -> None:
     metrics = ["Hit", "NDCG", "MRR", "ItemCoverage", "AveragePopularity"]
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": metrics, **options}
-    (tests, ranks), best, calls = ([], []), StreamedScores.best, []
-    monkeypatch.setattr(StreamedScores, "best", lambda own, k: (calls.append(k), best(own, k))[1])
+    (tests, ranks), best, calls = ([], []), StreamedScores.find_best, []
+    monkeypatch.setattr(
+        StreamedScores, "find_best", lambda own, k: (calls.append(k), best(own, k))[1]
+    )
     for part in (1 << 15, 5):
         monkeypatch.setattr(catalogue, "PART", part)
         monkeypatch.setattr(evaluation, "PART", part)
@@ -70,6 +72,6 @@ def test_a_run_finds_the_same(
 
 def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "PART", 5)
-    monkeypatch.setattr(StreamedScores, "best", None)
+    monkeypatch.setattr(StreamedScores, "find_best", None)
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": ["NDCG", "GAUC"]}
     assert "gauc" in recbole_pos.run("FPARec", "tiny", None, given, verbose=False).test

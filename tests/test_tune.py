@@ -26,12 +26,12 @@ from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
-from recbole_pos.runs.worker import reason, train_run
+from recbole_pos.runs.worker import explain_failure, train_run
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.tuning import Found, search
-from recbole_pos.tuning.record import Trial, find_best_trial, read_trials, write_trials
+from recbole_pos.tuning import SearchResult, search
+from recbole_pos.tuning.record import Trial, read_trials, write_trials
 from recbole_pos.tuning.search_plan import plan_search
 from recbole_pos.tuning.trials import FACTS, Trials
 
@@ -43,7 +43,7 @@ SPACE = (
 
 def tune(
     tiny: Path, folder: Path, space: str = SPACE, model: str = "FPARec", **options: Any
-) -> Found:
+) -> SearchResult:
     folder.mkdir(exist_ok=True)
     (folder / "space.yaml").write_text(space)
     given = {**FAST, "epochs": 2, "data_path": str(tiny), **options.pop("given", {})}
@@ -57,7 +57,9 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(cluster: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Any]:
+def found(
+    cluster: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SearchResult, Any]:
     """A search of four trials, and what its workers did."""
     before = len(notes(cluster))
     made = tune(tiny, tmp_path_factory.mktemp("tune"), num_samples=4, max_concurrent=2)
@@ -328,7 +330,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     found = read_trials(runs.scheduler)
     assert [trial.state for trial in found] == ["stopped", "finished", "failed", "failed", "failed"]
     assert [trial.is_lost for trial in found] == [False, False, False, True, True]
-    assert find_best_trial(found, "max") is found[1] and found[1].seconds == 1.5
+    assert found[1].seconds == 1.5
     job = again.next_job()  # what failed is trained again, with the same options
     assert job is not None and job.fit.trial == 2
     assert again.describe(job.fit)["searched"] == found[2].options
@@ -351,7 +353,7 @@ def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
     facts = train_run({}, str(tmp_path / "run"), None, Resources(), begin=str(tmp_path / "none"))
     assert facts["lost"]
     for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")):
-        assert reason(error).startswith("out of memory")
+        assert explain_failure(error).startswith("out of memory")
 
 
 def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -14,7 +14,7 @@ from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import MODELS
 from recbole_pos.runs.searchers import OptunaSearcher, make_searcher
-from recbole_pos.runs.space import Parameter, Space, parse_space, read_space, space_file
+from recbole_pos.runs.space import Parameter, Space, find_space_file, parse_space, read_space
 from recbole_pos.study.scheduler import RowSearch
 from recbole_pos.tuning.search_plan import check_arguments, plan_search
 from recbole_pos.yaml_files import ROOT
@@ -179,7 +179,7 @@ def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:
 def test_a_space_of_too_many_points_is_not_listed(tmp_path: Path) -> None:
     steps = "hidden_dropout_prob: {quniform: [0, 0.5, 1.0e-12]}\n"
     found = search_of(write(tmp_path, steps))
-    assert found.space.points() is None
+    assert found.space.count_points() is None
     (parameter,) = found.space.parameters
     assert parameter.encode(parameter.decode(123_456_789_012)) == 123_456_789_012
     layers = "n_layers: {randint: [1, 50000]}\nseed: {randint: [1, 50000]}\n"
@@ -200,7 +200,7 @@ def test_every_model_of_the_plugin_has_a_space(tmp_path: Path, monkeypatch) -> N
     there = {file.stem for file in (ROOT / "tune").glob("*.yaml")}
     assert there >= {*MODELS, "SASRec", "GRU4Rec", "SRGNN", "NARM"}
     monkeypatch.chdir(tmp_path)  # an installed plugin works anywhere
-    assert space_file("properties/tune/FPARec.yaml", "x") == space_file(None, "FPARec")
+    assert find_space_file("properties/tune/FPARec.yaml", "x") == find_space_file(None, "FPARec")
 
 
 def test_parts_of_a_file_for_one_scheme(tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ def test_points_of_a_space() -> None:
     space: dict[str, Any] = {"base": {"choice": list("abcde")}}
     for name in "abcde":
         space[name] = {"choice": list(range(10)), "when": {"base": name}}
-    assert parse_space(space, {}).points() == 50
+    assert parse_space(space, {}).count_points() == 50
     many = [Parameter(f"x{n}", "randint", [1, 10], "f") for n in range(5)]
-    assert Space(many).points() is None and Space(many[:4]).points() == 10_000
-    assert Parameter("x", "quniform", [0, 0.5, 0.2], "f").ends() == [0, 0.4]
+    assert Space(many).count_points() is None and Space(many[:4]).count_points() == 10_000
+    assert Parameter("x", "quniform", [0, 0.5, 0.2], "f").extremes == [0, 0.4]
 
 
 def test_fixed_options_hold_for_what_is_searched(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_fixed_options_hold_for_what_is_searched(tmp_path: Path) -> None:
     text = "position: [kernel]\nhidden_size: 32\nkernel_u: {choice: [toeplitz, full]}\n"
     text += "n_heads: {choice: [1, 4], when: {hidden_size: 32}}\n"
     found = search_of(write(tmp_path, text))
-    assert found.base["hidden_size"] == 32 and found.space.points() == 4
+    assert found.base["hidden_size"] == 32 and found.space.count_points() == 4
 
 
 def test_recbole_space_files(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:
         "kernel_band: {choice: [5, 9], when: {kernel_u: toeplitz}}\n"
     )
     found = search_of(write(tmp_path, text), "KernelAttention", searcher="random")
-    assert found.space.points() == found.plan.search.trials == 3 * 2 + 3
+    assert found.space.count_points() == found.plan.search.trials == 3 * 2 + 3
     one, two, other = (make_searcher("random", found.space, "max", seed) for seed in (0, 0, 1))
     drawn = [one.ask(n) for n in range(9)]
     assert drawn[5] == two.ask(5) and drawn != [other.ask(n) for n in range(9)]

@@ -1,4 +1,4 @@
-"""What the workers share. Runs in the virtual environment of each library, so it imports little."""
+"""The harness of the workers. It runs in the environment of each library, so it imports little."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 Batch = TypeVar("Batch")
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
     from torch.optim import Optimizer
 
     Ids = Mapping[int, int]
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: what to train on, the settings that all sides share, and how long to measure.
+    """One run: its data, the settings that all sides share, and how long to measure.
 
-    ``targets`` is what an epoch must cover; a worker refuses to time anything else.
+    ``targets`` is the number of targets of an epoch; a worker refuses to time any other.
     """
 
     events: str  # csv with user_id, item_id, timestamp
@@ -49,12 +50,12 @@ class Job:
     warmup_seconds: float = 30.0
     min_seconds: float = 10.0
     max_seconds: float = 1e9
-    held_out: str = ""  # csv with user_id, item_id: train until these are foretold no better
+    held_out: str = ""  # csv with user_id, item_id: train until these are predicted no better
     patience: int = 5  # epochs without improvement before that
 
     @classmethod
     def read(cls) -> Job:
-        """The job named on the command line; also quiets the process and pins its threads."""
+        """Return the job named on the command line; silence the process and pin its threads."""
         job = cls(**json.loads(Path(sys.argv[1]).read_text()))
         warnings.filterwarnings("ignore")
         logging.disable(logging.WARNING)
@@ -65,7 +66,7 @@ class Job:
         return job
 
     def write(self, file: Path) -> None:
-        """As :meth:`read` expects it."""
+        """Write the job for :meth:`read`."""
         file.write_text(json.dumps(asdict(self)))
 
 
@@ -83,49 +84,49 @@ class Clock:
         self.began = time.perf_counter()
 
     def tick(self, targets: int) -> None:
-        """Steps over so many real targets have just ended."""
+        """Note that steps over so many real targets have ended."""
         self.targets += targets
         self.seconds = time.perf_counter() - self.began
-        whole = self.targets >= self.job.targets
+        has_epoch = self.targets >= self.job.targets
         if self.warm:
-            enough = whole and self.seconds >= self.job.min_seconds
-            self.done = enough or self.seconds >= self.job.max_seconds
-        elif whole or self.seconds >= self.job.warmup_seconds:
+            is_enough = has_epoch and self.seconds >= self.job.min_seconds
+            self.done = is_enough or self.seconds >= self.job.max_seconds
+        elif has_epoch or self.seconds >= self.job.warmup_seconds:
             self.warm, self.targets = True, 0
             self.began = time.perf_counter()
 
 
 class Curve(Clock):
-    """Trains to quality: what NDCG@10 each epoch ends with, and after how many seconds of training.
+    """Trains to quality: the NDCG@10 after each epoch, and the seconds of training until then.
 
     Every user's held-out item is ranked among all; this time is not counted.
 
     Args:
-        job: with ``held_out``.
-        ids: the side's own number of each item.
-        score: of [b, L] such numbers, histories padded on the left with ``padding``, the scores
-            [b, items] of what comes next.
-        padding: the side's own, whose score does not count.
+        job: a job with ``held_out``.
+        ids: id of the data -> the side's own number, of each item.
+        model: the model, which is in eval mode while it scores.
+        score: returns the scores [b, items] of the next item after histories [b, L] of such
+            numbers, padded on the left with ``padding``.
+        padding: the side's number of padding, whose score does not count.
     """
 
-    def __init__(self, job: Job, ids: Ids, score: Score, padding: int) -> None:
+    def __init__(self, job: Job, ids: Ids, model: Module, score: Score, padding: int) -> None:
         import pandas as pd
 
         super().__init__(job)
-        self.score, self.padding = score, padding
+        self.model, self.score, self.padding = model, score, padding
         events = pd.read_csv(job.events)
-        number = events["item_id"].map(ids)
-        histories = number.groupby(events["user_id"]).agg(list)
+        histories = events["item_id"].map(ids).groupby(events["user_id"]).agg(list)
         held_out = pd.read_csv(job.held_out, index_col="user_id")["item_id"].loc[histories.index]
         self.inputs = [
-            [padding] * (job.length - len(one)) + one for one in histories.str[-job.length :]
+            [padding] * (job.length - len(items)) + items for items in histories.str[-job.length :]
         ]
-        self.wanted = held_out.map(ids).fillna(-1).astype(int).tolist()  # -1 was never trained
+        self.targets_held_out = held_out.map(ids).fillna(-1).astype(int).tolist()  # -1: not trained
         self.points: list[tuple[float, float]] = []
         self.began = time.perf_counter()
 
     def tick(self, targets: int) -> None:
-        """As of a clock, which stands while what an epoch has made is looked at."""
+        """Note that steps have ended; after an epoch evaluate, while the clock stands."""
         self.targets += targets
         if self.targets < (len(self.points) + 1) * self.job.targets:
             return
@@ -135,35 +136,38 @@ class Curve(Clock):
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - self.began
         self.points.append((self.seconds, self.ndcg()))
-        found = [value for _, value in self.points]
-        idle = len(found) - 1 - found.index(max(found))
-        self.done = idle >= self.job.patience or self.seconds >= self.job.max_seconds
+        values = [value for _, value in self.points]
+        epochs_without_gain = len(values) - 1 - values.index(max(values))
+        is_late = self.seconds >= self.job.max_seconds
+        self.done = epochs_without_gain >= self.job.patience or is_late
         self.began = time.perf_counter()
 
     def ndcg(self) -> float:
-        """NDCG@10; an item that was never trained is not found."""
+        """Return NDCG@10; an item that was never trained is never found."""
         import torch
 
         total = 0.0
+        self.model.eval()
         for start in range(0, len(self.inputs), 256):
-            part = slice(start, start + 256)
+            rows = slice(start, start + 256)
             with torch.no_grad():
-                scores = self.score(torch.tensor(self.inputs[part])).float().cpu()
-            if not scores.isfinite().all():  # nothing would stand above such a target
-                sys.exit(f"epoch {len(self.points) + 1}: scores that are no numbers")
-            wanted = torch.tensor(self.wanted[part])
+                scores = self.score(torch.tensor(self.inputs[rows])).float().cpu()
+            if not scores.isfinite().all():  # nothing would rank above such a target
+                sys.exit(f"epoch {len(self.points) + 1}: scores that are not finite")
+            targets = torch.tensor(self.targets_held_out[rows])
             if self.padding < scores.size(1):
                 scores[:, self.padding] = -torch.inf
-            own = scores.gather(1, wanted.clamp(min=0)[:, None])
-            rank = (scores > own).sum(1) + (scores == own).sum(1) // 2  # of equals the middle
+            own = scores.gather(1, targets.clamp(min=0)[:, None])
+            rank = (scores > own).sum(1) + (scores == own).sum(1) // 2  # the middle of ties
             gain = 1 / (rank + 2).double().log2()
-            total += float(gain[(wanted >= 0) & (rank < 10)].sum())
+            total += float(gain[(targets >= 0) & (rank < 10)].sum())
+        self.model.train()
         return total / len(self.inputs)
 
 
-def clock_of(job: Job, ids: Ids, score: Score, padding: int) -> Clock:
-    """Of speed, or of quality where something is held out."""
-    return Curve(job, ids, score, padding) if job.held_out else Clock(job)
+def make_clock(job: Job, ids: Ids, model: Module, score: Score, padding: int) -> Clock:
+    """Return a clock of speed, or of quality where something is held out."""
+    return Curve(job, ids, model, score, padding) if job.held_out else Clock(job)
 
 
 def train(
@@ -175,10 +179,10 @@ def train(
     """Train in a plain loop until the clock is done.
 
     Args:
-        clock: as of :func:`clock_of`.
-        optimizer: of the model.
-        make_batches: those of an epoch.
-        compute: loss of a batch, and how many real targets it has.
+        clock: see :func:`make_clock`.
+        optimizer: optimiser of the model.
+        make_batches: returns the batches of an epoch.
+        compute: returns the loss of a batch, and how many real targets it has.
     """
     while not clock.done:
         for batch in make_batches():
@@ -193,14 +197,14 @@ def train(
         sys.exit("the loss is not finite")
 
 
-def check_targets(found: int, job: Job) -> None:
-    """A comparison holds only if every side learns the same targets."""
-    if found != job.targets:
-        sys.exit(f"an epoch has {found} targets, expected {job.targets}")
+def check_targets(targets: int, job: Job) -> None:
+    """Require that every side learns the same targets."""
+    if targets != job.targets:
+        sys.exit(f"an epoch has {targets} targets, expected {job.targets}")
 
 
-def set_attention_dropout(model: object, probability: float) -> None:
-    """Libraries tie it to their one dropout option; torch's attention reads it at every call."""
+def set_attention_dropout(model: Module, probability: float) -> None:
+    """Set the dropout of attention, which libraries tie to their one option, for all calls."""
     from torch import nn
 
     for module in model.modules():
@@ -209,12 +213,12 @@ def set_attention_dropout(model: object, probability: float) -> None:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions of the packages, with those that decide the speed of all sides."""
+    """Return the versions of packages, and of those that decide the speed of all sides."""
     return {name: version(name) for name in [*packages, "torch", "numpy"]}
 
 
-def report(clock: Clock, items: int, model: object, packages: dict[str, str]) -> None:
-    """The result as the last line of standard output."""
+def report(clock: Clock, items: int, model: Module, packages: dict[str, str]) -> None:
+    """Print the result, as the last line of standard output."""
     result = {
         "targets": clock.targets,
         "seconds": clock.seconds,

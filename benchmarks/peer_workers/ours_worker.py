@@ -1,4 +1,4 @@
-"""Times the training of our PosSASRec."""
+"""Time the training of our PosSASRec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 import pandas as pd
 import torch
 from data import write_atomic
-from peer_workers.common import Job, check_targets, clock_of, report, versions
+from peer_workers import common
 from recbole.data.interaction import Interaction
 
 from recbole_pos import __version__
@@ -16,7 +16,7 @@ from recbole_pos.experiment.run import prepare
 
 
 def main() -> None:
-    job = Job.read()
+    job = common.Job.read()
     names = {"softmax": "CE", "sampled_softmax": "sampled_softmax", "bce": "BCE"}
     loss = {"loss_type": names[job.loss]} | ({"negatives": job.negatives} if job.negatives else {})
     with tempfile.TemporaryDirectory() as folder:
@@ -47,31 +47,28 @@ def main() -> None:
         experiment = prepare(config)
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
-    check_targets(loader.targets, job)
+    common.check_targets(loader.targets, job)
     model, dataset = experiment.model, experiment.dataset
 
     def score(histories: torch.Tensor) -> torch.Tensor:
         length = (histories != 0).sum(1)
-        place = torch.arange(job.length) + (job.length - length)[:, None]
-        items = histories.gather(1, place.clamp(max=job.length - 1))  # padded on the right
+        column = torch.arange(job.length) + (job.length - length)[:, None]
+        items = histories.gather(1, column.clamp(max=job.length - 1))  # padded on the right
         items[torch.arange(job.length) >= length[:, None]] = 0
         batch = Interaction({model.ITEM_SEQ: items, model.ITEM_SEQ_LEN: length})
-        model.eval()
-        scores = model.full_sort_predict(batch.to(trainer.device)).view(len(items), -1)
-        model.train()
-        return scores
+        return model.full_sort_predict(batch.to(trainer.device)).view(len(items), -1)
 
     ids = {
         int(name): dataset.token2id("item_id", name)
         for name in dataset.id2token("item_id", range(1, dataset.item_num))
     }
-    clock, epoch = clock_of(job, ids, score, 0), 0
+    clock, epoch = common.make_clock(job, ids, model, score, 0), 0
     while not clock.done:
         trainer._train_epoch(loader, epoch)
         clock.tick(loader.targets)
         epoch += 1
-    packages = {"recbole_pos": __version__, **versions("recbole")}
-    report(clock, dataset.item_num - 1, model, packages)
+    packages = {"recbole_pos": __version__, **common.versions("recbole")}
+    common.report(clock, dataset.item_num - 1, model, packages)
 
 
 if __name__ == "__main__":

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 import torch
-from peer_workers.common import (
-    Job,
-    check_targets,
-    clock_of,
-    report,
-    set_attention_dropout,
-    train,
-    versions,
-)
+from peer_workers import common
 from rectools.fast_transformers import FlatSASRecNet, SequenceBatchDataset, build_sequences
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 
 def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> tuple[torch.Tensor, int]:
-    """Cross-entropy over all items, or over target and negatives of each position; targets."""
+    """Return cross-entropy over all items, or target and negatives, and the number of targets."""
     targets = batch["y"].flatten()
     if negatives:
-        drawn = torch.randint(1, net.n_items + 1, (*batch["y"].shape, negatives))
-        logits = net({**batch, "negatives": drawn.to(targets.device)}).flatten(0, 1)
+        sampled = torch.randint(1, net.n_items + 1, (*batch["y"].shape, negatives))
+        logits = net({**batch, "negatives": sampled.to(targets.device)}).flatten(0, 1)
         labels = torch.where(targets == 0, -100, 0)
     else:
         logits, labels = net(batch).flatten(0, 1), torch.where(targets == 0, -100, targets - 1)
@@ -31,32 +23,31 @@ def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> tuple[torch
 
 
 def main() -> None:
-    job = Job.read()
+    job = common.Job.read()
     device = "cuda" if job.accelerator == "gpu" else "cpu"
     events = pd.read_csv(job.events)
     columns = (
         torch.tensor(events[name].to_numpy()) for name in ("user_id", "item_id", "timestamp")
     )
     x, y, items, _ = build_sequences(*columns, max_len=job.length, device=device)
-    check_targets(int((y != 0).sum()), job)
+    common.check_targets(int((y != 0).sum()), job)
     net = FlatSASRecNet(
         len(items), job.hidden_size, job.n_layers, job.n_heads, job.length, job.dropout
     ).to(device)
-    set_attention_dropout(net, job.attention_dropout)
+    common.set_attention_dropout(net, job.attention_dropout)
     optimizer = torch.optim.Adam(net.parameters(), lr=job.learning_rate)
 
     def score(histories: torch.Tensor) -> torch.Tensor:
-        net.eval()
-        scores = net.encode_last(histories.to(device)) @ net.item_emb.weight.T
-        net.train()
-        return scores
+        return net.encode_last(histories.to(device)) @ net.item_emb.weight.T
 
     ids = {int(item): number for number, item in enumerate(items, 1)}
-    clock = clock_of(job, ids, score, FlatSASRecNet.PADDING_IDX)
+    clock = common.make_clock(job, ids, net, score, FlatSASRecNet.PADDING_IDX)
     loader = DataLoader(SequenceBatchDataset(x, y), batch_size=job.batch_size, shuffle=True)
     net.train()
-    train(clock, optimizer, lambda: loader, lambda batch: compute_loss(net, batch, job.negatives))
-    report(clock, len(items), net, versions("rectools"))
+    common.train(
+        clock, optimizer, lambda: loader, lambda batch: compute_loss(net, batch, job.negatives)
+    )
+    common.report(clock, len(items), net, common.versions("rectools"))
 
 
 if __name__ == "__main__":

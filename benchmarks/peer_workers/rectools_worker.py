@@ -1,4 +1,4 @@
-"""Times the training of RecTools' SASRecModel."""
+"""Time the training of RecTools' SASRecModel."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import torch
-from peer_workers.common import (
-    Job,
-    check_targets,
-    clock_of,
-    report,
-    set_attention_dropout,
-    versions,
-)
+from peer_workers import common
 from pytorch_lightning import Callback, Trainer
 from rectools import Columns
 from rectools.dataset import Dataset
@@ -24,26 +17,23 @@ from rectools.models import SASRecModel
 class Timing(Callback):
     """Counts the targets of each step and stops the training when enough was timed."""
 
-    def __init__(self, job: Job, items: Callable[[], np.ndarray]) -> None:
+    def __init__(self, job: common.Job, items: Callable[[], np.ndarray]) -> None:
         self.job, self.items = job, items
 
     def on_train_start(self, trainer, pl_module) -> None:
-        check_targets(
+        common.check_targets(
             sum(int((batch["y"] != 0).sum()) for batch in trainer.train_dataloader), self.job
         )
-        set_attention_dropout(pl_module, self.job.attention_dropout)
+        common.set_attention_dropout(pl_module, self.job.attention_dropout)
         model = pl_module.torch_model
 
         def score(histories: torch.Tensor) -> torch.Tensor:
-            model.eval()
             batch = {"x": histories.to(pl_module.device)}
             vectors = model.item_model.get_all_embeddings()
-            scores = model.encode_sessions(batch, vectors)[:, -1] @ vectors.T
-            model.train()
-            return scores
+            return model.encode_sessions(batch, vectors)[:, -1] @ vectors.T
 
         ids = {item: number for number, item in enumerate(self.items())}
-        self.clock = clock_of(self.job, ids, score, 0)
+        self.clock = common.make_clock(self.job, ids, model, score, 0)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.clock.tick(int((batch["y"] != 0).sum()))
@@ -51,7 +41,7 @@ class Timing(Callback):
 
 
 def main() -> None:
-    job = Job.read()
+    job = common.Job.read()
     events = pd.read_csv(job.events).rename(
         columns={"user_id": Columns.User, "item_id": Columns.Item, "timestamp": Columns.Datetime}
     )
@@ -62,7 +52,7 @@ def main() -> None:
         return model.data_preparator.item_id_map.external_ids
 
     def trainer() -> Trainer:
-        # RecTools' own trainer, but without an end and where the job says
+        # as RecTools' own, but without an end and on the device of the job
         return Trainer(
             max_epochs=-1,
             accelerator=job.accelerator,
@@ -88,7 +78,9 @@ def main() -> None:
     model.fit(Dataset.construct(events))
     timing = next(c for c in model.fit_trainer.callbacks if isinstance(c, Timing))
     known = len(model.data_preparator.get_known_item_ids())
-    report(timing.clock, known, model.torch_model, versions("rectools", "pytorch-lightning"))
+    common.report(
+        timing.clock, known, model.torch_model, common.versions("rectools", "pytorch-lightning")
+    )
 
 
 if __name__ == "__main__":

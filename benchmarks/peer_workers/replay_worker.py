@@ -9,14 +9,7 @@ from pathlib import Path
 import lightning
 import pandas as pd
 import torch
-from peer_workers.common import (
-    Job,
-    check_targets,
-    clock_of,
-    report,
-    set_attention_dropout,
-    versions,
-)
+from peer_workers import common
 from replay.data import FeatureHint, FeatureSource, FeatureType
 from replay.data.nn import ParquetModule, TensorFeatureInfo, TensorFeatureSource, TensorSchema
 from replay.nn.lightning import LightningModule
@@ -32,39 +25,38 @@ from replay.nn.transform.template import make_default_sasrec_transforms
 
 
 def real_targets(batch: dict) -> int:
-    """Targets with a history. RePlay also learns a short sequence's first item, from padding."""
+    """Return the targets with a history: RePlay also learns the first item, from padding."""
     return int((batch["target_padding_mask"].squeeze(-1) & batch["padding_mask"]).sum())
 
 
 class Timing(lightning.Callback):
     """Counts the targets of each step and stops the training when enough was timed."""
 
-    def __init__(self, job: Job, ids: dict[int, int]) -> None:
+    def __init__(self, job: common.Job, ids: dict[int, int]) -> None:
         self.job, self.ids = job, ids
 
     def on_train_start(self, trainer, pl_module) -> None:
         module = trainer.datamodule
         batches = map(module.compiled_transforms["train"], trainer.train_dataloader)
-        check_targets(sum(map(real_targets, batches)), self.job)
-        set_attention_dropout(pl_module, self.job.attention_dropout)
+        common.check_targets(sum(map(real_targets, batches)), self.job)
+        common.set_attention_dropout(pl_module, self.job.attention_dropout)
         model, padding = pl_module.model, len(self.ids)
 
         def score(histories: torch.Tensor) -> torch.Tensor:
-            model.eval()
             items = histories.to(pl_module.device)
-            found = model(feature_tensors={"item_id": items}, padding_mask=items != padding)
-            model.train()
-            return found["logits"]
+            return model(feature_tensors={"item_id": items}, padding_mask=items != padding)[
+                "logits"
+            ]
 
-        self.clock = clock_of(self.job, self.ids, score, padding)
+        self.clock = common.make_clock(self.job, self.ids, model, score, padding)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.clock.tick(real_targets(batch))
         trainer.should_stop = self.clock.done
 
 
-def make_schema(items: int, job: Job) -> TensorSchema:
-    """One sequence of item ids 0 .. items - 1, padded with ``items``."""
+def make_schema(items: int, job: common.Job) -> TensorSchema:
+    """Return the schema of sequences of item ids 0 .. items - 1, padded with ``items``."""
     return TensorSchema(
         TensorFeatureInfo(
             "item_id",
@@ -80,14 +72,14 @@ def make_schema(items: int, job: Job) -> TensorSchema:
 
 
 def make_transforms(schema: TensorSchema, items: int, negatives: int, trim: bool) -> dict:
-    """RePlay's template; ``trim`` puts its (optional) trimming where the masks still are flat."""
+    """Return RePlay's template, with its trimming, if any, where the masks are still flat."""
     train = make_default_sasrec_transforms(schema)["train"]
     if negatives:
         train.insert(0, UniformNegativeSamplingTransform(items, negatives))
     if trim:
         names = ["item_id", "positive_labels"]
-        place = next(i for i, t in enumerate(train) if isinstance(t, UnsqueezeTransform))
-        train.insert(place, TargetAwareAdaptiveTrimTransform(names))
+        index = next(i for i, t in enumerate(train) if isinstance(t, UnsqueezeTransform))
+        train.insert(index, TargetAwareAdaptiveTrimTransform(names))
     return {"train": train}
 
 
@@ -96,7 +88,7 @@ def main() -> None:
     parser.add_argument("job")
     parser.add_argument("--trim", action="store_true", help="cut a batch to its longest sequence")
     parser.add_argument("--bucket", type=int, help="encode so many rows of like length together")
-    job, given = Job.read(), parser.parse_args()
+    job, given = common.Job.read(), parser.parse_args()
     events = pd.read_csv(job.events).sort_values(["user_id", "timestamp"])
     codes, items = pd.factorize(events["item_id"])
     sequences = events.assign(item_id=codes).groupby("user_id")["item_id"].agg(list)
@@ -138,7 +130,7 @@ def main() -> None:
         )
         optimizer = OptimizerFactory(optimizer="adam", learning_rate=job.learning_rate)
         trainer.fit(LightningModule(model, optimizer_factory=optimizer), datamodule=data)
-    report(timing.clock, len(items), model, versions("replay-rec", "lightning"))
+    common.report(timing.clock, len(items), model, common.versions("replay-rec", "lightning"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands: what each takes, and what it calls. Imports are made when a command runs."""
+"""The commands: their arguments, and what they call. A command makes its imports when it runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.environment import ended_by_signals, find_launcher
+from recbole_pos.experiment.environment import find_launcher, handle_signals
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -38,7 +39,7 @@ _SOURCES = (
     _PLUGINS,
 )
 _RUN_DIR = option("RUN_DIR", "the folder of a run")
-_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")  # --run_dir is the new one
+_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")  # --run_dir: of the new run
 _MODEL = option("-m --model MODEL", "plugin model or RecBole model, see `recbole-pos models`")
 _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
@@ -54,11 +55,11 @@ _ENVIRONMENT = (
     "... (the names of the options)."
 )
 _GROUPS = {"inspect": "Look into a trained model, or at encodings."}
-_COMMANDS: dict[str, Callable[[Any], None]] = {}  # name -> what adds the command to subparsers
+_COMMANDS: dict[str, Callable[[Any], None]] = {}  # name -> function that adds it to subparsers
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser, and that of each command."""
+    """Return the parser of the command line, and the parser of each command."""
     parser = Parser(
         prog="recbole-pos",
         description="Position-aware sequential recommendation for RecBole.",
@@ -84,14 +85,14 @@ def _command(
     environment: bool = False,
     **settings: Any,
 ) -> Callable[[Callable], Callable]:
-    """Make a function, whose docstring is the help, the command of a name, perhaps within a group.
+    """Register a function as a command, with its docstring as the help.
 
     Args:
-        name: name of the command, with that of its group before it.
-        arguments: what adds its arguments; of a settings class, all its fields.
-        configured: whether it takes options of the configuration, the function's second argument.
-        environment: whether what is not given is read from the environment.
-        settings: settings of its parser.
+        name: name of the command, after that of its group if it is in one.
+        arguments: functions that add an argument, and settings classes, whose fields are added.
+        configured: whether it takes options of the configuration, as its second argument.
+        environment: whether arguments that are not given are read from the environment.
+        settings: further arguments of its parser.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -103,10 +104,13 @@ def _command(
         def add(commands: Any) -> None:
             parser = commands.add_parser(name.rpartition(" ")[2], **settings)
             parser.add_argument("--debug", action="store_true", help="show tracebacks")
-            for one in arguments:
-                parser.add_fields(one) if is_dataclass(one) else one(parser)
-            about = {"configured": configured, "environment": environment}
-            parser.set_defaults(command=function, parser=parser, **about)
+            for argument in arguments:
+                if is_dataclass(argument):
+                    parser.add_fields(argument)
+                else:
+                    argument(parser)
+            parser.set_defaults(command=function, parser=parser)
+            parser.set_defaults(configured=configured, environment=environment)
 
         _COMMANDS[name] = add
         return function
@@ -190,14 +194,15 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Print what begins, before torch and RecBole are imported, which takes seconds."""
+    """Print what is run before torch and RecBole are imported, which takes seconds."""
     launched = find_launcher(os.environ)
-    if settings.as_json or (launched and launched[1] > 0):
+    if settings.as_json or (launched and launched.rank > 0):
         return
     from recbole_pos.reporter import Reporter
 
-    what = " on ".join(word for word in (args.model, args.dataset) if word)
-    what = what if settings.resume is None else f"resumes {settings.resume}"
+    what = " on ".join(name for name in (args.model, args.dataset) if name)
+    if settings.resume is not None:
+        what = f"resumes {settings.resume}"
     text = f"recbole-pos {__version__}: {what or 'the model of the files'}"
     Reporter(settings.verbose, log=settings.log).line(text)
 
@@ -218,7 +223,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.tuning import search
 
-    if args.resume is not None:  # whose folder has all other options
+    if args.resume is not None:  # the folder has all other options
         from recbole_pos.config.plugins import import_named
 
         import_named(overrides.pop("plugins", None))
@@ -229,7 +234,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 @_command(
     "compare",
-    option("STUDY...", "a study's yaml or folder, or folders of runs", dest="what", nargs="*"),
+    option("STUDY...", "a study's yaml or folder, or folders of runs", dest="paths", nargs="*"),
     option("-m --model MODEL", "models, with commas between them"),
     *_DATASET,
     CompareArguments,
@@ -244,21 +249,22 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.study.comparing import compare
 
-    if bool(args.what) == bool(args.model):
+    if bool(args.paths) == bool(args.model):
         raise UsageError(
             "compare: give either models, with commas and no spaces between them, as in "
             "-m FPARec,SASRec -d ml-100k, or a study's file or folder, or folders of runs"
         )
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
-    what = models or (args.what[0] if len(args.what) == 1 else args.what)
+    what = models or (args.paths[0] if len(args.paths) == 1 else args.paths)
     files, settings = config_files(args.config_files), read_settings(args, CompareArguments)
-    found = compare(what, args.dataset, files, overrides, settings=settings)
-    if found is not None and not settings.report:
-        failed = int((found.runs["status"] == "failed").sum())
-        if failed:  # so that a script stops; the tables have the reasons
-            raise PosError(
-                f"{failed} of {len(found.runs)} runs failed; the same command trains them again"
-            )
+    comparison = compare(what, args.dataset, files, overrides, settings=settings)
+    if comparison is None or settings.report:
+        return
+    statuses = list(comparison.runs["status"])
+    if num_failed := statuses.count("failed"):  # an error stops a script; tables have the reasons
+        raise PosError(
+            f"{num_failed} of {len(statuses)} runs failed; the same command trains them again"
+        )
 
 
 @_command(
@@ -341,8 +347,8 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     """
     from recbole_pos.inspect.attention_report import inspect_attention
 
-    given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
-    print(inspect_attention(*given))
+    limits = args.users, args.min_events, args.seed
+    print(inspect_attention(args.checkpoint, *limits, args.data_path))
 
 
 @_command(
@@ -381,8 +387,9 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
     """
     from recbole_pos.inspect.encoding import inspect_encoding
 
-    given = args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
-    print(inspect_encoding(*given))
+    sizes = {"lengths": args.length, "hidden_size": args.hidden_size}
+    paths = {"trained": args.checkpoint, "out": args.out, "data_path": args.data_path}
+    print(inspect_encoding(args.schemes, **sizes, **paths))
 
 
 @_command(
@@ -407,11 +414,11 @@ def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_at
     from recbole_pos.serve.recommender import Recommender
 
-    trained = Recommender.load(args.checkpoint, args.data_path, args.user is None)
-    found = trained.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
-    print(found.groupby("item", sort=False).head(3).to_string(index=False))
-    title = f"{describe_run(trained.experiment)}: why {args.user or 'one'} gets these items"
-    print(draw_explanation(found, args.out or f"{args.checkpoint}/because.png", title))
+    recommender = Recommender.load(args.checkpoint, args.data_path, args.user is None)
+    effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
+    print(effects.groupby("item", sort=False).head(3).to_string(index=False))
+    title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
+    print(draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title))
 
 
 @_command(
@@ -434,14 +441,17 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
-    def read(words: list[str] | None) -> list[Any] | None:
-        """Read values given as words, with commas, or as a list of yaml."""
-        found = re.findall(r"[^\s,\[\]]+", " ".join(words or ()))
-        return None if words is None else [parse_scalar(word, "--topk") for word in found]
+    def parse(words: list[str] | None) -> list[Any] | None:
+        """Parse values given as words, with commas, or as a list of yaml."""
+        if words is None:
+            return None
+        return [
+            parse_scalar(word, "--topk") for word in re.findall(r"[^\s,\[\]]+", " ".join(words))
+        ]
 
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    given = read(args.metrics), read(args.topk), args.part, mask, args.data_path
-    scores = evaluate(args.run_dir, *given)
+    metrics, topk = parse(args.metrics), parse(args.topk)
+    scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
     else:
@@ -478,8 +488,7 @@ def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import write_recommendations
 
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
-    given = {name: getattr(args, name) for name in names.split()}
-    write_recommendations(args.run_dir, **given)
+    write_recommendations(args.run_dir, **{name: getattr(args, name) for name in names.split()})
 
 
 @_command(
@@ -497,11 +506,10 @@ def _similar(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
-    names = {"items": read_names(args.allowed), "exclude": read_names(args.exclude)}
-    trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
-    report_unknown(trained, Reporter(), **names)
-    neighbours = trained.similar(args.items, args.k, names["items"], names["exclude"])
-    print(neighbours.to_string(index=False))
+    items, exclude = read_names(args.allowed), read_names(args.exclude)
+    recommender = Recommender.load(args.run_dir, args.data_path, histories_only=True)
+    report_unknown(recommender, Reporter(), items=items, exclude=exclude)
+    print(recommender.similar(args.items, args.k, items, exclude).to_string(index=False))
 
 
 @_command(
@@ -521,8 +529,8 @@ def _export(args: argparse.Namespace) -> None:
     """
     from recbole_pos.serve.export import export
 
-    given = args.to, args.format, args.k, args.inference_relations, args.data_path
-    print(export(args.run_dir, *given))
+    settings = args.format, args.k, args.inference_relations
+    print(export(args.run_dir, args.to, *settings, args.data_path))
 
 
 @_command(
@@ -538,7 +546,9 @@ def _serve(args: argparse.Namespace) -> None:
     POST /recommend, /similar and /reload; GET /health and /metrics. There is no authentication
     and no TLS. SIGHUP reloads the model.
     """
-    with ended_by_signals():
+    # until uvicorn has its own handlers, and when it raises their signals again at the end: an
+    # exception could come in the middle of an import, which may swallow it
+    with handle_signals(lambda *_: os._exit(0), signal.SIGINT, signal.SIGTERM):
         try:
             from recbole_pos.serve.holder import parse_models
             from recbole_pos.serve.http import serve

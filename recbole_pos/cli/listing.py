@@ -1,7 +1,7 @@
-"""What there is, as tables: models, schemes, options of a model, public datasets.
+"""Tables of models, schemes, options of a model, and public datasets.
 
 The sentence on an option is the comment beside its default, ``key: value  # (type) sentence``, in
-the plugin's yaml as in RecBole's; what it may be says the table of options.
+the plugin's yaml as in RecBole's; the table of options has the values that it may have.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES, runnable
+from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
+from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
-_WIDTHS = 40, 200  # columns of a table at least, and at most
-_ENOUGH = 32  # columns that the text must have beside the others
+_MIN_WIDTH, _MAX_WIDTH = 40, 200  # columns of a table
+_MIN_TEXT_WIDTH = 32  # columns of the text beside the others
 
 
 def list_models() -> None:
     """Print what ``run -m`` takes."""
-    names = dict.fromkeys([*MODELS, *BASELINES, *OURS])
-    sources = {n: next(table.source(n) for table in TABLES if n in table) for n in names}
-    rows = [(name, source, summary(OURS, name)) for name, source in sources.items()]
+    rows = []
+    for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
+        source = ADDED.added[name].cls.__module__ if name in ADDED else US
+        rows.append((name, source, summary(OURS, name)))
     from_recbole = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
     show(("model", "from", "what it is"), rows)
@@ -48,33 +50,33 @@ def list_schemes() -> None:
 
             facts = describe(name)
         options = ", ".join(SCHEMES.defaults(name)) or "-"
-        counted = facts.place, facts.needs, f"{facts.parameters:,}"
-        rows.append((name, *counted, options, summary(SCHEMES, name)))
+        description = options, summary(SCHEMES, name)
+        rows.append((name, facts.place, facts.needs, f"{facts.parameters:,}", *description))
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     show(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
 
 
-def list_options(model: str, given: Mapping[str, Any]) -> None:
-    """Print the options of a model, those of its own first, with defaults and sentences.
+def list_options(model: str, overrides: Mapping[str, Any]) -> None:
+    """Print the options of a model, its own first, with defaults and sentences.
 
-    Of the options ``given``, ``position`` counts, schemes instead of its own, and ``plugins``.
+    Of the ``overrides``, ``position`` replaces the model's schemes, and ``plugins`` are imported.
     """
     from recbole_pos.config.options import IGNORED, find_option
     from recbole_pos.config.plugins import import_named, take_model
 
-    take_model(model, import_named(given.get("plugins")))
+    take_model(model, import_named(overrides.get("plugins")))
     if model not in runnable():
         raise UsageError(f"unknown model {shown(model)}{suggest(model, runnable())}")
-    seen: set[str] = set()
-    for title, options, files in _option_sources(model, given.get("position")):
-        texts = {key: text for file in files for key, text in _sentences(file).items()}
-        found = [(find_option(key), value) for key, value in options.items() if key not in seen]
-        seen.update(options)
-        rows = [
-            (option.name, _plain(value), option.allowed, texts.get(option.name, ""))
-            for option, value in found
-            if option.role != IGNORED
-        ]
+    listed: set[str] = set()
+    for title, options, files in _option_sources(model, overrides.get("position")):
+        sentences = {key: text for file in files for key, text in _read_sentences(file).items()}
+        rows = []
+        for key, default in options.items():
+            option = find_option(key)
+            if key not in listed and option.role != IGNORED:
+                sentence = sentences.get(option.name, "")
+                rows.append((option.name, _show_default(default), option.allowed, sentence))
+        listed.update(options)
         print(f"\n{title}")
         show(("option", "default", "may be", "what it is for"), rows)
 
@@ -83,12 +85,13 @@ def list_logs(data_path: str) -> None:
     """Print the public datasets, and which of them are in a folder."""
     from recbole_pos.public.described import public_logs
 
-    rows, counted = [], ("users", "items", "events")
+    rows, columns = [], ("users", "items", "events")
     for name, log in public_logs().items():
-        here = "yes" if (Path(data_path) / name / f"{name}.inter").is_file() else "no"
-        counts = [f"{log.counts[what]:,}" if what in log.counts else "?" for what in counted]
-        rows.append((name, *counts, here, f"{log.title} ({', '.join(log.papers)}). {log.source}"))
-    show(("name", *counted, "here", "what it is (papers), and where"), rows)
+        is_here = (Path(data_path) / name / f"{name}.inter").is_file()
+        counts = [f"{log.counts[column]:,}" if column in log.counts else "?" for column in columns]
+        description = f"{log.title} ({', '.join(log.papers)}). {log.source}"
+        rows.append((name, *counts, "yes" if is_here else "no", description))
+    show(("name", *columns, "here", "what it is (papers), and where"), rows)
 
 
 def describe_log(name: str) -> None:
@@ -96,7 +99,9 @@ def describe_log(name: str) -> None:
     from recbole_pos.public.described import public_log
 
     log = public_log(name)
-    counts = ", ".join(f"{count:,} {what}" for what, count in log.counts.items()) or "not known"
+    counts = (
+        ", ".join(f"{count:,} {counted}" for counted, count in log.counts.items()) or "not known"
+    )
     for line in (
         f"{log.title}: {counts}",
         f"source:  {log.source}",
@@ -120,15 +125,15 @@ def summary(table: Mapping[str, type], name: str) -> str:
     The plugin's own classes are read as text, since importing one costs seconds.
     """
     tables = getattr(table, "maps", [table])
-    place = next((one.places[name] for one in tables if name in one.places), None)
-    if place is None:
+    path = next((registry.paths[name] for registry in tables if name in registry.paths), None)
+    if path is None:
         return paragraph(table[name].__doc__)
-    module, _, described = place.partition(":")
+    module, _, class_name = path.partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of this package
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    return paragraph(ast.get_docstring(classes[described]))
+    return paragraph(ast.get_docstring(classes[class_name]))
 
 
 def paragraph(text: str | None) -> str:
@@ -140,67 +145,67 @@ def paragraph(text: str | None) -> str:
 
 
 def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[Path]]]:
-    """Return titles, options and the files with their sentences; what wins comes first."""
+    """Return titles, options and the files with their sentences, in the order of precedence."""
     from recbole_pos.config.defaults import plugin_defaults
 
-    spec = importlib.util.find_spec("recbole")  # where it is, is known without importing it
+    spec = importlib.util.find_spec("recbole")  # its folder is known without importing it
     assert spec is not None and spec.submodule_search_locations  # this package requires it
-    from_recbole = Path(spec.submodule_search_locations[0]) / "properties"
-    general, data = from_recbole / "overall.yaml", from_recbole / "dataset" / "sample.yaml"
-    ours = overall_defaults()
+    recbole_folder = Path(spec.submodule_search_locations[0]) / "properties"
+    training = recbole_folder / "overall.yaml"
+    data = recbole_folder / "dataset" / "sample.yaml"
+    overall = overall_defaults()
     sources = [
-        ("options of the plugin", ours, [ROOT / "overall.yaml"]),
-        ("options of RecBole: training and evaluation", read_yaml(general), [general]),
+        ("options of the plugin", overall, [ROOT / "overall.yaml"]),
+        ("options of RecBole: training and evaluation", read_yaml(training), [training]),
         ("options of RecBole: data", read_yaml(data), [data]),
     ]
-    own = (from_recbole if model not in OURS else ROOT) / "model" / f"{model}.yaml"
-    options = read_yaml(own) if own.is_file() else {}
+    file = (ROOT if model in OURS else recbole_folder) / "model" / f"{model}.yaml"
+    options = read_yaml(file) if file.is_file() else {}
     if model not in OURS:
-        return [(f"options of {model}", options, [own]), *sources]
-    added = {k: v for k, v in plugin_defaults(model, position).items() if k not in ours}
+        return [(f"options of {model}", options, [file]), *sources]
+    options |= {k: v for k, v in plugin_defaults(model, position).items() if k not in overall}
     files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml")]
-    files += [ROOT / "base.yaml", own]
-    return [(f"options of {model} and its position schemes", options | added, files), *sources]
+    files += [ROOT / "base.yaml", file]
+    return [(f"options of {model} and its position schemes", options, files), *sources]
 
 
-def _sentences(file: Path) -> dict[str, str]:
-    """Return the comments of a yaml file by key."""
+def _read_sentences(file: Path) -> dict[str, str]:
+    """Return the comments of a yaml file by key; none of a file that is not there."""
     if not file.is_file():
         return {}
-    comment = re.compile(r"^(\w+):(.*?)#\s*(?:\(.*?\))?\s*(.*)$")
-    lines = map(comment.match, file.read_text(encoding="utf-8").splitlines())
-    return {line[1]: line[3].strip() for line in lines if line}
+    comment = re.compile(r"^(\w+):.*?# *(?:\(.*?\))? *(.*)$", re.MULTILINE)
+    return {key: text.strip() for key, text in comment.findall(file.read_text(encoding="utf-8"))}
 
 
-def _plain(default: Any) -> str:
-    """Return a default as yaml has it, and a mapping without its braces."""
+def _show_default(default: Any) -> str:
+    """Return a default as yaml writes it, a mapping without its braces."""
     if default is None:
         return "-"
     if isinstance(default, dict):
-        return ", ".join(f"{key}: {_plain(value)}" for key, value in default.items())
+        return ", ".join(f"{key}: {_show_default(value)}" for key, value in default.items())
     return f"[{', '.join(map(str, default))}]" if isinstance(default, list) else str(default)
 
 
-# --- tables in the width there is ---
+# --- tables that fit the screen ---
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print rows in the width there is, nothing cut off; the first column has names, the last text.
+    """Print a table that fits the screen; the first column has names, the last text.
 
-    Where the text would have little room, the facts between stand under it.
+    Nothing is cut off. Where the text has little room, the columns between are written under it.
     """
     console = Console(highlight=False)
-    console.width = min(max(console.width, _WIDTHS[0]), _WIDTHS[1])
-    # names are kept whole; the columns between may break their lines between words
+    console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
+    # lines may break between words only, in names nowhere
     cells = list(zip(*[columns, *rows], strict=True))[:-1]
     widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
-    if console.width - sum(widths) - 3 * len(columns) < _ENOUGH:
+    if console.width - sum(widths) - 3 * len(columns) < _MIN_TEXT_WIDTH:
         first, *between, last = columns
-        rows = [
-            (name, "\n".join([text, *(f"{k}: {v}" for k, v in zip(between, facts, strict=True))]))
-            for name, *facts, text in rows
-        ]
-        columns = first, last
+        narrow_rows = []
+        for name, *facts, text in rows:
+            facts = [f"{column}: {fact}" for column, fact in zip(between, facts, strict=True)]
+            narrow_rows.append((name, "\n".join([text, *facts])))
+        columns, rows = (first, last), narrow_rows
     table = Table(caption=note or None, show_lines=len(columns) == 2)
     for column in columns:
         table.add_column(column, no_wrap=column == columns[0], overflow="fold")

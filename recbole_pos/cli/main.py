@@ -16,7 +16,8 @@ from typing import Any
 from recbole_pos.cli.commands import make_parser
 from recbole_pos.cli.parser import parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
-from recbole_pos.values import shown, suggest
+from recbole_pos.experiment.environment import handle_signals
+from recbole_pos.values import short, shown, suggest
 
 _USUAL_FORMAT = warnings.formatwarning
 
@@ -53,16 +54,16 @@ def _run_command(words: list[str]) -> None:
     options: list[str] = []
     if command := commands.get(words[0]) if words else None:
         if command.get_default("configured"):
-            own, options = split_options(words[1:], command.options)
-            words = [words[0], *own]
+            own_words, options = split_options(words[1:], command.options)
+            words = [words[0], *own_words]
         if command.get_default("environment"):
             command.read_environment()
-    args, rest = parser.parse_known_args(words)
-    if rest:
-        slip = rest[0].lstrip("-").partition("=")[0]
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        name = unknown[0].lstrip("-").partition("=")[0]
         known = [f"--{name}" for name in (command or parser).options if len(name) > 1]
-        hint = suggest(f"--{slip}", known) if rest[0].startswith("-") else ""
-        raise UsageError(f"no further arguments expected, found {' '.join(rest)}{hint}")
+        hint = suggest(f"--{name}", known) if unknown[0].startswith("-") else ""
+        raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
     try:  # libraries end the process where the working directory was removed
         os.getcwd()
     except OSError as error:
@@ -77,31 +78,29 @@ def _run_command(words: list[str]) -> None:
 
 
 def _report(error: Exception) -> int:
-    """Print what went wrong in a line; of a custom model's code, its traceback. Return the exit
-    code."""
+    """Print an error in a line, one of custom code with its traceback; return the exit code."""
     if isinstance(error, PosError):
         text, code = str(error), error.exit_code
     elif isinstance(error, OSError):  # of a path that the user named, or of the machine
-        named = "" if error.filename is None else f"{shown(error.filename)}: "
-        text = f"{named}{error.strerror or shown(str(error))}"
-        code = UsageError.exit_code if named else 1
+        file = "" if error.filename is None else f"{shown(error.filename)}: "
+        text = f"{file}{error.strerror or shown(str(error))}"
+        code = UsageError.exit_code if file else 1
     else:
         from recbole_pos.experiment.diagnosis import is_from_custom_code
 
         if is_from_custom_code(error):
             traceback.print_exception(error)
             return 1
-        first = next(iter(str(error).splitlines()), "")  # a compiler's has hundreds
-        text = f"{type(error).__name__}: {first}\n(run again with --debug for the traceback)"
+        first_line = next(iter(str(error).splitlines()), "")  # a compiler's error has hundreds
+        text = f"{type(error).__name__}: {first_line}\n(run again with --debug for the traceback)"
         code = 1
-    # a name or value must not fill the screen
-    text = re.sub(r"\S{300,}", lambda m: f"{m[0][:100]} ... ({len(m[0]):,} characters)", text)
+    text = re.sub(r"\S{300,}", lambda match: short(match[0]), text)  # must not fill the screen
     print(f"error: {text}", file=sys.stderr)
     return code
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
-    """Return warnings about runs as a line each, without a place in code."""
+    """Return a warning about a run in one line, without its place in the code."""
     if issubclass(category, RunWarning):
         return f"warning: {message}\n"
     return _USUAL_FORMAT(message, category, *place)
@@ -109,23 +108,18 @@ def _format_warning(message: Warning | str, category: type[Warning], *place: Any
 
 @contextmanager
 def _heeding_sigterm() -> Iterator[threading.Event]:
-    """Within, SIGTERM, which containers send, ends everything as Ctrl-C does; set once it came."""
+    """Let SIGTERM, which containers send, end the ``with`` block as Ctrl-C does; set if it came."""
     terminated = threading.Event()
 
     def end(number: int, frame: Any) -> None:
         terminated.set()
-        ctrl_c = signal.getsignal(signal.SIGINT)
-        # a shell lets what it starts in the background ignore Ctrl-C, but not this
-        (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(signal.SIGINT, frame)
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        if not callable(on_ctrl_c):  # a shell lets background processes ignore Ctrl-C
+            on_ctrl_c = signal.default_int_handler
+        on_ctrl_c(signal.SIGINT, frame)
 
-    if threading.current_thread() is not threading.main_thread():  # no one else may
+    with handle_signals(end, signal.SIGTERM):
         yield terminated
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield terminated
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

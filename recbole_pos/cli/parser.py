@@ -1,4 +1,4 @@
-"""Argparse for the commands: options made of settings objects, errors in one line."""
+"""Argparse for the commands: options from settings classes, errors in one line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recbole_pos.config.arguments import Settings, find_kind
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, shown, suggest
 
-_OPTION = re.compile(r"--|-[a-zA-Z]$")  # how options begin; -1 and -inf are numbers
+_OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf are numbers
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _number_type(kind: type, wanted: str) -> Callable[[str], Any]:
-    """Make what reads a finite number of the command line."""
+def _number_type(kind: type, expected: str) -> Callable[[str], Any]:
+    """Return a function that reads a finite number of the command line."""
 
     def read(text: str) -> Any:
         try:
@@ -27,7 +27,7 @@ def _number_type(kind: type, wanted: str) -> Callable[[str], Any]:
         except ValueError:
             value = None
         if not is_number(value):
-            raise argparse.ArgumentTypeError(f"found {shown(text)}, expected {wanted}")
+            raise argparse.ArgumentTypeError(f"found {shown(text)}, expected {expected}")
         return value
 
     return read
@@ -51,43 +51,46 @@ class Parser(argparse.ArgumentParser):
         """Raise what argparse found wrong, as a UsageError."""
         message = message.removeprefix("argument ")
         if choice := re.match(r"(.*): invalid choice: '(.*)' \(", message):
-            known = [
-                name for a in self._actions if isinstance(a.choices, dict) for name in a.choices
-            ]
+            choices = (action.choices for action in self._actions)  # dicts are subcommands
+            known = [name for names in choices if isinstance(names, dict) for name in names]
             hint = f"expected one of {', '.join(known)}{suggest(choice[2], known)}"
             message = f"{choice[1]}: found {shown(choice[2])}, {hint}"
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Argparse's hook; it takes ``--`` for the end of options, and would read ``[]``."""
+        """Refuse ``--`` as a value: argparse takes it for the end of options."""
         if action.option_strings and "--" in arg_strings:
             self.error(f"argument {action.option_strings[-1]}: expected one argument")
         return super()._get_values(action, arg_strings)
 
-    def place(self, group: str | None) -> Any:
-        """Return where to add an argument; of those of one group a command line can have one."""
+    def add_to(self, group: str | None) -> Any:
+        """Return where to add an argument; a command line can have one of each group."""
         if group is None:
             return self
         if group not in self._exclusive:
             self._exclusive[group] = self.add_mutually_exclusive_group()
         return self._exclusive[group]
 
-    def add_fields(self, kind: type) -> None:
+    def add_fields(self, settings_class: type) -> None:
         """Add an option for every field of a settings class."""
-        for one in fields(kind):
-            settings = {"dest": one.name, "help": one.metadata["text"], "default": one.default}
-            of, metavar = find_kind(one), one.metadata["metavar"]
-            if of is bool:
-                settings["action"] = "store_false" if one.default else "store_true"
-            elif of is list:
+        for field in fields(settings_class):
+            settings = {
+                "dest": field.name,
+                "help": field.metadata["text"],
+                "default": field.default,
+            }
+            kind, metavar = find_kind(field), field.metadata["metavar"]
+            if kind is bool:
+                settings["action"] = "store_false" if field.default else "store_true"
+            elif kind is list:
                 settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
-                settings |= {"type": _TYPES[of], "metavar": metavar}
-            place = self.place(one.metadata.get("group"))
-            place.add_argument(f"--{one.metadata.get('flag', one.name)}", **settings)
+                settings |= {"type": _TYPES[kind], "metavar": metavar}
+            parent = self.add_to(field.metadata.get("group"))
+            parent.add_argument(f"--{field.metadata.get('flag', field.name)}", **settings)
 
     def read_environment(self) -> None:
-        """Take what the environment has, ``RECBOLE_POS_<NAME>``, for options that are not given.
+        """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options.
 
         Raises:
             UsageError: for a value that the option does not take; names the variable.
@@ -97,18 +100,18 @@ class Parser(argparse.ArgumentParser):
             text = os.environ.get(variable, "")
             if not text:
                 continue
-            several = action.nargs in ("+", "*")
+            is_list = action.nargs in ("+", "*")
             read: Any = _FLAGS.__getitem__ if action.nargs == 0 else action.type or str
             try:
-                values = [read(word) for word in (shlex.split(text) if several else [text])]
+                values = [read(word) for word in (shlex.split(text) if is_list else [text])]
             except KeyError:
                 message = f"{variable}: found {shown(text)}, expected true or false"
                 raise UsageError(message) from None
             except (argparse.ArgumentTypeError, ValueError) as error:
                 raise UsageError(f"{variable}: {error}") from None
-            action.default = values if several else values[0]
+            action.default = values if is_list else values[0]
             if not action.option_strings:
-                action.nargs, action.required = "*" if several else "?", False
+                action.nargs, action.required = "*" if is_list else "?", False
 
     @property
     def options(self) -> set[str]:
@@ -120,14 +123,14 @@ Argument = Callable[[Parser], None]
 
 
 def option(spec: str, text: str, group: str | None = None, **settings: Any) -> Argument:
-    """Return what adds an argument to a command.
+    """Return a function that adds an argument to a command.
 
     Args:
         spec: the argument as usage shows it: ``RUN_DIR``, ``-m --model NAME``, ``--items ITEM...``
             (one or more), ``-k N`` (a whole number), ``--json`` (a flag).
         text: its help.
         group: name of a group of which a command line can have one.
-        settings: others of ``add_argument``.
+        settings: further arguments of ``add_argument``.
     """
     *names, last = spec.split()
     if last.startswith("-"):
@@ -142,50 +145,55 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
     names = names or [settings.pop("dest", last.removesuffix("...").lower())]
 
     def add(parser: Parser) -> None:
-        parser.place(group).add_argument(*names, help=text, **settings)
+        parser.add_to(group).add_argument(*names, help=text, **settings)
 
     return add
 
 
-def read_settings(args: argparse.Namespace, kind: type[Settings]) -> Settings:
+def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
     """Return the settings that a command line gives."""
-    values: dict[str, Any] = {one.name: getattr(args, one.name) for one in fields(kind)}
+    values: dict[str, Any] = {
+        field.name: getattr(args, field.name) for field in fields(settings_class)
+    }
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return kind(**values)
+    return settings_class(**values)
 
 
-def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]]:
+def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], list[str]]:
     """Split a command's own words from the options of the configuration among them.
 
-    ``--key value`` is ``--key=value``: what follows the name of an option that is not among the
-    command's ``own`` is its value, unless it begins like another option.
+    ``--key value`` becomes ``--key=value``: the word after an option that is not in ``own_names``
+    is its value, unless it begins like another option.
     """
-    mine, options = [], []
+    own_words, options = [], []
     waiting = list(reversed(words))
     while waiting:
         word = waiting.pop()
         key, equals, _ = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not key or key in own:
-            mine.append(word)
-            if key in own and not equals and word.startswith("--"):
-                while waiting and not _OPTION.match(waiting[-1]):
-                    mine.append(waiting.pop())  # its values, whatever they look like
+        is_option = word.startswith("--") and key
+        if is_option and key not in own_names:
+            if not equals and waiting and not _OPTION.match(waiting[-1]):
+                word = f"{word}={waiting.pop()}"
+            options.append(word)
             continue
-        if not equals and waiting and not _OPTION.match(waiting[-1]):
-            word = f"{word}={waiting.pop()}"
-        options.append(word)
-    return mine, options
+        own_words.append(word)
+        if is_option and not equals:
+            while waiting and not _OPTION.match(waiting[-1]):
+                own_words.append(waiting.pop())  # its values, whatever they look like
+    return own_words, options
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Return ``--key=value`` arguments as a dict, values read as yaml.
 
-    ``--eval_args.split=...`` is that key of the mapping ``eval_args``. Anything of another form,
-    and a key given twice with different values, is a UsageError.
+    ``--eval_args.split=...`` is the key ``split`` of the mapping ``eval_args``.
+
+    Raises:
+        UsageError: for an argument of another form, or a key given twice with different values.
     """
     from recbole_pos.yaml_files import parse_scalar
 
-    given: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.removeprefix("--").partition("=")
         if not (argument.startswith("--") and equals and key):
@@ -193,18 +201,20 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
                 f"cannot read {shown(argument)}: options are given as --key=value or --key value"
             )
         value = parse_scalar(text, f"--{key}")
-        place, (name, _, inner) = given, key.partition(".")
-        if inner:
-            place, name = given.setdefault(name, {}), inner
-        if not isinstance(place, dict) or place.get(name, value) != value:
-            other = shown(place[name] if isinstance(place, dict) else place)
+        name, _, inner_name = key.partition(".")
+        mapping = overrides
+        if inner_name:
+            mapping, name = overrides.setdefault(name, {}), inner_name
+        if not isinstance(mapping, dict) or mapping.get(name, value) != value:
+            other = shown(mapping[name] if isinstance(mapping, dict) else mapping)
             raise UsageError(f"--{key} is given twice, with {other} and {shown(value)}")
-        place[name] = value
-    return given
+        mapping[name] = value
+    return overrides
 
 
-def config_files(given: list[str]) -> list[str]:
-    """Return the files, of which one argument may have several, as RecBole has them; names may
-    have spaces."""
-    parts = ([group] if os.path.exists(group) else group.split() for group in given)
-    return [file for part in parts for file in part]
+def config_files(arguments: list[str]) -> list[str]:
+    """Return the files of ``--config_files``; as in RecBole, an argument may name several."""
+    files: list[str] = []
+    for argument in arguments:  # the name of a file may have spaces
+        files += [argument] if os.path.exists(argument) else argument.split()
+    return files

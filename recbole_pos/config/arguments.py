@@ -1,4 +1,4 @@
-"""Arguments of a run, a search, ... beside their configuration: one field an argument.
+"""Arguments of a run, a search and other commands beside their configuration: one field each.
 
 The command line is made of these fields (``cli/parser.py``), and :func:`recbole_pos.run` and
 :func:`recbole_pos.search` take them by name, so that a default stands once.
@@ -17,23 +17,19 @@ _SMALLEST = 1e-4  # share of a CPU or a GPU that Ray can count
 
 
 def _flag(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
-    """Return a dataclass field that also describes its command-line option.
-
-    Args:
-        default: value of the field where none is given.
-        text: sentence of the option in ``--help``.
-        metavar: placeholder of the value in ``--help``.
-        extra: ``flag``, the name of the option where it is not that of the field; ``group``, a set
-            of options of which one can be given; ``kind``, see :func:`find_kind`.
-    """
+    """Return a dataclass field that also describes its option on the command line."""
+    # ``text`` and ``metavar`` (of the value) stand in --help. ``extra``: ``flag``, the name of the
+    # option where it is not that of the field; ``group``, a set of options of which one can be
+    # given; ``kind``, the type of the value where the annotation does not say it
     return field(default=default, metadata={"text": text, "metavar": metavar, **extra})
 
 
-def find_kind(one: Field) -> type:
-    """Return the type of an option's value by the annotation of its field; list for several."""
+def find_kind(argument: Field) -> type:
+    """Return the type of an argument's value by the annotation of its field; list for several."""
+    if kind := argument.metadata.get("kind"):
+        return kind
     kinds = {"bool": bool, "int": int, "float": float, "tuple": list}
-    given = (kind for name, kind in kinds.items() if str(one.type).startswith(name))
-    return one.metadata.get("kind") or next(given, str)
+    return next((kinds[name] for name in kinds if str(argument.type).startswith(name)), str)
 
 
 @dataclass(frozen=True)
@@ -87,17 +83,23 @@ class ClusterArguments:
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
-    """Raise a UsageError for numbers of trainings side by side (None: as many as fit), or of CPUs
-    and GPUs of a training (fractions share one), that Ray cannot provide."""
-    fits = is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)
-    many = max_concurrent
-    for option, is_allowed, wanted, value in (
-        ("max_concurrent", many is None or is_whole(many) and many >= 1, "1 or more", many),
-        ("cpus_per_trial", is_number(cpus) and cpus >= _SMALLEST, "more than 0", cpus),
-        ("gpus_per_trial", fits, "a fraction or a whole number", gpus),
-    ):
-        if not is_allowed:
-            raise UsageError(f"--{option}: expected {wanted}, found {shown(value)}")
+    """Refuse resources of trainings that Ray cannot provide.
+
+    Args:
+        max_concurrent: number of trainings side by side; None for as many as fit.
+        cpus, gpus: number of CPUs and GPUs of a training; fractions share one.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    if not (max_concurrent is None or is_whole(max_concurrent) and max_concurrent >= 1):
+        raise UsageError(f"--max_concurrent: expected 1 or more, found {shown(max_concurrent)}")
+    if not (is_number(cpus) and cpus >= _SMALLEST):
+        raise UsageError(f"--cpus_per_trial: expected more than 0, found {shown(cpus)}")
+    if not (is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)):
+        raise UsageError(
+            f"--gpus_per_trial: expected a fraction or a whole number, found {shown(gpus)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -217,16 +219,20 @@ Settings = TypeVar(
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Return settings with the fields among the keywords of a call, and the other keywords, which
-    are options of the configuration."""
-    names = {field.name for field in fields(default)}
-    own = {name: value for name, value in keywords.items() if name in names}
-    return replace(default, **own), {k: v for k, v in keywords.items() if k not in names}
+    """Divide the keywords of a call.
+
+    Returns:
+        ``default`` with the keywords that are its fields, and the others, which are options of the
+        configuration.
+    """
+    options = dict(keywords)
+    own = {
+        field.name: options.pop(field.name) for field in fields(default) if field.name in options
+    }
+    return replace(default, **own), options
 
 
 def changed_settings(settings: Any) -> dict[str, Any]:
     """Return the fields of a settings object that differ from their defaults."""
-    values = {
-        field.name: (getattr(settings, field.name), field.default) for field in fields(settings)
-    }
-    return {name: value for name, (value, default) in values.items() if value != default}
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return {f.name: values[f.name] for f in fields(settings) if values[f.name] != f.default}

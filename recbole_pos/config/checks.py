@@ -1,5 +1,7 @@
-"""Options against the table of options.py, and against each other: a wrong one is a message, no
-failure deep inside. Every check raises a ``UsageError`` that names the option."""
+"""Check options against the table of ``options.py``, and against each other.
+
+Every check raises a ``UsageError`` that names the option.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ _AT_MOST = (
     ("interest_size", "prototype_size"),
 )
 # What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
-_LEAST = {"FEARec": ("n_layers", 2), "Caser": ("embedding_size", 2)}
+_MINIMUM = {"FEARec": ("n_layers", 2), "Caser": ("embedding_size", 2)}
 
 
 def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = False) -> None:
     """Check the type, range, choices and inner keys of an option's value.
 
     Args:
-        where: file, or "configuration", that gave the value; for messages.
+        where: file, or "configuration", that gave the value.
         key: name of the option.
         value: value to check.
         default: default of the option, an example of its type.
@@ -45,7 +47,7 @@ def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = 
     check_plain(name, value)
     if is_free and (default is None or value == default):
         return
-    if value is None and (default is None or option.empty) and not option.filled:
+    if value is None and (default is None or option.allows_empty) and not option.nonempty:
         return
     if option.check is not None and option.example is None:
         option.check(name, value)
@@ -70,41 +72,48 @@ def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[s
 
     ``config`` has all options of the run; the default may be given even where nothing reads it.
     """
-    inner_defaults = find_option(key).inner
+    option = find_option(key)
+    inner_defaults = option.inner
     if inner_defaults is not None and isinstance(value, Mapping):
         inner_defaults = {**inner_defaults, **(default or {})}
-        value, default = {**inner_defaults, **value}, default and inner_defaults
+        value = {**inner_defaults, **value}
+        if default:
+            default = inner_defaults
     if value is None or value == default:
         return
-    for condition in find_option(key).only:
-        if wrong := condition(config, value):
+    for condition in option.only:
+        if problem := condition(config, value):
             advice = "leave it out"
             if where != "configuration":
                 advice += ", or put it under `for` with the models that read it"
-            raise UnknownKey(f"{where}: {key} {wrong}; {advice}", key.partition(".")[0])
-    for name, inner_default in (inner_defaults or {}).items():
-        check_read(where, f"{key}.{name}", value[name], inner_default, config)
+            raise UnknownKey(f"{where}: {key} {problem}; {advice}", key.partition(".")[0])
+    for inner, inner_default in (inner_defaults or {}).items():
+        check_read(where, f"{key}.{inner}", value[inner], inner_default, config)
 
 
 def check_together(
-    config: dict[str, Any], model: str, plugin_model: bool, losses: tuple[str, ...]
+    config: dict[str, Any], model: str, starts_from_runs: bool, losses: tuple[str, ...]
 ) -> None:
     """Check what several options must agree on: metrics, sizes, evaluation, starting weights.
 
-    ``plugin_model`` says whether the model can start with the weights of another run, ``losses``
-    which values of ``loss_type`` it takes.
+    Args:
+        config: options with all defaults.
+        model: name of the model.
+        starts_from_runs: whether it can start with the weights of another run.
+        losses: values of ``loss_type`` that it takes.
     """
     _check_metrics(config)
     check_sizes(config, model)
     loss, mode = config.get("loss_type", "CE"), config["eval_args"]["mode"]
+    modes = mode.values() if isinstance(mode, dict) else [mode]
     starts = [key for key in ("init_from", "train_only", "update_from") if config[key] is not None]
-    for wrong, message in (
+    for is_wrong, message in (
         (
             config["log_wandb"] and importlib.util.find_spec("wandb") is None,
             "log_wandb: wandb is not installed: pip install it, or log_wandb: False",
         ),
         (
-            starts and not plugin_model,
+            starts and not starts_from_runs,
             f"{', '.join(starts)}: only the plugin's models can start from another run",
         ),
         (
@@ -120,7 +129,7 @@ def check_together(
             "new_items: is about items that are new since update_from; set that too",
         ),
         (
-            any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])),
+            any(mode != "full" for mode in modes),
             f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}",
         ),
         (
@@ -128,7 +137,7 @@ def check_together(
             f"loss_type: {shown(loss)} is not one of {', '.join(losses)} for this model",
         ),
     ):
-        if wrong:
+        if is_wrong:
             raise UsageError(message)
     if config["benchmark_filename"] is not None:
         check_given(config["benchmark_filename"], config["eval_args"]["split"])
@@ -137,22 +146,24 @@ def check_together(
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
     """Check sizes that must divide another size, stay below it, or have a minimum."""
-    for part, whole in () if model in _HEADS_OF_FULL_SIZE else _DIVIDES:
-        if config.get(part) and config.get(whole) and config[whole] % config[part]:
-            raise UsageError(f"{whole} {config[whole]} is not a multiple of {part} {config[part]}")
-    key, least = _LEAST.get(model, ("", 0))
-    if key and config[key] < least:
-        raise UsageError(f"{key}: {model} needs at least {least}, found {config[key]}")
-    for part, whole in _AT_MOST:
-        if config.get(part) and config.get(whole) and config[part] > config[whole]:
-            raise UsageError(f"{part}: {config[part]} is more than {whole}, {config[whole]}")
-    # RecBole rounds these counts down: at least one event or delay must be left
+    for divisor, size in () if model in _HEADS_OF_FULL_SIZE else _DIVIDES:
+        if config.get(divisor) and config.get(size) and config[size] % config[divisor]:
+            raise UsageError(
+                f"{size} {config[size]} is not a multiple of {divisor} {config[divisor]}"
+            )
+    if model in _MINIMUM:
+        key, minimum = _MINIMUM[model]
+        if config[key] < minimum:
+            raise UsageError(f"{key}: {model} needs at least {minimum}, found {config[key]}")
+    for key, limit in _AT_MOST:
+        if config.get(key) and config.get(limit) and config[key] > config[limit]:
+            raise UsageError(f"{key}: {config[key]} is more than {limit}, {config[limit]}")
+    # RecBole rounds these counts down: at least one interaction or delay must be left
     length = config.get("MAX_ITEM_LIST_LENGTH", 1)
     if model == "BERT4Rec" and config["mask_ratio"] * length < 1:
         raise UsageError(
             f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {length} is not one "
-            "interaction "
-            "to mask; raise one of them"
+            "interaction to mask; raise one of them"
         )
     if model == "FEARec" and config["dual_domain"] and length % 2:
         raise UsageError("dual_domain: FEARec needs an even MAX_ITEM_LIST_LENGTH for it")
@@ -164,8 +175,10 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:
-    """Check that a pairwise loss has negatives, and that a sampled loss is not given any, once
-    RecBole has derived ``MODEL_INPUT_TYPE``."""
+    """Check that a pairwise loss has negatives, and that a sampled loss is not given any.
+
+    RecBole has derived ``MODEL_INPUT_TYPE`` in the configuration.
+    """
     has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
     is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
@@ -188,18 +201,18 @@ def _check_metrics(config: dict[str, Any]) -> None:
     for metric in metrics:
         if (name := str(metric).lower()) not in ranking:
             hint = nearest(name, ranking) or f"; known are {', '.join(ranking)}"
-            needs = f"{metric} needs labels, and here items are ranked"
-            problem = needs if name in metric_types else f"unknown {shown(metric)}"
+            problem = f"unknown {shown(metric)}"
+            if name in metric_types:
+                problem = f"{metric} needs labels, and here items are ranked"
             raise UsageError(f"metrics: {problem}{hint}")
     if not topk or not all(is_whole(k) and k >= 1 for k in topk):
         raise UsageError(
             f"topk: expected whole numbers of at least 1, found {shown(config['topk'])}"
         )
-    computed = [
-        name
-        for metric in metrics
-        for name in ([metric] if str(metric).lower() == "gauc" else [f"{metric}@{k}" for k in topk])
-    ]
+    computed: list[str] = []
+    for metric in metrics:
+        has_cutoff = str(metric).lower() != "gauc"
+        computed += [f"{metric}@{k}" for k in topk] if has_cutoff else [str(metric)]
     if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
         raise UsageError(
             f"valid_metric: {shown(config['valid_metric'])} is not computed; metrics and topk give "

@@ -27,19 +27,18 @@ def plugin_defaults(
     the model's own where None; a model without a default of ``position`` takes no schemes.
     """
     own = own_defaults(model)
-    schemes: dict[str, Any] = {}
+    defaults = overall_defaults()
     if "position" in own:
         for name in scheme_names(own["position"] if position is None else position):
-            schemes.update(SCHEMES.defaults(name))
+            defaults.update(SCHEMES.defaults(name))
     loss = loss_type or own.get("loss_type")
-    has_options = loss in LOSSES and loss != "CE" and on_our_base(model)
-    of_loss = read_yaml(ROOT / "loss" / f"{loss}.yaml") if has_options else {}
-    return {**overall_defaults(), **schemes, **of_loss, **own}
+    if loss in LOSSES and loss != "CE" and on_our_base(model):
+        defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
+    return {**defaults, **own}
 
 
 def starts_from_runs(model: str) -> bool:
-    """Return whether a model can start with the weights of a run with fewer schemes
-    (``init_from``)."""
+    """Return whether a model can start (``init_from``) from a run with fewer schemes."""
     has_schemes = model in ADDED and on_our_base(model) and "position" in own_defaults(model)
     return model in MODELS or has_schemes
 
@@ -49,11 +48,13 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
 
     An option that the plugin or RecBole has too means the same there, and is checked as theirs.
     """
-    schemes = [name for name in schemes if name in SCHEMES]
-    free = set(ADDED.own_options(model)) if model in ADDED else set()
-    free = free.union(*(SCHEMES.own_options(name) for name in schemes))
-    ours = (SCHEMES.defaults(name) for name in schemes if name in SCHEMES.places)
-    shared = {"position"}.union(*ours)
+    free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
+    shared = {"position"}
+    for name in schemes:
+        if name in SCHEMES.added:
+            free |= SCHEMES.added[name].own_options
+        if name in SCHEMES.paths:
+            shared |= SCHEMES.defaults(name).keys()
     shared |= {key for key in free if find_option(key).role != MODEL}
     if model in ADDED and not on_our_base(model) and hasattr(ADDED[model], "input_type"):
         shared.discard("loss_type")  # input_type, not the loss, says what a batch of it holds

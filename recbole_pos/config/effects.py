@@ -29,13 +29,15 @@ _ABSENT = object()
 
 
 def when(is_read: Callable[[Options, Any], Any], problem: str) -> Condition:
-    """Make a condition of a test of configuration and value, and the message where it fails, in
-    which ``{model}`` and ``{value}`` are filled in."""
+    """Make a condition of a test, and of the message where it fails.
+
+    Args:
+        is_read: function of the configuration and the option's value.
+        problem: message, with ``{model}`` for the name of the model.
+    """
 
     def condition(config: Options, value: Any) -> str | None:
-        if is_read(config, value):
-            return None
-        return problem.format(model=config["model"], value=value)
+        return None if is_read(config, value) else problem.format(model=config["model"])
 
     return condition
 
@@ -52,51 +54,50 @@ def if_option(text: str) -> Condition:
             ``not time_base`` for empty, 0 or False.
     """
     is_negated = text.startswith("not ")
-    key, _, words = text.removeprefix("not ").partition(": ")
-    allowed = words.split()
+    key, _, choices = text.removeprefix("not ").partition(": ")
+    allowed = choices.split()
 
     def condition(config: Options, value: Any) -> str | None:
         other = _read_option(config, key)
         if other is _ABSENT:
             return None
         if allowed:
-            others = other if isinstance(other, list) else [other]
-            is_met = any(one in allowed for one in others)
+            is_met = any(x in allowed for x in (other if isinstance(other, list) else [other]))
             need = f"under {key}: {' or '.join(allowed)}"
         else:
             is_met = bool(other) != is_negated
             need = f"without {key}" if is_negated else f"with {key}"
-        return None if is_met else f"is only read {need}, not {_yaml(other)}"
+        return None if is_met else f"is only read {need}, not {_format_yaml(other)}"
 
     return condition
 
 
 def if_any(*conditions: Condition | str) -> Condition:
     """Make a condition that holds where one of several does; its message is that of the last."""
-    several = read_where(conditions)
+    alternatives = make_conditions(conditions)
 
     def condition(config: Options, value: Any) -> str | None:
-        problems = [check(config, value) for check in several]
+        problems = [alternative(config, value) for alternative in alternatives]
         return None if None in problems else problems[-1]
 
     return condition
 
 
-def read_where(only: Condition | str | tuple[Condition | str, ...]) -> tuple[Condition, ...]:
+def make_conditions(only: Condition | str | tuple[Condition | str, ...]) -> tuple[Condition, ...]:
     """Return one or several conditions as a tuple of functions; text is that of ``if_option``."""
-    several = only if isinstance(only, tuple) else (only,)
-    return tuple(if_option(one) if isinstance(one, str) else one for one in several)
+    conditions = only if isinstance(only, tuple) else (only,)
+    return tuple(if_option(entry) if isinstance(entry, str) else entry for entry in conditions)
 
 
 def _read_option(config: Options, key: str) -> Any:
     """Return the value of an option, or of ``mapping.key``; ``_ABSENT`` where none exists."""
-    name, _, part = key.partition(".")
+    name, _, inner = key.partition(".")
     if name not in config:
         return _ABSENT
-    return (config[name] or {}).get(part) if part else config[name]
+    return (config[name] or {}).get(inner) if inner else config[name]
 
 
-def _yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     """Return a value as yaml writes it, and None as "empty"."""
     text = "empty" if value is None else str(value)
     return text.lower() if isinstance(value, bool) else text
@@ -127,8 +128,9 @@ def if_not_refused(option: str) -> Condition:
 
     def condition(config: Options, value: Any) -> str | None:
         model = config["model"]
-        ours = model in OURS
-        reasons = getattr(OURS[model], "refuses", {}) if ours else of_recbole.get(model, {})
+        reasons = of_recbole.get(model, {})
+        if model in OURS:
+            reasons = getattr(OURS[model], "refuses", {})
         return f"is not read by {model}: {reasons[option]}" if value and option in reasons else None
 
     return condition
@@ -138,26 +140,24 @@ def _is_custom(config: Options, value: Any) -> bool:
     return config["model"] in ADDED
 
 
-def _is_sequential(config: Options, value: Any) -> bool:
-    return config["MODEL_TYPE"].name == "SEQUENTIAL" or _is_custom(config, value)
-
-
-def _is_trained(config: Options, value: Any) -> bool:
-    return config["MODEL_TYPE"].name != "TRADITIONAL" and config["model"] not in _UNTRAINED
-
-
 def _is_ours(config: Options, value: Any) -> bool:
     return on_our_base(config["model"])
 
 
 if_model_is_sequential = when(
-    _is_sequential, "is only read by models of histories, and {model} knows users by their ids"
+    lambda config, value: config["MODEL_TYPE"].name == "SEQUENTIAL" or _is_custom(config, value),
+    "is only read by models of histories, and {model} knows users by their ids",
 )
 if_model_reads_histories = when(
     lambda config, value: config["model"] not in _LAST_ITEM,
     "is not read by {model}, which knows the last item of a history only",
 )
-if_model_is_trained = when(_is_trained, "is only read in training by gradients, and {model} counts")
+if_model_is_trained = when(
+    lambda config, value: (
+        config["MODEL_TYPE"].name != "TRADITIONAL" and config["model"] not in _UNTRAINED
+    ),
+    "is only read in training by gradients, and {model} counts",
+)
 if_epochs_repeat = if_any(when(lambda config, value: value <= 1, ""), if_model_is_trained)
 if_model_takes_vectors = if_any(
     when(_is_ours, ""),
@@ -208,9 +208,10 @@ if_tables_are_loaded = when(
 
 
 def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
-    """Read where all the tables that the option names are loaded."""
-    added = config["additional_feat_suffix"] or []
-    tables = ["inter", "user", "item", *([added] if isinstance(added, str) else added)]
+    """Require that all tables that the option names are loaded."""
+    suffixes = config["additional_feat_suffix"] or []
+    tables = ["inter", "user", "item"]
+    tables += [suffixes] if isinstance(suffixes, str) else suffixes
     loaded = config["load_col"] or tables
     for table in value:
         if table not in tables:
@@ -229,24 +230,23 @@ def _list_fields_read(config: Options) -> set[str]:
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         value = config[key] if key in config else None
         for entry in [value] if isinstance(value, str) else value or ():
-            fields = [entry]
-            if isinstance(entry, dict):  # a relation
-                fields = [entry.get("field"), entry.get("within")]
-            names.update(name for name in fields if isinstance(name, str))
-    for pair in (config["preload_weight"] or {}).items():
-        names.update(map(str, pair))
-    return names - {config[f"{key}_FIELD"] for key in ("USER_ID", "ITEM_ID", "TIME")}
+            is_relation = isinstance(entry, dict)
+            fields = [entry.get("field"), entry.get("within")] if is_relation else [entry]
+            names.update(field for field in fields if isinstance(field, str))
+    for id_field, vector_field in (config["preload_weight"] or {}).items():
+        names |= {str(id_field), str(vector_field)}
+    return names - {config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"]}
 
 
 def if_fields_are_read(config: Options, value: Any) -> str | None:
-    """Read where the model reads all the fields that the option names."""
+    """Require that the model reads all fields that the option names."""
     read = _list_fields_read(config)
     fields = value if isinstance(value, (list, tuple, Mapping)) else [value]
     unread = [name for name in fields if name not in read]
     if config["model"] in ADDED or not unread:
         return None
-    what = f"reads {', '.join(sorted(read))}" if read else "reads ids and times alone"
-    return f"names {shown(unread[0])}, which {config['model']} does not read: it {what}"
+    instead = ", ".join(sorted(read)) or "ids and times alone"
+    return f"names {shown(unread[0])}, which {config['model']} does not read: it reads {instead}"
 
 
 if_numbers_are_read = when(  # which fields are numbers, files say: see check_types
@@ -256,19 +256,27 @@ if_numbers_are_read = when(  # which fields are numbers, files say: see check_ty
 
 
 def if_fields_are_embedded(config: Options, value: Any) -> str | None:
-    """Read where the option names only fields that a model of RecBole embeds."""
-    chosen = config["selected_features"] if "selected_features" in config else None
+    """Require that the option names only fields that a model of RecBole embeds."""
+    embedded = config["selected_features"] if "selected_features" in config else None
     if config["model"] in ADDED or not value:
         return None
-    if chosen is None:
+    if embedded is None:
         return f"is only read with selected_features, which {config['model']} does not have"
-    unread = [name for name in value if name not in chosen]
+    unread = [name for name in value if name not in embedded]
     return f"names {shown(unread[0])}, which selected_features does not" if unread else None
 
 
-def check_types(config: Options, default: Options, dataset: Dataset) -> None:
-    """Raise a UsageError for options that change nothing for the types of the fields that a model
-    reads; defaults may be given. The dataset is built."""
+def check_types(config: Options, defaults: Options, dataset: Dataset) -> None:
+    """Refuse options that change nothing for the types of the fields that a model reads.
+
+    Args:
+        config: configuration of the run.
+        defaults: values that may be given all the same.
+        dataset: the dataset, after ``build``.
+
+    Raises:
+        UsageError: for the first such option.
+    """
     if config["model"] in ADDED:
         return
     from recbole_pos.data.attributes import loaded_fields
@@ -276,17 +284,16 @@ def check_types(config: Options, default: Options, dataset: Dataset) -> None:
     names = [name for name in _list_fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
     tables = loaded_fields(dataset)
-    users = any(tables.get(name) == "user" for name in names)
-    needs = {
-        "normalize_all": (any("float" in kind for kind in types), "numbers"),
-        "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),
-        "numeric_embedding": ("float" in types, "numbers"),
-        "user_layers": (users, "attributes of users"),
-        "user_update": (users, "attributes of users"),
-    }
-    for key, (read, what) in needs.items():
-        if not read and key in config and config[key] and config[key] != default[key]:
+    reads_users = any(tables.get(name) == "user" for name in names)
+    for key, is_read, needed in (
+        ("normalize_all", any("float" in kind for kind in types), "numbers"),
+        ("pooling_mode", any("seq" in kind for kind in types), "lists (token_seq)"),
+        ("numeric_embedding", "float" in types, "numbers"),
+        ("user_layers", reads_users, "attributes of users"),
+        ("user_update", reads_users, "attributes of users"),
+    ):
+        if not is_read and key in config and config[key] and config[key] != defaults[key]:
             raise UsageError(
-                f"{key} is only read of {what}, and {config['model']} reads "
+                f"{key} is only read of {needed}, and {config['model']} reads "
                 f"{listed(names) or 'no field'}; leave it out"
             )

@@ -1,6 +1,6 @@
 """What an option may be: a row of the table in ``options.py``, and checks of a value by it.
 
-Every check takes the place of the value, with which its ``UsageError`` begins.
+Checks get a value and ``where`` it was given, with which their ``UsageError`` begins.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from recbole_pos.values import Options, check_choice, is_whole, shown
 MODEL = "model"  # the function that is learned
 TRAINING = "training"  # how it is learned or asked
 SCHEDULE = "schedule"  # how long a run trains, and where; in a search the scheduler's
-DATA = "data"  # events, split and metrics: the same in all trials of a search
-IGNORED = "ignored"  # nothing here; ``why`` says why
+DATA = "data"  # interactions, split and metrics: the same in all trials of a search
+IGNORED = "ignored"  # nothing here; ``reason`` says why
 
 Condition = Callable[[Options, Any], str | None]  # (configuration, value) -> problem, None if read
-Check = Callable[[str, Any], None]  # (place, value)
+Check = Callable[[str, Any], None]  # (where, value)
 
 # Bounds that leave 0 and 1 out; the first is the smallest that float32 holds with all its digits.
 ABOVE_0, BELOW_1, ABOVE_1 = 2.0**-126, math.nextafter(1, 0), math.nextafter(1, 2)
@@ -43,13 +43,13 @@ class Option:
         example: a valid value, where the default is empty or of another kind.
         inner: an example of each value of a mapping whose keys are known.
         role: what changing it changes.
-        alone: whether a single value may stand for a list of one.
-        empty: whether it may be empty although its default is not.
-        filled: whether it must not be empty.
-        pair: whether a list of it has two numbers.
+        allows_single: whether a single value may stand for a list of one.
+        allows_empty: whether it may be empty although its default is not.
+        nonempty: whether it must not be empty.
+        is_pair: whether a list of it has two numbers.
         only: conditions under which it is read, see ``effects.py``: each returns what is wrong, as
             it follows the name of the option in a message, and None if the option is read.
-        why: reason of an option without effect, or of a bound.
+        reason: why the option has no effect, or its bound.
         check: raises for a wrong value; with an example for a wrong text in it, and without one in
             place of all other checks of the row.
     """
@@ -61,12 +61,12 @@ class Option:
     example: Any = None
     inner: dict[str, Any] | None = None
     role: str = MODEL
-    alone: bool = False
-    empty: bool = False
-    filled: bool = False
-    pair: bool = False
+    allows_single: bool = False
+    allows_empty: bool = False
+    nonempty: bool = False
+    is_pair: bool = False
     only: tuple[Condition, ...] = ()
-    why: str = ""
+    reason: str = ""
     check: Check | None = None
 
     @property
@@ -74,18 +74,18 @@ class Option:
         """The names or numbers that it may have, in a few characters; empty for any."""
         if self.low is None or self.high is None:
             return ", ".join(self.choices)
-        low, high = (
-            _OPEN.get(x) or (f"{x:,}" if isinstance(x, int) else f"{x:g}")
-            for x in (self.low, self.high)
-        )
-        return f"{low} to {high}"
+        return f"{_describe_bound(self.low)} to {_describe_bound(self.high)}"
+
+
+def _describe_bound(number: float) -> str:
+    return _OPEN.get(number) or (f"{number:,}" if isinstance(number, int) else f"{number:g}")
 
 
 def check_plain(where: str, value: Any) -> None:
     """Refuse what a yaml file and a configuration cannot hold, in a value and all its parts."""
     may_be_infinite = where.endswith(": clip_grad_norm")  # its norm, for the largest gradient
     try:
-        text = json.dumps(value, allow_nan=may_be_infinite, default=lambda one: one.item())
+        text = json.dumps(value, allow_nan=may_be_infinite, default=lambda scalar: scalar.item())
     except (TypeError, ValueError, AttributeError, RuntimeError):  # RecursionError is one
         kind = type(value).__name__
         raise UsageError(
@@ -105,7 +105,7 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
     example.
 
     Args:
-        where: place of the value, with which messages begin.
+        where: source and name of the option, with which messages begin.
         option: row of the table; its choices and bounds hold for every text and number inside.
         value: the value.
         example: a valid value, whose type is expected.
@@ -117,30 +117,30 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
         check_choice(where, value, option.choices)
         return
     is_single = value is not None and not isinstance(value, (list, tuple, dict))
-    if isinstance(example, list) and option.alone and is_single:
+    if isinstance(example, list) and option.allows_single and is_single:
         value = [value]
     _check_type(where, value, example)
     if isinstance(value, (list, tuple)):
-        if option.filled and not value:
+        if option.nonempty and not value:
             raise UsageError(f"{where}: expected at least one, found {shown(value)}")
-        if option.pair and len(value) != 2:
+        if option.is_pair and len(value) != 2:
             raise UsageError(f"{where}: expected two numbers, found {shown(value)}")
     if isinstance(example, (list, tuple)) and example and not isinstance(example[0], dict):
-        for inner in value:
-            check_kind(where, option, inner, example[0])
+        for element in value:
+            check_kind(where, option, element, example[0])
     elif isinstance(example, dict) and example:
-        for name, inner in value.items():
-            check_kind(f"{where}.{name}", option, inner, next(iter(example.values())))
+        for key, element in value.items():
+            check_kind(f"{where}.{key}", option, element, next(iter(example.values())))
     elif isinstance(value, (int, float)) and option.low is not None and option.high is not None:
         if not option.low <= value <= option.high:
-            why = f" ({option.why})" if option.why else ""
-            raise UsageError(f"{where}: expected {option.allowed}{why}, found {shown(value)}")
+            reason = f" ({option.reason})" if option.reason else ""
+            raise UsageError(f"{where}: expected {option.allowed}{reason}, found {shown(value)}")
     elif option.check is not None:
         option.check(where, value)
 
 
-# Types of examples, whether a value is of the same, and how a message calls it.
-_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any], bool], str], ...] = (
+# Type of the example, whether a value has it, and how a message calls it.
+_TYPES: tuple[tuple[type | tuple[type, ...], Callable[[Any], bool], str], ...] = (
     (bool, lambda value: isinstance(value, bool), "true or false"),
     (int, is_whole, "a whole number"),
     (float, lambda value: is_whole(value) or isinstance(value, float), "a number"),
@@ -152,11 +152,11 @@ _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any], bool], str], ...] =
 
 def _check_type(where: str, value: Any, example: Any) -> None:
     """Check that a value has the type of an example; an example of another type allows any."""
-    for kind, is_of_kind, wanted in _KINDS:
-        if isinstance(example, kind):
-            if not is_of_kind(value):
+    for example_type, has_type, name in _TYPES:
+        if isinstance(example, example_type):
+            if not has_type(value):
                 raise UsageError(
-                    f"{where}: expected {wanted} (such as {shown(example)}), "
+                    f"{where}: expected {name} (such as {shown(example)}), "
                     f"found {shown(value)} ({type(value).__name__})"
                 )
             return
@@ -168,11 +168,12 @@ def _check_type(where: str, value: Any, example: Any) -> None:
 def check_interval(where: str, value: str) -> None:
     """Check a text such as "[0,1);[3,inf)", of which RecBole silently skips what it cannot read."""
     for part in value.split(";"):
+        interval = part.strip()
         try:
-            low, high = map(float, part.strip()[1:-1].split(","))
+            low, high = map(float, interval[1:-1].split(","))
         except ValueError:
             low, high = 1, 0  # no interval: refused below
-        if not (low <= high and part.strip()[0] in "[(" and part.strip()[-1] in "])"):
+        if not (low <= high and interval[0] in "[(" and interval[-1] in "])"):
             raise UsageError(
                 f"{where}: expected an interval such as '[3,inf)', found {shown(value)}"
             )
@@ -181,13 +182,13 @@ def check_interval(where: str, value: str) -> None:
 def check_discretization(where: str, value: Any) -> None:
     """Check a mapping of fields to how their numbers become buckets."""
     _check_type(where, value, {"price": {"method": "LD"}})
-    for field, how in value.items():
-        bucket = how.get("bucket") if isinstance(how, dict) else None
-        is_allowed = is_whole(bucket) and 1 <= bucket <= 10**6
-        if how not in ([{"method": "ED", "bucket": bucket}] if is_allowed else [{"method": "LD"}]):
+    for field, method in value.items():
+        bucket = method.get("bucket") if isinstance(method, dict) else None
+        has_bucket = is_whole(bucket) and 1 <= bucket <= 10**6
+        if method != ({"method": "ED", "bucket": bucket} if has_bucket else {"method": "LD"}):
             raise UsageError(
                 f"{where}.{field}: expected {{method: ED, bucket: 10}} (equal distances) or "
-                f"{{method: LD}} (logarithms), found {shown(how)}"
+                f"{{method: LD}} (logarithms), found {shown(method)}"
             )
 
 

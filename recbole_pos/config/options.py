@@ -39,25 +39,22 @@ def cores() -> int:
 
 
 def _rows(names: str, *allowed: Any, only: Any = (), **attributes: Any) -> list[Option]:
-    """Return equal rows for names that are split at spaces.
-
-    ``allowed`` are the smallest and the largest number, or choices, split at spaces; ``only`` is
-    one condition or several under which they are read, text being that of ``if_option``.
-    """
+    """Return equal rows for names that are split at spaces, as are choices."""
+    # ``allowed`` are choices, or the smallest and the largest number
     if len(allowed) == 1:
         attributes["choices"], allowed = tuple(allowed[0].split()), ()
-    attributes["only"] = effects.read_where(only)
-    return [Option(name, *allowed, **attributes) for name in names.split()]
+    conditions = effects.make_conditions(only)
+    return [Option(name, *allowed, only=conditions, **attributes) for name in names.split()]
 
 
-def _group(*some: list[Option], role: str = MODEL, only: Any = ()) -> list[Option]:
-    """Return rows with a role, and with a condition before their own."""
-    before = effects.read_where(only)
-    return [replace(row, role=role, only=(*before, *row.only)) for rows in some for row in rows]
+def _group(*groups: list[Option], role: str = MODEL, only: Any = ()) -> list[Option]:
+    """Return rows with a role, and with conditions before their own."""
+    shared = effects.make_conditions(only)
+    return [replace(row, role=role, only=(*shared, *row.only)) for rows in groups for row in rows]
 
 
 _SIZE = 65_536  # of vectors: beyond any published model, and its square fits in memory
-_LENGTH = 16_384  # events of a history, of which attention holds pairs
+_LENGTH = 16_384  # interactions of a history, of which attention holds pairs
 _WEIGHT = 1e6  # of a part of a loss or a sum
 _EVALUATION = {
     **dict.fromkeys(("split", "order", "group_by", "mode")),
@@ -76,14 +73,14 @@ _TABLE: list[Option] = [
         _rows("model data_path encoding field_separator seq_separator"),
         _rows("USER_ID_FIELD ITEM_ID_FIELD TIME_FIELD"),
         _rows("dataset"),
-        _rows("plugins", example=["my_models"], alone=True),
+        _rows("plugins", example=["my_models"], allows_single=True),
         _rows("column_types", example={"user_id": "token"}),
         _rows("RATING_FIELD POSITION_FIELD", only=if_model_is_custom()),
         _rows("LABEL_FIELD", only=if_model_is_custom(_NO_LABEL)),
         _rows("ITEM_LIST_LENGTH_FIELD LIST_SUFFIX", only=effects.if_model_is_sequential),
         _rows(
             "load_col unload_col unused_col",
-            empty=True,
+            allows_empty=True,
             only=effects.if_named_tables_are_loaded,
             check=option.check_columns,
         ),
@@ -103,7 +100,7 @@ _TABLE: list[Option] = [
         _rows(
             "user_inter_num_interval item_inter_num_interval",
             example="[3,inf)",
-            empty=True,
+            allows_empty=True,
             check=option.check_interval,
         ),
         _rows(
@@ -124,7 +121,7 @@ _TABLE: list[Option] = [
         only=effects.if_fields_are_read,
     ),
     *_group(
-        _rows("additional_feat_suffix", example=["ent"], alone=True, only="preload_weight"),
+        _rows("additional_feat_suffix", example=["ent"], allows_single=True, only="preload_weight"),
         _rows("preload_weight", example={"ent_id": "ent_emb"}),
         role=DATA,
         only=effects.if_model_takes_vectors,
@@ -132,9 +129,9 @@ _TABLE: list[Option] = [
     *_group(_rows("NEG_PREFIX repeatable"), role=DATA, only=(if_model_is_trained, _WITH_NEGATIVES)),
     # evaluation
     *_group(
-        _rows("eval_args", inner=_EVALUATION, empty=True),
-        _rows("metrics", alone=True),
-        _rows("topk", 1, 10**6, alone=True),
+        _rows("eval_args", inner=_EVALUATION, allows_empty=True),
+        _rows("metrics", allows_single=True),
+        _rows("topk", 1, 10**6, allows_single=True),
         _rows("valid_metric"),
         _rows("metric_decimal_place", 1, 15),
         _rows("mask_history", example=True),
@@ -151,7 +148,7 @@ _TABLE: list[Option] = [
         _rows("stopping_step", 0, 10**9, only=(if_model_is_trained, "eval_step")),
         _rows("gpu_id", check=option.check_gpus),
         _rows("compile show_progress tensorboard cache"),
-        _rows("logger", "csv tensorboard mlflow wandb", example=["mlflow"], alone=True),
+        _rows("logger", "csv tensorboard mlflow wandb", example=["mlflow"], allows_single=True),
         _rows("data_on_device", "auto always never"),
         _rows("memory_limit", check=option.check_by("data.scratch:read_limit")),
         role=SCHEDULE,
@@ -159,7 +156,7 @@ _TABLE: list[Option] = [
     *_rows("seed", 0, 2**32 - 1),
     *_rows("require_pow", example=True, only=if_model_is_custom()),
     *_rows("wandb_project", only=if_any("log_wandb", "logger: wandb")),
-    *_rows("worker", 0, 2 * cores(), why="here, twice the cores"),
+    *_rows("worker", 0, 2 * cores(), reason="here, twice the cores"),
     # what an example is
     *_rows(
         "MAX_ITEM_LIST_LENGTH",
@@ -172,6 +169,7 @@ _TABLE: list[Option] = [
         _rows("window_stride", 1, _LENGTH, example=25, only="train_windows: sliding"),
         _rows("target_window", 1, 1000, only=effects.if_model_takes_target_window),
         _rows("length_pool", 1, 10**6),
+        _rows("shuffle_block", 1, 10**9, example=2, only="shuffle"),
         _rows("train_batch_events", 1, 10**9, example=16384),
         role=TRAINING,
         only="augmentation: all_positions",
@@ -181,7 +179,7 @@ _TABLE: list[Option] = [
         _rows("augmentation", "prefix none all_positions", only=effects.if_model_is_sequential),
         _rows("precision", "auto fp32 tf32 bf16 fp16"),
         _rows("train_batch_size", 1, 10**7),
-        _rows("train_neg_sample_args", inner={**_NEGATIVES, "candidate_num": 0}, empty=True),
+        _rows("train_neg_sample_args", inner={**_NEGATIVES, "candidate_num": 0}, allows_empty=True),
         role=TRAINING,
         only=if_model_is_trained,
     ),
@@ -199,7 +197,7 @@ _TABLE: list[Option] = [
         _rows("shuffle"),
         _rows("learner", "adam adamw sgd adagrad rmsprop"),
         _rows("learning_rate", ABOVE_0, 1e12),
-        _rows("adam_betas", 0, BELOW_1, pair=True, only="learner: adam adamw"),
+        _rows("adam_betas", 0, BELOW_1, is_pair=True, only="learner: adam adamw"),
         _rows("weight_decay", 0, _WEIGHT),
         _rows("lr_scheduler", "none step cosine linear", only=effects.if_rate_decays),
         _rows("warmup_steps", 0, 10**9),
@@ -215,11 +213,7 @@ _TABLE: list[Option] = [
     *_rows("train_only", example=["kernel"]),
     *_rows("new_items", example="category"),
     # content vectors of items
-    *_rows(
-        "item_vectors",
-        only=effects.if_model_takes_vectors,
-        check=option.check_vectors,
-    ),
+    *_rows("item_vectors", only=effects.if_model_takes_vectors, check=option.check_vectors),
     *_group(
         _rows("item_vectors_use", "init add replace late"),
         _rows("item_vectors_train", example=True),
@@ -231,7 +225,7 @@ _TABLE: list[Option] = [
     *_rows("hidden_size embedding_size positional_rank siren_width relation_size", 1, _SIZE),
     *_rows("inner_size", 1, _SIZE, only="block: transformer ligr"),
     *_rows("n_layers num_layers graph_layers block_num step readout_steps kernel_size", 1, 1000),
-    *_rows("dilations", 1, 1000, filled=True),
+    *_rows("dilations", 1, 1000, nonempty=True),
     *_rows("n_heads", 1, 1024, only=_NOT_FEAREC),
     *_rows("relation_heads", 1, 1024),
     *_rows("nh nv interest_size k_interests prototype_size", 1, 10**4),
@@ -248,7 +242,7 @@ _TABLE: list[Option] = [
     *_rows("hidden_dropout_prob", 0, BELOW_1, role=TRAINING),
     *_rows("attn_dropout_prob", 0, BELOW_1, role=TRAINING, only=_NOT_FEAREC),
     *_rows("dropout_prob item_dropout sess_dropout", 0, BELOW_1),
-    *_rows("dropout_probs", 0, BELOW_1, pair=True),
+    *_rows("dropout_probs", 0, BELOW_1, is_pair=True),
     *_rows("attention_bias attention_output embedding_scale learn_scales chunking relations"),
     *_rows("initializer_range", 0, 1000, role=TRAINING, only=effects.if_model_is_not("CORE")),
     *_rows("pooling_mode", "mean max sum"),
@@ -259,7 +253,7 @@ _TABLE: list[Option] = [
         Option(
             name,
             example=["brand"],
-            alone=True,
+            allows_single=True,
             only=(effects.if_model_takes_side_fields, effects.if_not_refused(name)),
         )
         for name in SIDE_FEATURES
@@ -272,7 +266,7 @@ _TABLE: list[Option] = [
     ),
     # losses
     *_group(
-        _rows("loss_type", empty=True),
+        _rows("loss_type", allows_empty=True),
         _rows("negatives", 1, _SIZE),
         _rows("negative_sampler", "uniform popularity in_batch"),
         _rows("logq_correction", "refined standard none", only=effects.if_logits_are_corrected),
@@ -284,7 +278,7 @@ _TABLE: list[Option] = [
     *_rows("bucket_size_x", 1, 10**6, example=100),
     *_rows("bucket_size_y", 1, 10**6),
     *_rows("mix_x"),
-    *_rows("reg_weight", 0, _WEIGHT, pair=True),
+    *_rows("reg_weight", 0, _WEIGHT, is_pair=True),
     *_rows("reg_loss_ratio", 0, _WEIGHT),
     *_rows("lmd lmd_sem", 0, _WEIGHT, only=_NOT_FEAREC),
     *_rows("lambda_0 lambda_1 lambda_2", -_WEIGHT, _WEIGHT),
@@ -298,7 +292,9 @@ _TABLE: list[Option] = [
     *_rows("spatial_ratio", 0, 1, example=0.5, only="dual_domain"),
     *_rows("topk_factor", ABOVE_0, _WEIGHT, example=0.5),
     # position schemes
-    *_rows("position", alone=True, filled=True, role=TRAINING, check=option.check_schemes),
+    *_rows(
+        "position", allows_single=True, nonempty=True, role=TRAINING, check=option.check_schemes
+    ),
     *_rows("position_from", "newest oldest"),
     *_rows("positional_mask", "before_softmax after_softmax"),
     *_rows("kernel_u kernel_l", "toeplitz full identity"),
@@ -316,7 +312,7 @@ _TABLE: list[Option] = [
     *_rows("kerple_kind", "log power"),
     *_rows("semi_local_window semi_local_prefix", 0, _LENGTH),
     *_rows("cape_positions", 1, _LENGTH, example=50),
-    *_rows("difsr_fields", example=["brand"], alone=True),
+    *_rows("difsr_fields", example=["brand"], allows_single=True),
     *_rows("difsr_size", 1, _SIZE, only="difsr_fields"),
     # time
     *_rows("time_unit", " ".join(SECONDS)),
@@ -324,7 +320,7 @@ _TABLE: list[Option] = [
     *_rows("time_buckets hstu_time_buckets tisas_intervals", 1, 10**5),
     *_rows("decay_kind", "exponential_power power"),
     *_rows("decay_shortest decay_longest", 1e-09, 1e12),
-    *_rows("calendar_parts", "hour day week month year decade", filled=True),
+    *_rows("calendar_parts", "hour day week month year decade", nonempty=True),
     *_rows("rote_bases rope_base", ABOVE_1, 1e12),
     *_rows("rote_weights", 0, _WEIGHT),
     *_rows("siren_omega", 1e-06, 1e6),
@@ -358,33 +354,36 @@ _TABLE: list[Option] = [
     *_rows(
         "save_dataset dataset_save_path save_dataloaders dataloaders_save_path",
         role=IGNORED,
-        why="data are not cached as pickle files here, which would be loaded unchecked; remove it",
+        reason="data are not cached as pickle files here, which would be loaded unchecked; "
+        "remove it",
     ),
     *_rows(
         "HEAD_ENTITY_ID_FIELD TAIL_ENTITY_ID_FIELD RELATION_ID_FIELD ENTITY_ID_FIELD kg_reverse_r "
         "alias_of_entity_id alias_of_relation_id entity_kg_num_interval relation_kg_num_interval",
         role=IGNORED,
-        why="knowledge graphs are not read; leave it out",
+        reason="knowledge graphs are not read; leave it out",
     ),
     *_rows(
         "checkpoint_dir",
         role=IGNORED,
-        why="a run writes into its own folder; choose it with --run_dir",
+        reason="a run writes into its own folder; choose it with --run_dir",
     ),
     *_rows(
         "transform",
         role=IGNORED,
-        why="histories are changed by models that do so themselves alone, such as BERT4Rec",
+        reason="histories are changed by models that do so themselves alone, such as BERT4Rec",
     ),
-    *_rows("state", role=IGNORED, why="levels of logging are set in Python (logging.basicConfig)"),
-    *_rows("loss_decimal_place", role=IGNORED, why="losses are written in full"),
-    *_rows("valid_metric_bigger", role=IGNORED, why="it follows from valid_metric"),
+    *_rows(
+        "state", role=IGNORED, reason="levels of logging are set in Python (logging.basicConfig)"
+    ),
+    *_rows("loss_decimal_place", role=IGNORED, reason="losses are written in full"),
+    *_rows("valid_metric_bigger", role=IGNORED, reason="it follows from valid_metric"),
 ]
 OPTIONS = {option.name: option for option in _TABLE}
 
 
 def find_option(name: str) -> Option:
-    """Return the row of an option; one without bounds or conditions for a custom option."""
+    """Return the row of an option; for a custom option one without bounds or conditions."""
     return OPTIONS.get(name) or Option(name)
 
 

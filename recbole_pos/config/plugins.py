@@ -1,10 +1,10 @@
-"""How processes come to know models and schemes that are not the plugin's.
+"""Make models and schemes that are not the plugin's known to a process.
 
 What a module registers is known once it is imported, so the option ``plugins`` names modules to
 import before any other name is looked up; a run writes them into its config.yaml. What only this
 process has, because a script or a notebook made it, is sent to the processes that it starts.
 
-Modules are code, and files come from unknown_users: what a file names (the config.yaml of a run, a
+Modules are code, and files come from strangers: what a file names (the config.yaml of a run, a
 study, a search) must be installed, or imported already. The working directory is searched only for
 modules that the user's own command or code names, see :func:`allow`.
 """
@@ -32,8 +32,12 @@ _allowed: set[str] = set()
 
 
 def allow(plugins: Any) -> None:
-    """Let modules be imported from the working directory: the user's command or code names them in
-    the option ``plugins``, which is checked when they are imported."""
+    """Let modules be imported from the working directory.
+
+    Args:
+        plugins: value of the option ``plugins`` in the user's command or code; it is checked when
+            the modules are imported.
+    """
     names = [plugins] if isinstance(plugins, str) else plugins or ()
     if isinstance(names, (list, tuple)):
         _allowed.update(name for name in names if isinstance(name, str))
@@ -54,8 +58,8 @@ def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str
         may_miss: whether a module may be missing, as what it would register is registered already.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
-    is_list = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    if not is_list or any(not _NAME.fullmatch(n) or n.endswith(".py") for n in names):
+    are_names = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    if not are_names or any(not _NAME.fullmatch(n) or n.endswith(".py") for n in names):
         module = plugins.removesuffix(".py") if isinstance(plugins, str) else ""
         hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
@@ -65,13 +69,16 @@ def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str
     for name in names:
         try:
             _import(name)
+        except UsageError as error:
+            raise UsageError(f"{where}: plugins: {short(name)}: {error}") from error
         except Exception as error:  # whatever code of others does
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             # the module itself or a package of it, and not one that the module imports
             if missing is None or not f"{name}.".startswith(f"{missing}."):
-                message = f"cannot be imported: {type(error).__name__}: {error}"
-                message = str(error) if isinstance(error, UsageError) else message
-                raise UsageError(f"{where}: plugins: {short(name)}: {message}") from error
+                raise UsageError(
+                    f"{where}: plugins: {short(name)}: cannot be imported: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             if not may_miss:
                 raise UsageError(f"{where}: plugins: {_explain_missing(name)}") from error
     return list(names)
@@ -83,25 +90,25 @@ def _import(name: str) -> None:
         with without_working_directory():
             importlib.import_module(name)
         return
-    here, top = os.getcwd(), name.partition(".")[0]
+    folder, package = os.getcwd(), name.partition(".")[0]
     importlib.invalidate_caches()
-    if importlib.util.find_spec(top) is None and PathFinder.find_spec(top, [here]):
-        sys.path.append(here)  # for good: processes that this one starts inherit it
+    if importlib.util.find_spec(package) is None and PathFinder.find_spec(package, [folder]):
+        sys.path.append(folder)  # for good: processes that this one starts inherit it
     importlib.import_module(name)
 
 
 def _explain_missing(name: str) -> str:
     """Return the message about a missing module, by whether the user or a file named it."""
-    register = "recbole_pos.register_model or register_scheme what it brings, under the same name"
+    advice = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
         return (
             f"there is no module {shown(name)}, neither installed nor in {os.getcwd()}; start in "
-            f"the folder that has it. In Python, {register}"
+            f"the folder that has it. In Python, {advice}"
         )
     return (
         f"module {shown(name)} is not installed, and a file that names it does not make the "
         "working directory be searched. If you trust its code, add --plugins "
-        f"{short(name)}; in Python, import it first, or {register}"
+        f"{short(name)}; in Python, import it first, or {advice}"
     )
 
 
@@ -115,19 +122,23 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 
 def find_modules(model: str, schemes: Iterable[str]) -> list[str]:
     """Return the modules that another process must import to know a model and its schemes."""
-    modules = [ADDED.find_module(model), *map(SCHEMES.find_module, schemes)]
-    return list(dict.fromkeys(module for module in modules if module))
+    entries = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
+    return list(dict.fromkeys(entry.module for entry in entries if entry and entry.module))
 
 
 def pack(model: str) -> bytes:
     """Pickle what only this process knows of a model and schemes, for processes that it starts.
 
     Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
-    import them; of modules only the names go, those that the user allows. It is empty where there
-    is nothing to send, and :func:`unpack` reads it.
+    import them; of modules only the names go, those that the user allows.
+
+    Returns:
+        Bytes for :func:`unpack`; empty where there is nothing to send.
     """
-    models = {name: entry for name, entry in ADDED.made_here().items() if name == model}
-    schemes = SCHEMES.made_here()
+    # no import registers these in another process
+    entry = ADDED.added.get(model)
+    models = {model: entry} if entry is not None and entry.module is None else {}
+    schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     if not (models or schemes):
         return pickle.dumps((_allowed, {}, {})) if _allowed else b""
     import cloudpickle

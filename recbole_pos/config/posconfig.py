@@ -46,8 +46,9 @@ from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # that RecBole computes, and keeps beside the options
+_NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # what the config.yaml of a run does not hold
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
-_WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
+_WINDOWS_PER_BATCH = 128  # of RecBole's models that learn all positions, as of the plugin's
 _ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
 # Options of version 0.2.0, and what replaces their effect.
 _REMOVED = {
@@ -59,9 +60,9 @@ _REMOVED = {
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Merge the options of two sources: ``high`` wins, and ``eval_args`` is merged key by key."""
     merged = {**low, **high}
-    eval_args = [source["eval_args"] for source in (low, high) if source.get("eval_args")]
-    if len(eval_args) == 2 and all(isinstance(value, dict) for value in eval_args):
-        merged["eval_args"] = {**eval_args[0], **eval_args[1]}
+    low_args, high_args = low.get("eval_args"), high.get("eval_args")
+    if low_args and high_args and isinstance(low_args, dict) and isinstance(high_args, dict):
+        merged["eval_args"] = {**low_args, **high_args}
     return merged
 
 
@@ -91,6 +92,8 @@ class PosConfig(Config):
             it to a yaml file and running that file repeats the run.
         files: (file, options) of each config file, the dataset's first.
         public: facts in the yaml of a public dataset.
+        free: options that only a custom model or scheme has.
+        sources: option -> file that gave it.
         asked_for: options that a model read although no source has them.
     """
 
@@ -112,8 +115,8 @@ class PosConfig(Config):
         except (ValueError, TypeError, LookupError, RuntimeError) as error:  # RecBole's
             raise UsageError(f"configuration: {error.args[0] if error.args else error}") from error
         except OSError as error:  # data_path is a name that no file can have
-            place = "the working directory" if error.filename is None else shown(error.filename)
-            raise UsageError(f"configuration: data_path: {error.strerror}: {place}") from error
+            path = "the working directory" if error.filename is None else shown(error.filename)
+            raise UsageError(f"configuration: data_path: {error.strerror}: {path}") from error
 
     def _build(
         self,
@@ -122,10 +125,8 @@ class PosConfig(Config):
         files: list[str],
         options: dict[str, Any],
     ) -> None:
-        """Do what RecBole's ``__init__`` does, with the plugin's sources of options and checks.
-
-        RecBole would read ``sys.argv``, and evaluate text as Python.
-        """
+        """Do what RecBole's ``__init__`` does, with the plugin's sources of options and checks."""
+        # RecBole would read ``sys.argv``, and evaluate text as Python
         self.compatibility_settings()
         self._init_parameters_category()
         self.yaml_loader = PackagedLoader  # of RecBole's own files
@@ -136,9 +137,9 @@ class PosConfig(Config):
         self._given = self._drop_removed(options)
         if "item_vectors" in options:  # vectors in memory become a file
             options["item_vectors"] = to_files(options["item_vectors"])
-        asked = registered_name(model) if isinstance(model, type) else model
-        plugins = self._import_plugins(asked)
-        self.model, self.dataset = self._find_names(asked, dataset)
+        model_name = registered_name(model) if isinstance(model, type) else model
+        plugins = self._import_plugins(model_name)
+        self.model, self.dataset = self._find_names(model_name, dataset)
         self._read_dataset_file()
         schemes = list_positions(self._options_for(self.model).get("position"), self.model)
         self.external_config_dict = self._options_for(self.model, *schemes)
@@ -179,30 +180,26 @@ class PosConfig(Config):
             del options[key]
         return options
 
-    def _import_plugins(self, asked: str | None) -> list[str]:
+    def _import_plugins(self, model: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
         sources = [*self.files, ("configuration", self._given)]
-        named = [asked, *(content.get("model") for _, content in sources)]
-        models = [str(name) for name in named if name]
-        schemes = [n for _, some in sources for n in list_positions(some.get("position"), None)]
-        custom = {*models, *schemes} - {*built_in(), *SCHEMES.places}
+        models, schemes = [model] if model else [], []
+        for _, content in sources:
+            models += [str(content["model"])] if content.get("model") else []
+            schemes += list_positions(content.get("position"), None)
+        custom = {*models, *schemes} - {*built_in(), *SCHEMES.paths}
         are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
-        modules = [
-            name
-            for file, content in sources
-            for name in import_plugins(content.get(PLUGINS), str(file), are_registered)
-        ]
+        modules: list[str] = []
+        for file, content in sources:
+            modules += import_plugins(content.get(PLUGINS), str(file), are_registered)
         for name in models:
             take_model(name, modules)
         return modules
 
     def _options_for(self, *names: str) -> dict[str, Any]:
-        """Merge the options that config files and ``config_dict`` give a model and its schemes.
-
-        Records in ``sources`` which file each option came from.
-        """
+        """Merge the options that all sources give a model and its schemes, and set ``sources``."""
         merged: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}  # option -> file that gave it, for messages
+        self.sources: dict[str, str] = {}
         for file, content in self.files:
             for where, options in select_parts(content, names, file):
                 merged = merge_options(merged, options)
@@ -212,18 +209,15 @@ class PosConfig(Config):
         return merge_options(merged, self._given)
 
     def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
-        """Return the names of the model and the dataset, of the arguments or else of the options.
-
-        A dataset may be given as a folder: its parent then becomes the ``data_path`` option.
-        """
-        given = self._options_for()
-        model, dataset = model or given.get("model"), dataset or given.get("dataset")
+        """Return the names of model and dataset, of the arguments or else of the options."""
+        options = self._options_for()
+        model, dataset = model or options.get("model"), dataset or options.get("dataset")
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
         data_path = self._options_for(str(model)).get("data_path") or "dataset/"
         name, folder = name_and_folder(str(dataset), str(data_path))
-        if folder is not None:
+        if folder is not None:  # the dataset was given as a folder, which is in this one
             self._given["data_path"] = folder
         return str(model), name
 
@@ -262,24 +256,22 @@ class PosConfig(Config):
             # RecBole refuses its own default of one negative under cross-entropy
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
-        windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
-        if windows and "train_batch_size" not in external:
-            final["train_batch_size"] = _WINDOWS  # RecBole's 2,048 are rows of one target
+        has_windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
+        if has_windows and "train_batch_size" not in external:
+            final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's 2,048 are rows of one target
         final["load_col"] = add_time_field(final)
         return final
 
     def _set_default_parameters(self) -> None:
-        """Let ``data_path`` be the dataset's folder: RecBole's wheel has ml-100k if it is not here.
-
-        RecBole would take its own ml-100k in any case.
-        """
+        """Let ``data_path`` be the dataset's folder, in RecBole's wheel if it is not here."""
+        # RecBole would take the ml-100k of its wheel in any case
         base = Path(str(self.final_config_dict["data_path"]))
         super()._set_default_parameters()
         folder, in_wheel = base / self.dataset, WHEEL_DATASETS / self.dataset
-        own, packaged = (atomic_file(place, self.dataset, "inter") for place in (folder, in_wheel))
-        is_benchmark = self.final_config_dict["benchmark_filename"]
-        if not (is_benchmark or own.is_file()) and packaged.is_file():
-            folder = in_wheel
+        is_here = atomic_file(folder, self.dataset, "inter").is_file()
+        if not (is_here or self.final_config_dict["benchmark_filename"]):
+            if atomic_file(in_wheel, self.dataset, "inter").is_file():
+                folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
         if not self.final_config_dict["use_gpu"]:  # RecBole chooses the device by gpu_id only
             self.final_config_dict["gpu_id"] = ""
@@ -288,35 +280,38 @@ class PosConfig(Config):
 
     def _check_given(self) -> None:
         """Refuse unknown keys and wrong values; turn whole numbers of float options into floats."""
+        defaults = self.internal_config_dict
         if self.model in ADDED:
+            where = f"defaults of {self.model}"
             for key, value in own_defaults(self.model).items():
-                self._check_value(f"defaults of {self.model}", key, value)
+                check_value(where, key, value, defaults.get(key), key in self.free)
         options = self.external_config_dict
-        known = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         for key, value in options.items():
-            where = self.sources.get(key, "configuration")
-            if key in _ARGUMENTS:
-                raise UsageError(
-                    f"{where}: {key} is not an option: give it on the command line (--{key}) or as "
-                    f"an argument, as in recbole_pos.run(..., {key}=...)"
-                )
-            if key not in known:
-                declare = "; declare it by recbole_pos.register_model(..., defaults={...})"
-                raise UnknownKey(
-                    f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. "
-                    f"{self.model} on {self.dataset} does not read it"
-                    f"{declare if self.model in ADDED else ''}",
-                    key,
-                )
-            default = self.internal_config_dict.get(key)
+            where, default = self.sources.get(key, "configuration"), defaults.get(key)
+            self._require_known(key, where)
             if find_option(key).role == IGNORED and value != default:
-                raise UsageError(f"{where}: {key}: {find_option(key).why}")
-            self._check_value(where, key, value)
+                raise UsageError(f"{where}: {key}: {find_option(key).reason}")
+            check_value(where, key, value, default, key in self.free)
             if isinstance(default, float) and isinstance(value, int):
                 options[key] = float(value)  # RecBole's models raise tensors of integers to powers
 
-    def _check_value(self, where: str, key: str, value: Any) -> None:
-        check_value(where, key, value, self.internal_config_dict.get(key), key in self.free)
+    def _require_known(self, key: str, where: str) -> None:
+        """Refuse a key that is no option of this run."""
+        if key in _ARGUMENTS:
+            raise UsageError(
+                f"{where}: {key} is not an option: give it on the command line (--{key}) or as an "
+                f"argument, as in recbole_pos.run(..., {key}=...)"
+            )
+        known = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
+        if key not in known:
+            advice = ""
+            if self.model in ADDED:
+                advice = "; declare it by recbole_pos.register_model(..., defaults={...})"
+            raise UnknownKey(
+                f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. {self.model} on "
+                f"{self.dataset} does not read it{advice}",
+                key,
+            )
 
     def _check_final(self) -> None:
         """Check options against each other, and keep them in ``plain`` before RecBole derives."""
@@ -324,7 +319,7 @@ class PosConfig(Config):
         losses = LOSSES if on_our_base(self.model) else ("CE", "BPR")
         shared = {key: value for key, value in final.items() if key not in self.free}
         check_together(shared, self.model, starts_from_runs(self.model), losses)
-        self.plain = to_plain({key: v for key, v in final.items() if key not in _list_derived()})
+        self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         self.plain.update(model=self.model, dataset=self.dataset)
         self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
         base = Path(str(final["data_path"]))
@@ -334,15 +329,18 @@ class PosConfig(Config):
             self.require_read()
 
     def require_read(self, searched: Iterable[str] = ()) -> None:
-        """Raise a UsageError for an option that was given although nothing reads it; values of
-        those that are ``searched`` are not known yet."""
+        """Raise a UsageError for an option that was given although nothing reads it.
+
+        Args:
+            searched: options of a search, whose values are not known yet.
+        """
         defaults = self.internal_config_dict
-        plain = {**self.plain, "MODEL_TYPE": defaults["MODEL_TYPE"]}
-        config = {
-            key: {**inner, **value} if (inner := find_option(key).inner) and value else value
-            for key, value in plain.items()
-            if key not in searched
-        }
+        config = {**self.plain, "MODEL_TYPE": defaults["MODEL_TYPE"]}
+        for key, value in self.plain.items():
+            if key in searched:
+                del config[key]
+            elif value and (inner := find_option(key).inner):
+                config[key] = {**inner, **value}
         # a file that has most options is written by a run: the user did not choose them
         exempt = [
             str(file)
@@ -359,13 +357,13 @@ class PosConfig(Config):
 
     @property
     def expected_counts(self) -> dict[str, int]:
-        """Return the numbers of users, items and events that a public dataset must have.
+        """Numbers of users, items and interactions that a public dataset must have.
 
         Empty for other datasets, and where the run filters otherwise than the dataset's yaml.
         """
-        default = self.internal_config_dict
-        is_usual = all(self[key] == self.public.get(key, default.get(key)) for key in FILTERS)
-        return self.public.get("counts", {}) if is_usual else {}
+        defaults = {**self.internal_config_dict, **self.public}
+        has_its_filters = all(self[key] == defaults.get(key) for key in FILTERS)
+        return self.public.get("counts", {}) if has_its_filters else {}
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
@@ -378,7 +376,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
         return config.plain
     known = config.internal_config_dict
     options = {**known, **config.external_config_dict}
-    plain = {key: options[key] for key in known if key not in _list_derived()}
+    plain = {key: options[key] for key in known if key not in _NOT_KEPT}
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
     schemes = list_positions(options.get("position"), config["model"])
@@ -387,11 +385,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     return to_plain(plain)
 
 
-def _list_derived() -> set[str]:
-    return {*DERIVED_KEYS, *list_by_role(IGNORED)}
-
-
 def limit_workers(plain: dict[str, Any]) -> dict[str, Any]:
     """Return ``worker`` lowered to what this machine allows; empty where it need not change."""
-    worker, most = plain.get("worker", 0), find_option("worker").high
-    return {"worker": most} if is_whole(worker) and most is not None and worker > most else {}
+    worker, limit = plain.get("worker", 0), find_option("worker").high
+    return {"worker": limit} if is_whole(worker) and limit is not None and worker > limit else {}

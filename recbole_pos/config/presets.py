@@ -1,4 +1,4 @@
-"""Config files for several models: options that all share, and options of some under ``for``.
+"""Config files for several models: options for all, and options for some under ``for``.
 
     hidden_size: 50
     for:
@@ -24,8 +24,8 @@ from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT
 
 FOR = "for"
-# What decides which parts a run takes stands outside of them.
-OUTSIDE = {"model", "dataset", "plugins", FOR}
+# Keys that decide which parts a run takes, and so stand outside of them.
+_OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def find_config_file(name: str | Path) -> Path:
@@ -55,21 +55,23 @@ def select_parts(
         file: name of the file, for messages.
 
     Returns:
-        (place, options) of each part; the place is for messages.
+        (where, options) of each part; ``where`` is for messages.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
-    given: dict[str, str] = {}  # option -> title that it stands under
+    titles: dict[str, str] = {}  # option -> title that it stands under
     for title, title_names, options in _split_by_title(content, file):
         where = f"{file}, for {title}"
         if not isinstance(options, dict):
             raise UsageError(f"{where}: expected options, found {shown(options)}")
-        only_models = set(title_names) <= set(runnable())
-        if misplaced := (OUTSIDE if only_models else {*OUTSIDE, "position"}) & set(options):
+        misplaced = _OUTSIDE & options.keys()
+        if "position" in options and not set(title_names) <= set(runnable()):
+            misplaced.add("position")  # under a scheme
+        if misplaced:
             raise UsageError(f"{where}: {', '.join(sorted(misplaced))} cannot stand here")
         if set(title_names) & set(names):
-            for key in options.keys() & given.keys():
-                raise UsageError(f"{where}: {key} is also given for {given[key]}")
-            given |= dict.fromkeys(options, title)
+            for key in options.keys() & titles.keys():
+                raise UsageError(f"{where}: {key} is also given for {titles[key]}")
+            titles |= dict.fromkeys(options, title)
             parts.append((where, options))
     return parts
 
@@ -100,7 +102,7 @@ def _split_by_title(content: dict[str, Any], file: str | Path) -> list[tuple[str
             f"{shown(by_title)}"
         )
     known = [*SCHEMES, *runnable()]
-    found = []
+    parts = []
     for title, options in by_title.items():
         names = [name.strip() for name in str(title).split(",")]
         for name in names:
@@ -109,5 +111,5 @@ def _split_by_title(content: dict[str, Any], file: str | Path) -> list[tuple[str
                     f"{file}, for {title}: {shown(name)} is neither a model nor a scheme"
                     f"{suggest(name, known)}; see `recbole-pos models` and `recbole-pos schemes`"
                 )
-        found.append((title, names, {} if options is None else options))
-    return found
+        parts.append((title, names, {} if options is None else options))
+    return parts

@@ -99,13 +99,13 @@ class Report:
             for column in self.columns
         ]
         heads = ("column", "field", "type", "table", "different", "missing", "examples", "")
-        reporter.table(_table(heads, columns))
+        reporter.line(_table(heads, columns))
         for what, lines in self.lines.items():
             reporter.line(f"{what}: {lines.source} ({lines.form})")
             counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
             for reason, dropped in lines.dropped.items():
                 counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _first(dropped)))
-            reporter.table(_table(("rows", "", "first"), counts))
+            reporter.line(_table(("rows", "", "first"), counts))
         for name, found in self.contradictions.items():
             reporter.line(
                 f"{name}: {found['lines']:,} rows differ from the first of the "

@@ -1,8 +1,10 @@
 """Prepared data beside the files that they were made from: the second start reads no text.
 
-One file for a dataset and the options that its preparation reads: tensors, which are mapped, and a
-signature. It is used if this user has written it (by a key in the folder of settings) and versions,
-options and all bytes of the tables are the same. Otherwise the data are prepared again.
+A cache is one file of tensors, which are mapped, for a dataset and the options that its preparation
+reads, with a small file, its seal: what the data were made from, signed by this user's key in the
+folder of settings. A cache is used if the seal is this user's, and versions, options and all bytes
+of the tables and of the cache are the same. Files whose inode, size and times are those of the last
+comparison are not read for it. Otherwise the data are prepared again.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import recbole
@@ -32,10 +34,11 @@ from recbole_pos.plain import to_plain
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 4  # raised when the same files and options are prepared otherwise
+FORMAT = 5  # raised when the same files and options are prepared otherwise
 FOLDER = ".recbole_pos"
 LEAST_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
-_KEY_BYTES = 32  # of the key, and of a signature
+_KEY_BYTES = 32
+_SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
 MOST = 4  # caches of a dataset
 _ABANDONED = 3600  # seconds after which an unfinished file is taken for abandoned
 # The options that preparing reads; a test holds that there are no others.
@@ -56,7 +59,9 @@ class Cache:
         self.options = json.loads(json.dumps({n: config[n] for n in READ}, default=str))
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.pt"
-        self.states: list[tuple[int, ...]] | None = None
+        self.seal = self.path.with_suffix(".json")
+        self.states: list[list[int]] = []  # of the tables, before they are read
+        self.is_settled = False  # whether a later change of a table would change its state
         self.source: dict[str, Any] = {}  # what the data are made from
 
     @classmethod
@@ -71,77 +76,86 @@ class Cache:
             return None
 
     def load_into(self, dataset: Any) -> bool:
-        """Restore a dataset and the warnings of reading it; return whether the file was good."""
+        """Restore a dataset and the warnings of reading it; return whether the cache was good."""
         try:
-            states = self._states()
+            self.states, seal = _read_states(self.files), self._read_seal()
+            newest = max(max(times) for _, _, *times in self.states)
+            self.is_settled = time.time_ns() - newest > _SETTLED
+            is_compared = seal.get("tables") == self.states
             self.source = {
                 "versions": [FORMAT, __version__, recbole.__version__],
                 "options": self.options,
-                "files": {
-                    file.name: _digest(file, hashlib.sha256()).hexdigest() for file in self.files
-                },
+                "files": seal["source"]["files"] if is_compared else self._digest_tables(),
             }
-            self.states = states
-            kept = read_signed(self.path, self.key)
-            if kept["source"] != self.source:
+            if seal.get("source") != self.source:
                 return False
+            is_compared = is_compared and seal["cache"] == _read_states([self.path])
+            if not is_compared and seal["digest"] != _digest(self.path):
+                return False
+            kept = torch.load(self.path, mmap=True, weights_only=True)
             restore(dataset, kept["state"])
         except Exception:  # of any kind; reading the tables then reports what is wrong with them
             return False
         with contextlib.suppress(OSError):
-            os.utime(self.path)  # caches used longest ago are removed first
+            if is_compared:
+                os.utime(self.seal)  # caches used longest ago are removed first
+            else:
+                self._write_seal(seal["digest"])
         for text in kept["warnings"]:
             dataset.logger.warning(text)
         return True
 
     def save(self, dataset: Any, warnings: list[str]) -> None:
         """Write the prepared data, and warnings of reading; a failure is logged, not raised."""
-        kept = {"source": self.source, "state": capture(dataset), "warnings": warnings}
-        temporary = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
         try:
-            if self._states() != self.states:
+            if _read_states(self.files) != self.states:
                 raise OSError("a file has changed while it was read")
             self.folder.mkdir(exist_ok=True)
-            try:
-                write_signed(temporary, kept, self.key)
-                os.replace(temporary, self.path)  # others see the old file or the new one
-            finally:
-                temporary.unlink(missing_ok=True)
+            with _replacing(self.path) as file:
+                torch.save({"state": capture(dataset), "warnings": warnings}, file)
+            self._write_seal(_digest(self.path))
             self._tidy()
         except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
             text = "prepared data of %s are not kept for the next start: %s"
             logging.getLogger().info(text, self.folder.parent, error)
 
-    def _states(self) -> list[tuple[int, ...]]:
-        stats = [file.stat() for file in self.files]
-        return [(s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
+    def _digest_tables(self) -> dict[str, str]:
+        return {file.name: _digest(file) for file in self.files}
+
+    def _read_seal(self) -> dict[str, Any]:
+        """Return what the cache was made from; empty if no seal of this user is there."""
+        if not self.seal.exists():
+            return {}
+        content, signature = json.loads(self.seal.read_text())
+        is_ours = hmac.compare_digest(self._sign(content), signature)
+        return json.loads(content) if is_ours else {}
+
+    def _write_seal(self, digest: str) -> None:
+        """Sign what the cache, with a digest, was made from, and the states of the files."""
+        seal = {
+            "source": self.source,
+            "digest": digest,
+            "tables": self.states if self.is_settled else None,
+            "cache": _read_states([self.path]),
+        }
+        content = json.dumps(seal)
+        with _replacing(self.seal) as file:
+            file.write(json.dumps([content, self._sign(content)]).encode())
+
+    def _sign(self, content: str) -> str:
+        return hmac.new(self.key, content.encode(), "sha256").hexdigest()
 
     def _tidy(self) -> None:
         """Remove abandoned temporary files, and all caches but the ``MOST`` used last."""
         old = time.time() - _ABANDONED
-        caches = [file for kind in ("*.pt", "*.arrow") for file in self.folder.glob(kind)]
-        caches.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        abandoned = [file for file in self.folder.glob("*.part") if file.stat().st_mtime < old]
-        for file in (*caches[MOST:], *abandoned):
-            file.unlink(missing_ok=True)
-
-
-def write_signed(path: Path, value: Any, key: bytes) -> None:
-    """Write tensors and plain values to a new file, followed by a signature."""
-    with open(path, "xb") as file:
-        torch.save(value, file)
-    signature = _digest(path, hmac.new(key, digestmod="sha256")).digest()
-    with open(path, "ab") as file:
-        file.write(signature)
-
-
-def read_signed(path: Path, key: bytes) -> Any:
-    """Read a file of :func:`write_signed`, mapped; an error if a byte or the key has changed."""
-    content = np.memmap(path, dtype=np.uint8, mode="r")
-    body, signature = content[:-_KEY_BYTES], content[-_KEY_BYTES:].tobytes()
-    if not hmac.compare_digest(hmac.digest(key, body.data, "sha256"), signature):
-        raise ValueError(f"{path} is damaged, or written by someone else")
-    return torch.load(path, mmap=True, weights_only=True)
+        age = lambda file: file.stat().st_mtime  # noqa: E731
+        seals = sorted(self.folder.glob("*.json"), key=age, reverse=True)[:MOST]
+        used = {seal.with_suffix(".pt") for seal in seals}
+        for file in self.folder.iterdir():
+            is_abandoned = file.suffix == ".part" and age(file) < old
+            is_cache = file.suffix in (".pt", ".json", ".arrow")
+            if is_abandoned or (is_cache and file.with_suffix(".pt") not in used):
+                file.unlink(missing_ok=True)
 
 
 def capture(dataset: Any) -> dict[str, Any]:
@@ -230,9 +244,28 @@ def load_key() -> bytes:
     return key
 
 
-def _digest(path: Path, digest: Any) -> Any:
-    """Return a digest (of hashlib or hmac) updated with the bytes of a file."""
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write that replaces ``path`` at the end: others see the old one or the new."""
+    temporary = path.with_name(f"{path.stem}-{secrets.token_hex(4)}.part")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_states(files: Iterable[Path]) -> list[list[int]]:
+    """Return inode, size, and times of change of files: what cannot stay if a byte changes."""
+    stats = [file.stat() for file in files]
+    return [[s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 digest of a file, in hexadecimal."""
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    return digest
+    return digest.hexdigest()

@@ -28,6 +28,8 @@ from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
+MIXED = 16  # blocks whose windows are mixed
+
 
 class WindowLoader:
     """Batches of packed training windows.
@@ -37,6 +39,9 @@ class WindowLoader:
     into batches with about equal numbers of targets, which are then shuffled: little padding, and
     every target weighs about the same in a step. A batch with more than ``train_batch_events`` is
     cut, but never one window (of ``linked`` ones, all of a user's).
+
+    With ``shuffle_block`` windows are not shuffled one by one, but in blocks of neighbours in the
+    log, of which ``MIXED`` are mixed at a time: a log on a disk is read nearly in order.
     """
 
     packed = True  # batches are packed windows, not rows
@@ -49,6 +54,7 @@ class WindowLoader:
         self.windows, self.features = dataset.training_windows(), dataset.features()
         self.batch_size, self.pool = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
+        self.block = config["shuffle_block"]
         self.most_events = config["train_batch_events"]
         self.members, self.sizes = self._groups(requirements.linked)
         self.epoch = 0
@@ -84,7 +90,7 @@ class WindowLoader:
         lengths = np.maximum.reduceat(self.windows.lengths[self.members], begin)
         targets = np.add.reduceat(self.windows.counts[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = rng.permutation(len(begin)) if self.shuffle else np.arange(len(begin))
+        order = self._order_groups(rng, len(begin))
         batches: list[np.ndarray] = []
         before = np.cumsum(self.sizes[order]) - self.sizes[order]  # windows before each group
         pools = np.flatnonzero(np.diff(before // (self.batch_size * self.pool))) + 1
@@ -94,12 +100,25 @@ class WindowLoader:
                 batches += np.array_split(groups, min(count, len(groups)))
                 continue
             groups = groups[np.argsort(lengths[groups], kind="stable")]
-            batches += _split_evenly(groups, targets[groups], count)
+            of_pool = _split_evenly(groups, targets[groups], count)
+            if self.block:
+                rng.shuffle(of_pool)
+            batches += of_pool
         events = np.add.reduceat(self.windows.lengths[self.members], begin)
         batches = [part for batch in batches for part in self._limit_events(batch, events)]
-        if self.shuffle:
+        if self.shuffle and not self.block:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
+
+    def _order_groups(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Return the order of groups in an epoch: random, or of mixed blocks of neighbours."""
+        if not self.shuffle:
+            return np.arange(count)
+        if not self.block:
+            return rng.permutation(count)
+        block = np.arange(count) // self.block
+        place = rng.permutation(int(block[-1]) + 1)[block]
+        return np.lexsort((rng.random(count), place // MIXED))
 
     def _limit_events(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
         """Cut ``groups`` until no part has more than ``most_events`` events, or it is one group.

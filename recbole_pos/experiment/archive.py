@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recbole_pos.errors import CheckpointError
 
-_DEPTH = 150  # of values in values
+_MAX_DEPTH = 150  # of values nested in values
 
 
 class Refused(Exception):
@@ -33,8 +33,11 @@ def read(path: str | Path, stand_in: Callable[[str], Any]) -> Any:
 
     Args:
         path: the file.
-        stand_in: returns what stands for a class that is not torch's, given ``module.name``; it
+        stand_in: returns what replaces a class that is not torch's, given ``module.name``; it
             raises :class:`Refused` for one that must not be there.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged or refused.
     """
     path = Path(path)
     if not os.path.isfile(path):  # no OSError of a name that is too long
@@ -46,7 +49,7 @@ def read(path: str | Path, stand_in: Callable[[str], Any]) -> Any:
         value = torch.load(
             str(path), map_location="cpu", pickle_module=module, weights_only=False, mmap=True
         )
-        _require_tree(value, max(path.stat().st_size, 10**6))
+        _require_tree(value, max_values=max(path.stat().st_size, 10**6))  # a byte each, at least
         return value
     except Refused as error:
         raise CheckpointError(f"{path} {error}") from None
@@ -56,10 +59,8 @@ def read(path: str | Path, stand_in: Callable[[str], Any]) -> Any:
 
 
 def _require_archive(path: Path) -> None:
-    """Refuse a file that is not a whole archive as ``torch.save`` writes it.
-
-    torch itself compares no checksums, and would unpack what is compressed.
-    """
+    """Refuse a file that is not a complete archive as ``torch.save`` writes it."""
+    # torch itself compares no checksums, and would unpack what is compressed
     with path.open("rb") as file:
         if not b"PK\3\4".startswith(file.read(4)):
             raise Refused(
@@ -72,27 +73,25 @@ def _require_archive(path: Path) -> None:
             raise Refused("is a program (TorchScript) and not a checkpoint")
         if sum(member.file_size for member in members) > path.stat().st_size:
             raise Refused("is damaged: its members are compressed, or overlap")
-        if broken := archive.testzip():
-            raise Refused(f"is truncated or damaged: the checksum of {broken} differs")
+        if damaged_member := archive.testzip():
+            raise Refused(f"is truncated or damaged: the checksum of {damaged_member} differs")
 
 
-def _refuse_tuples(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Return a step of an unpickler that refuses tuples as keys, which are a part of its stack.
+def _refuse_tuple_keys(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
+    """Wrap a step of an unpickler that hashes ``keys`` of its stack; tuples are refused."""
 
-    Tuples may share their parts, and hashing them could go on without end.
-    """
-
-    def step(unpickler: Any) -> None:
+    def load_checked(unpickler: Any) -> None:
+        # tuples may share their parts, and hashing them could go on without end
         if any(isinstance(key, (tuple, frozenset)) for key in unpickler.stack[keys]):
             raise Refused("has lists as keys, as no checkpoint has")
         load(unpickler)
 
-    return step
+    return load_checked
 
 
 # Python's own unpickler in Python: the one in C makes room for whatever number a memo has.
 _Python: Any = pickle._Unpickler
-_KEYS = {
+_HASHED = {  # instruction of a pickle -> what it hashes of the stack
     pickle.SETITEM: slice(-2, -1),
     pickle.SETITEMS: slice(None, None, 2),
     pickle.DICT: slice(None, None, 2),
@@ -106,7 +105,8 @@ class _Unpickler(_Python):
 
     stand_in: Callable[[str], Any]
     dispatch = _Python.dispatch | {
-        code[0]: _refuse_tuples(_Python.dispatch[code[0]], keys) for code, keys in _KEYS.items()
+        opcode[0]: _refuse_tuple_keys(_Python.dispatch[opcode[0]], keys)
+        for opcode, keys in _HASHED.items()
     }
 
     def find_class(self, module: str, name: str) -> Any:
@@ -121,22 +121,22 @@ class _Unpickler(_Python):
         return self.stand_in(path)
 
 
-def _require_tree(value: Any, most: int) -> None:
-    """Refuse values that hold themselves, are nested too deeply, or tensors larger than their data.
-
-    A file can hold ``most`` values, as each takes at least a byte.
-    """
-    waiting = [(value, 0)]
-    while waiting:
-        item, depth = waiting.pop()
-        most -= 1
-        if most < 0 or depth > _DEPTH:
+def _require_tree(value: Any, max_values: int) -> None:
+    """Refuse values that contain themselves or nest deeply, and tensors larger than their data."""
+    stack = [(value, 0)]
+    while stack:
+        item, depth = stack.pop()
+        max_values -= 1
+        if max_values < 0 or depth > _MAX_DEPTH:
             raise Refused("holds lists that are nested in each other without end")
         if isinstance(item, Tensor):
             if item.numel() * item.element_size() > item.untyped_storage().nbytes():
                 raise Refused("is damaged: a tensor is not laid out as those of checkpoints are")
             continue
-        inner = item.values() if isinstance(item, dict) else item
-        if not isinstance(item, (dict, list, tuple)):  # a stand-in has parts, other values none
-            inner = () if isinstance(item, type) else getattr(item, "parts", ())
-        waiting += ((part, depth + 1) for part in inner)
+        if isinstance(item, dict):
+            children: Any = item.values()
+        elif isinstance(item, (list, tuple)):
+            children = item
+        else:  # a stand-in has parts, other values none
+            children = () if isinstance(item, type) else getattr(item, "parts", ())
+        stack += ((child, depth + 1) for child in children)

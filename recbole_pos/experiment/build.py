@@ -20,12 +20,7 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import (
-    is_memory_error,
-    limited_memory,
-    memory,
-    require_scores,
-)
+from recbole_pos.experiment.memory import is_memory_error, limited_memory, memory, require_scores
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from, update_weights, updated_run
 from recbole_pos.model.training import adapter
@@ -56,9 +51,7 @@ class Experiment:
 
 
 def prepare(
-    config: PosConfig,
-    fresh: bool = True,
-    dataset: PosDataset | PosSequentialDataset | None = None,
+    config: PosConfig, fresh: bool = True, dataset: PosDataset | PosSequentialDataset | None = None
 ) -> Experiment:
     """Make data, model and trainer for a configuration, seeded.
 
@@ -73,12 +66,36 @@ def prepare(
     """
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
+    dataset, train_data, loaders = _prepare_data(config, fresh, dataset)
+    data_seconds = time.perf_counter() - started
+    init_seed(config["seed"], config["reproducibility"])
+    model = build_model(config, dataset, train_data)
+    if config["request_time"] == "target" and not getattr(model, "reads_request", False):
+        raise UsageError(
+            f"request_time: {config['model']} does not read the time of a request; target is for "
+            "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
+            "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
+        )
+    train = make_training_loader(config, train_data, adapter(config, model).requirements())
+    start_from(model, config, dataset.identity, with_weights=fresh)
+    if fresh and config["update_from"]:
+        update_weights(model, config, dataset)
+    trainer = PosTrainer(config, model)
+    require_scores(config, dataset, trainer.part_size or dataset.item_num)
+    trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
+    return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
+
+
+def _prepare_data(
+    config: PosConfig, fresh: bool, dataset: PosDataset | PosSequentialDataset | None
+) -> tuple[PosDataset | PosSequentialDataset, Dataset, dict[str, Any]]:
+    """Return the dataset, its training part, and loaders of validation and test by phase."""
     try:
         dataset = read_dataset(config) if dataset is None else dataset
         parts = dict(zip(PHASES, dataset.build(), strict=True))
         if fresh and config.expected_counts:
             require_counts(config["dataset"], config.expected_counts, dataset)
-        held_out = make_held_out_loaders(config, parts)
+        loaders = make_held_out_loaders(config, parts)
     except UsageError:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
@@ -95,41 +112,25 @@ def prepare(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
             f"{shown(config['dataset'])}; give smaller cutoffs and a valid_metric among them"
         )
-    data_seconds = time.perf_counter() - started
-    init_seed(config["seed"], config["reproducibility"])
-    model = build_model(config, dataset, parts["train"])
-    if config["request_time"] == "target" and not getattr(model, "reads_request", False):
-        raise UsageError(
-            f"request_time: {config['model']} does not read the time of a request; target is for "
-            "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
-            "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
-        )
-    train = make_training_loader(config, parts["train"], adapter(config, model).requirements())
-    start_from(model, config, dataset.identity, weights=fresh)
-    if fresh and config["update_from"]:
-        update_weights(model, config, dataset)
-    trainer = PosTrainer(config, model)
-    require_scores(config, dataset, trainer.part_size or dataset.item_num)
-    trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
-    loaders: dict[str, Any] = {"train": train, **held_out}
-    return Experiment(config, dataset, loaders, model, trainer, data_seconds)
+    return dataset, parts["train"], loaders
 
 
 def read_dataset(
-    config: PosConfig, folder: RunFolder | None = None, alone: bool = False
+    config: PosConfig, folder: RunFolder | None = None, hold_out_later: bool = False
 ) -> PosDataset | PosSequentialDataset:
     """Read the interactions from their files; ``build`` is still to be called.
 
     Args:
         config: configuration of the run.
         folder: an earlier run, whose names keep their ids; if None, that in ``update_from``.
-        alone: whether interactions that the earlier run did not have are held out.
+        hold_out_later: whether interactions that the earlier run did not have are held out.
     """
-    known = None if folder is None else load_vocabulary(folder, config)
-    if known is None and config["update_from"]:
-        known = load_vocabulary(updated_run(config["update_from"]), config)
-    sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    return (PosSequentialDataset if sequential else PosDataset)(config, known, alone)
+    vocabulary = None if folder is None else load_vocabulary(folder, config)
+    if vocabulary is None and config["update_from"]:
+        vocabulary = load_vocabulary(updated_run(config["update_from"]), config)
+    is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+    dataset_class = PosSequentialDataset if is_sequential else PosDataset
+    return dataset_class(config, vocabulary, hold_out_later)
 
 
 def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
@@ -137,10 +138,11 @@ def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
-def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
-    """Build the model of a configuration, of the training part of a dataset, on its device.
+def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any:
+    """Build the model of a configuration for the training part of a dataset, on its device.
 
-    A UsageError says why it cannot be built; errors of custom code are raised unchanged.
+    Raises:
+        UsageError: if it cannot be built. Errors of custom code are raised unchanged.
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
@@ -149,7 +151,7 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     config.asked_for.clear()
     try:
         with limited_memory():
-            model = config.model_class(config, train)
+            model = config.model_class(config, train_data)
         # training keeps a gradient of each weight, and what its optimiser needs
         if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > memory():
             raise MemoryError
@@ -164,16 +166,21 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
                     "that: it got None"
                 )
             raise
-        if is_memory_error(error):
-            raise UsageError(
-                f"{config['model']}: its weights do not fit into the {memory() / 2**30:,.3g} GiB "
-                f"of memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
-                "MAX_ITEM_LIST_LENGTH and the like"
-            ) from error
-        if isinstance(error, KeyError):  # a field is missing
-            raise UsageError(
-                f"{config['model']} needs {error}, but the fields loaded are "
-                f"{listed(loaded_fields(dataset))}; see load_col, and selected_features for "
-                "models that embed attributes"
-            ) from error
-        raise UsageError(f"{config['model']} cannot be built: {error}") from error
+        raise _explain_build_error(error, config, dataset) from error
+
+
+def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:
+    """Return the error to raise where a model of the plugin or of RecBole cannot be built."""
+    name = config["model"]
+    if is_memory_error(error):
+        return UsageError(
+            f"{name}: its weights do not fit into the {memory() / 2**30:,.3g} GiB of memory, for "
+            f"{dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
+            "MAX_ITEM_LIST_LENGTH and the like"
+        )
+    if isinstance(error, KeyError):  # a field is missing
+        return UsageError(
+            f"{name} needs {error}, but the fields loaded are {listed(loaded_fields(dataset))}; "
+            "see load_col, and selected_features for models that embed attributes"
+        )
+    return UsageError(f"{name} cannot be built: {error}")

@@ -42,4 +42,5 @@ class Callback:
 
 def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
     """Call a hook of every callback; return whether one of them ends the training."""
-    return any([getattr(callback, hook)(*args) for callback in callbacks])  # a list: all are called
+    answers = [getattr(callback, hook)(*args) for callback in callbacks]
+    return any(answers)

@@ -16,15 +16,15 @@ class NeedsDataset(UsageError):
     """A question cannot be answered without the dataset.
 
     Args:
-        what: what must be read from the dataset, and why.
+        missing: what must be read from the dataset, and why.
         config: configuration of the run.
     """
 
-    def __init__(self, what: str, config: Options) -> None:
-        name, base = config["dataset"], Path(config["data_path"]).parent
+    def __init__(self, missing: str, config: Options) -> None:
+        name, data_path = config["dataset"], Path(config["data_path"]).parent
         super().__init__(
-            f"{what} must be read from the dataset {name!r}, which was not found in {base}; give "
-            f"--data_path (in Python data_path=), the folder that holds {name}/"
+            f"{missing} must be read from the dataset {name!r}, which was not found in {data_path};"
+            f" give --data_path (in Python data_path=), the folder that holds {name}/"
         )
 
 
@@ -36,24 +36,24 @@ class Catalogue:
 
     Args:
         config: configuration of the run.
-        known: vocabulary of the run, from its folder.
+        vocabulary: vocabulary of the run, from its folder.
     """
 
     has_log = False  # there are no interactions for a model to check
 
-    def __init__(self, config: Options, known: Vocabulary) -> None:
+    def __init__(self, config: Options, vocabulary: Vocabulary) -> None:
         self.config, self.dataset_name = config, config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        self.field2id_token, self._known = known.tokens, known
+        self.field2id_token, self._vocabulary = vocabulary.tokens, vocabulary
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
-        self.events = int(known.events.sum())
+        self.events = int(vocabulary.events.sum())
 
     @property
     def popularity(self) -> np.ndarray:
-        """[items] int64 training events of each item, by id; not kept by runs of 0.1."""
-        if self._known.popularity is None:
+        """[items] int64 training interactions of each item, by id; not kept by runs of 0.1."""
+        if self._vocabulary.popularity is None:
             raise NeedsDataset("the popularity of items", self.config)
-        return self._known.popularity
+        return self._vocabulary.popularity
 
     def num(self, field: str) -> int:
         """Return how many ids a field has, padding included."""
@@ -64,5 +64,5 @@ class Catalogue:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python asks of any object
             raise AttributeError(name)
-        what = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
-        raise NeedsDataset(what, self.config)
+        missing = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
+        raise NeedsDataset(missing, self.config)

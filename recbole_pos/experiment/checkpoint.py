@@ -27,7 +27,7 @@ from recbole_pos.plain import to_plain
 from recbole_pos.values import short
 
 FORMAT = "recbole-pos/1"
-SHARE = 0.05  # most of the training time that may go into writing checkpoints
+WRITING_SHARE = 0.05  # most of the training time that may go into writing checkpoints
 
 Count = Annotated[int, Ge(0), Lt(2**53)]
 Seconds = Annotated[float, Ge(0)]
@@ -51,8 +51,8 @@ class Progress:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
 
-# What the parts of a checkpoint are. Versions before 0.2 did not write all of them.
-PARTS: dict[str, Any] = {
+# Types of the parts of a checkpoint. Versions before 0.2 did not write all of them.
+_PART_TYPES: dict[str, Any] = {
     **dict.fromkeys(("config", "progress", "weights", "optimizer", "scaler", "random"), dict),
     **dict.fromkeys(("best_weights", "average", "fields"), dict | None),
     **{"data": str | None, "known": str | None, "loader": Tensor | None, "steps": int},
@@ -73,35 +73,42 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Read the parts of a checkpoint onto the CPU, without running anything in it.
 
+    Args:
+        path: the file.
+        required: names of parts that it must have.
+
+    Returns:
+        Tensors and plain values by the name of the part.
+
     Raises:
         CheckpointError: if the file is missing, damaged, lacks a required part or has something
             else there, or was not written by this package.
     """
     path = Path(path)
-    state = _read(path)
+    state = _read_file(path)
     best_file = state.pop("best_file", None)  # 0.2.0 kept the best weights beside it
     if best_file is not None and (not required or "best_weights" in required):
-        best = _read(path.parent / Path(str(best_file)[:200]).name)
+        best = _read_file(path.parent / Path(str(best_file)[:200]).name)
         if best.get("token") != str(best_file).rpartition("-")[2]:
             raise CheckpointError(f"{path}: {best_file} is of another checkpoint")
         state["best_weights"] = best.get("weights")
     if missing := [name for name in required if name not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-    for name, kind in PARTS.items():
-        if name in state and not isinstance(state[name], kind):
+    for name, part_type in _PART_TYPES.items():
+        if name in state and not isinstance(state[name], part_type):
             raise CheckpointError(f"{path} cannot be used: {name} is {type(state[name]).__name__}")
     return state
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a file of this package."""
-    state = archive.read(path, _refuse)
+def _read_file(path: Path) -> dict[str, Any]:
+    """Read a file that this package wrote."""
+    state = archive.read(path, _refuse_class)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
     return {name: part for name, part in state.items() if name != "format"}
 
 
-def _refuse(name: str) -> None:
+def _refuse_class(name: str) -> None:
     raise archive.Refused(
         "holds a pickled object, which could run code when loaded; it was refused and nothing in "
         "it was run. Checkpoints of this package hold tensors and plain values only; one of "
@@ -109,22 +116,22 @@ def _refuse(name: str) -> None:
     )
 
 
-def make_progress(found: dict[str, Any], path: Path | str) -> Progress:
+def make_progress(fields: dict[str, Any], path: Path | str) -> Progress:
     """Return the progress in a checkpoint, whose fields must be as :class:`Progress` says."""
     from pydantic import TypeAdapter, ValidationError  # whose import takes a tenth of a second
 
     try:
-        return TypeAdapter(Progress).validate_python(found)
+        return TypeAdapter(Progress).validate_python(fields)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        place = short(".".join(map(str, first["loc"])))
+        field_name = short(".".join(map(str, first["loc"])))
         raise CheckpointError(
-            f"{path}: progress cannot be used: {place!r}: {first['msg']}"
+            f"{path}: progress cannot be used: {field_name!r}: {first['msg']}"
         ) from None
 
 
 def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str | Path) -> None:
-    """Refuse weights that were trained on other events, splits or fields than ``identity`` has."""
+    """Refuse weights trained on other interactions, splits or fields than ``identity`` has."""
     if changed := describe_changes(state, identity):
         raise CheckpointError(
             f"{path} was trained on other data or another split: {changed} have changed since, so "
@@ -132,10 +139,10 @@ def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str
         )
 
 
-def random_state() -> dict[str, Any]:
+def get_random_state() -> dict[str, Any]:
     """Return the states of all random number generators that training uses, as plain values."""
-    numpy: Any = np.random.get_state()  # a tuple, though its type says "or a mapping"
-    kind, words, *rest = numpy
+    numpy_state: Any = np.random.get_state()  # a tuple, though its type says "or a mapping"
+    kind, words, *rest = numpy_state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -145,11 +152,11 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put all random number generators into the states that :func:`random_state` returned."""
-    kind, words, used, *rest = state["numpy"]
-    if words.shape != (624,) or not 0 <= used <= 624:  # numpy would read beyond its words
+    """Put all random number generators into the states of :func:`get_random_state`."""
+    kind, words, position, *rest = state["numpy"]
+    if words.shape != (624,) or not 0 <= position <= 624:  # numpy would read beyond its words
         raise ValueError("expected 624 words of numpy's generator")
-    np.random.set_state((kind, words.numpy().astype(np.uint32), used, *rest))
+    np.random.set_state((kind, words.numpy().astype(np.uint32), position, *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -158,11 +165,11 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 class CheckpointWriter:
-    """Writer of the checkpoints of a training.
+    """Writes the checkpoints of a training, in at most a twentieth of its time.
 
-    Writing is given a twentieth of the time. An epoch that ends sooner after the last write is kept
-    in memory, where a later one takes its place; it is written if the training is stopped. So
-    ``kill -9`` costs an epoch, or twenty times what it takes to write one.
+    An epoch that ends sooner after the last write is kept in memory, where a later one takes its
+    place; it is written if the training is stopped. So ``kill -9`` costs an epoch, or twenty times
+    what it takes to write one.
 
     Args:
         file: the checkpoint; None to write nothing.
@@ -172,35 +179,37 @@ class CheckpointWriter:
 
     def __init__(self, file: Path | None, capture: Callable[[], dict[str, Any]]) -> None:
         self.file, self.capture = file, capture
-        self._waiting: dict[str, Any] | None = None  # a copy that is not written yet
-        self._due = 0.0  # when there may be another write
+        self._unwritten: dict[str, Any] | None = None  # state of the newest epoch
+        self._next_write = 0.0  # time from which there may be another write
 
     def keep(self) -> None:
         """Write the state after an epoch, or copy it until there is time."""
         if self.file is None:
             return
-        self._waiting = None  # its memory is free for the next one
-        state = self._waiting = self.capture()
-        if time.monotonic() >= self._due:
+        self._unwritten = None  # its memory is free for the next one
+        state = self._unwritten = self.capture()
+        if time.monotonic() >= self._next_write:
             self.flush()
             return
         best = state["best_weights"]
-        self._waiting = {n: part if part is best else _copy(part) for n, part in state.items()}
+        self._unwritten = {
+            name: part if part is best else _copy_to_cpu(part) for name, part in state.items()
+        }
 
     def flush(self) -> None:
         """Write the newest epoch, whether or not it is time; also one whose write was stopped."""
-        if self._waiting is None or self.file is None:
+        if self._unwritten is None or self.file is None:
             return
-        began = time.monotonic()
-        save(self.file, self._waiting)
-        self._waiting, ended = None, time.monotonic()
-        self._due = ended + (ended - began) / SHARE
+        started = time.monotonic()
+        save(self.file, self._unwritten)
+        self._unwritten, ended = None, time.monotonic()
+        self._next_write = ended + (ended - started) / WRITING_SHARE
 
 
-def _copy(value: Any) -> Any:
-    """Copy a tree of lists, mappings and tensors, onto the CPU."""
+def _copy_to_cpu(value: Any) -> Any:
+    """Copy a tree of lists, mappings and tensors onto the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copy(part) for key, part in value.items()}
-    return type(value)(map(_copy, value)) if isinstance(value, (list, tuple)) else value
+        return {key: _copy_to_cpu(part) for key, part in value.items()}
+    return type(value)(map(_copy_to_cpu, value)) if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,7 @@
-"""On what a run computes: the device, its threads, the precision."""
+"""On what a run computes: the device, its threads, the precision of products in training.
+
+Weights, sums, norms and the optimiser are in float32, and so is evaluation.
+"""
 
 from __future__ import annotations
 
@@ -26,55 +29,49 @@ def check_device(config: PosConfig) -> None:
 
     RecBole would silently take the CPU for a GPU that torch does not see.
     """
-    wanted, on_cpu = str(config.plain["gpu_id"]).strip(), config["device"].type == "cpu"
-    if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", wanted):
+    gpu_id, on_cpu = str(config.plain["gpu_id"]).strip(), config["device"].type == "cpu"
+    if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", gpu_id):
         raise UsageError(
             f"gpu_id: expected numbers of GPUs such as 0 or '0,1', or nothing; found "
-            f"{shown(wanted)}"
+            f"{shown(gpu_id)}"
         )
-    if on_cpu and config["use_gpu"] and wanted not in ("", ANY_GPU):
+    if on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
         raise UsageError(
-            f"gpu_id: {wanted} is not there: torch {torch.__version__} sees no GPU of that number. "
+            f"gpu_id: {gpu_id} is not there: torch {torch.__version__} sees no GPU of that number. "
             "--use_gpu=False trains on the CPU"
         )
-    name = config["precision"]
-    if config["enable_amp"] and name not in ("auto", "bf16"):
-        raise UsageError(f"enable_amp: True is precision: bf16, found {name}; leave one out")
-    if config["enable_scaler"] and name != "fp16":
+    precision = config["precision"]
+    if config["enable_amp"] and precision not in ("auto", "bf16"):
+        raise UsageError(f"enable_amp: True is precision: bf16, found {precision}; leave one out")
+    if config["enable_scaler"] and precision != "fp16":
         raise UsageError("enable_scaler: only precision: fp16 has a scaled loss; leave it out")
-    if on_cpu and name == "fp16":
+    if on_cpu and precision == "fp16":
         raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
 
 
 def describe_device(config: Options) -> dict[str, Any]:
     """Describe what a run computes on: ``name``, ``processor`` of a CPU, ``threads``, precision."""
     device = config["device"]
-    on_gpu = device.type == "cuda"
-    return {
-        "name": torch.cuda.get_device_name(device) if on_gpu else device.type,
-        **({} if on_gpu else {"processor": _processor()}),
-        "threads": torch.get_num_threads(),
-        "precision": Precision.from_config(config).words,
-    }
+    if device.type == "cuda":
+        hardware = {"name": torch.cuda.get_device_name(device)}
+    else:
+        hardware = {"name": device.type, "processor": _describe_cpu()}
+    precision = Precision.from_config(config).words
+    return {**hardware, "threads": torch.get_num_threads(), "precision": precision}
 
 
-def _processor() -> str:
-    """Return the model and vector instructions of the CPU: ``AMD EPYC, AVX512``.
-
-    They decide how sums are rounded: on another kind of CPU the same run differs by rounding, which
-    grows from epoch to epoch.
-    """
+def _describe_cpu() -> str:
+    """Return the model and vector instructions of the CPU: ``AMD EPYC, AVX512``."""
+    # they decide how sums are rounded: on another CPU the same run differs, more from epoch to
+    # epoch
     model = platform.processor()
     with suppress(OSError, UnicodeDecodeError):
         line = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
         model = line[1].strip() if line else model
-    return ", ".join(part for part in (model, torch.backends.cpu.get_cpu_capability()) if part)
+    return ", ".join(filter(None, (model, torch.backends.cpu.get_cpu_capability())))
 
 
-# --- precision of the products in a training step. Weights, sums, norms and the optimiser are in
-# float32, and so is evaluation. ---
-
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # All but cuDNN's attention, torch's first choice in half precision: it plans for 4 ms on the host
 # for every new shape, which nearly every batch has: 60% of an epoch of ml-1m's sizes on an H200.
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -119,11 +116,10 @@ class Precision:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Compute a loss in this precision in a ``with`` block; its gradient has the same types."""
-        dtype = _TYPES.get(self.name)
-        if dtype is None:
+        if self.name not in _DTYPES:
             yield
             return
-        with torch.autocast(self.device, dtype), sdpa_kernel(_ATTENTION):
+        with torch.autocast(self.device, _DTYPES[self.name]), sdpa_kernel(_ATTENTION):
             yield
 
     @contextmanager

@@ -1,19 +1,18 @@
 """Which process of a run this one is, where torchrun, mpirun or srun have started several.
 
 Such processes are one run: each has its rank from the environment, and none starts others. Nothing
-heavy is imported here, as the command line asks before it imports torch. Also, how a process that
-serves ends.
+heavy is imported here, as the command line asks before it imports torch. Also, signals.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import UsageError
@@ -32,7 +31,8 @@ class Rank:
         ip, port: address where the processes meet.
         attempt: how often all processes were started before.
         has_store: whether a launcher, rather than process 0, keeps the store at the address.
-        gpus: GPUs that the launcher has left visible; None of a process that we started.
+        visible_gpus: GPUs that the launcher has left visible; None of a process that we started.
+        gpu: the GPU it trains on; empty for CPUs.
     """
 
     rank: int
@@ -43,7 +43,18 @@ class Rank:
     port: int
     attempt: int = 0
     has_store: bool = False
-    gpus: tuple[str, ...] | None = None
+    visible_gpus: tuple[str, ...] | None = None
+    gpu: str = ""
+
+
+class Launched(NamedTuple):
+    """What the environment says of a process that a launcher has started among several."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
 
 
 # By launcher, the variables that have rank, size, local rank and local size. The first with more
@@ -51,32 +62,32 @@ class Rank:
 # script of SLURM has SLURM_NTASKS too and is one process, so the size is that of a step.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "mpirun": tuple(f"OMPI_COMM_WORLD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE".split()),
-    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "srun": tuple(
-        f"SLURM_{n}" for n in "PROCID STEP_NUM_TASKS LOCALID STEP_TASKS_PER_NODE".split()
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 }
 
 
-def find_launcher(environ: Mapping[str, str]) -> tuple[str, int, int, int, int] | None:
-    """Find the launcher that has started several processes.
-
-    Returns:
-        Its name, and this process's rank, size, local rank and local size; None without one.
-    """
-    for name, keys in _LAUNCHERS.items():
-        if keys[0] not in environ or keys[1] not in environ:
+def find_launcher(environ: Mapping[str, str]) -> Launched | None:
+    """Return what a launcher has told this process of several; None without a launcher."""
+    for launcher, (rank_key, size_key, local_rank_key, local_size_key) in _LAUNCHERS.items():
+        if rank_key not in environ or size_key not in environ:
             continue
-        rank, size = _read_number(environ, keys[0]), _read_number(environ, keys[1])
+        rank, size = _read_number(environ, rank_key), _read_number(environ, size_key)
         if rank >= size:
             raise UsageError(
-                f"{keys[0]}={rank} and {keys[1]}={size} in the environment: expected a process "
+                f"{rank_key}={rank} and {size_key}={size} in the environment: expected a process "
                 f"from 0 to {size - 1}"
             )
         if size > 1:
-            local_rank = _read_number(environ, keys[2], 0)
-            return name, rank, size, local_rank, _read_number(environ, keys[3], 1)
+            local_rank = _read_number(environ, local_rank_key, 0)
+            local_size = _read_number(environ, local_size_key, 1)
+            return Launched(launcher, rank, size, local_rank, local_size)
     return None
 
 
@@ -85,10 +96,10 @@ def find_rank(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
 
     ``ip`` and ``port`` of the arguments win over the environment.
     """
-    found = find_launcher(environ)
-    if found is None:
+    launched = find_launcher(environ)
+    if launched is None:
         return None
-    launcher, rank, size, local_rank, local_size = found
+    launcher, size, local_size = launched.launcher, launched.size, launched.local_size
     if args.nproc != 1 or args.world_size not in (-1, None):
         raise UsageError(
             f"--nproc, --world_size: {launcher} has started {size} processes; leave them out"
@@ -102,12 +113,19 @@ def find_rank(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
         )
     job = environ.get("SLURM_JOB_ID", "")
     # two jobs on one machine should not meet each other
-    usual = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
-    port = check_port(args.port or environ.get("MASTER_PORT") or usual, "--port, MASTER_PORT")
-    attempt = _read_number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
-    has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    gpus = _visible_gpus(environ)
-    return Rank(rank, size, local_rank, local_size, ip, port, attempt, has_store, gpus)
+    default_port = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
+    port = args.port or environ.get("MASTER_PORT") or default_port
+    return Rank(
+        launched.rank,
+        size,
+        launched.local_rank,
+        local_size,
+        ip,
+        check_port(port, "--port, MASTER_PORT"),
+        attempt=_read_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        visible_gpus=_visible_gpus(environ),
+    )
 
 
 def check_port(port: object, name: str) -> int:
@@ -121,8 +139,8 @@ def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs that a scheduler has left visible; counting them does not initialise CUDA."""
     import torch
 
-    every = ",".join(map(str, range(torch.cuda.device_count())))
-    names = environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+    all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
+    names = environ.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
     return tuple(name.strip() for name in names if name.strip())
 
 
@@ -138,7 +156,7 @@ def _read_number(environ: Mapping[str, str], name: str, default: int | None = No
     if default is not None and name not in environ:
         return default
     digits = re.match(r"\d+", environ[name])
-    if digits is None:
+    if not digits:
         raise UsageError(
             f"{name} in the environment: expected a number, found {shown(environ[name])}"
         )
@@ -146,19 +164,14 @@ def _read_number(environ: Mapping[str, str], name: str, default: int | None = No
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the process at once, with exit code 0, in a ``with`` block.
-
-    While requests are answered, uvicorn has its own handlers, and raises the signal again when it
-    is done. An exception instead could come in the middle of an import, which may swallow it.
-    """
-    if threading.current_thread() is not threading.main_thread():  # Python allows no other
+def handle_signals(handler: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
+    """Handle signals by a function in a ``with`` block; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, former in zip(numbers, before, strict=True):
+            signal.signal(number, former)

@@ -67,65 +67,70 @@ def evaluate(
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
     requested = _to_list(metrics)
+    names = [metric for metric in requested if not callable(metric)]
     functions = [metric for metric in requested if callable(metric)]
-    if functions and not (part == "test" and mask_history is None and folder.ranks.is_file()):
+    if functions and (part != "test" or mask_history is not None or not folder.ranks.is_file()):
         raise UsageError(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "
             "under its own mask_history; leave part and mask_history out"
         )
-    rank = _read_ranks(folder) + 1 if functions else None
-    custom = {
-        getattr(function, "__name__", type(function).__name__): float(function(rank))
-        for function in functions
-    }
-    names = [metric for metric in requested if not callable(metric)]
+    custom = _call_functions(functions, _read_ranks(folder) + 1) if functions else {}
     if custom and not names:
         return custom
     trained = load_config(folder)
-    options: dict[str, Any] = {
-        "metrics": trained["metrics"] if metrics is None else names,
-        "topk": trained["topk"] if topk is None else _to_list(topk),
-    }
-    if options["metrics"] and options["topk"]:  # else the configuration refuses them
-        first = next((str(n) for n in options["metrics"] if str(n).lower() != "gauc"), None)
-        options["valid_metric"] = f"{first}@{options['topk'][0]}" if first else "GAUC"
+    names = trained["metrics"] if metrics is None else names
+    cutoffs = trained["topk"] if topk is None else _to_list(topk)
+    options: dict[str, Any] = {"metrics": names, "topk": cutoffs}
+    if names and cutoffs:  # else the configuration refuses them
+        with_cutoff = [str(name) for name in names if str(name).lower() != "gauc"]
+        options["valid_metric"] = f"{with_cutoff[0]}@{cutoffs[0]}" if with_cutoff else "GAUC"
     if mask_history is not None:
         options["mask_history"] = mask_history
     if data_path is not None:
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
-    from_ranks = _evaluate_ranks(folder, trained, config) if part == "test" else None
-    if from_ranks is not None:
-        return from_ranks | custom
+    if part == "test" and _has_ranks_for(folder, trained, config):
+        ranks = _read_ranks(folder)
+        if _reproduces_result(ranks, folder, trained):
+            return _compute_metrics(ranks, config) | custom
     experiment = load(folder.path, options=options, dataset=dataset)
-    from_weights = experiment.trainer.evaluate(experiment.loaders[part])
-    if from_weights is None:
+    values = experiment.trainer.evaluate(experiment.loaders[part])
+    if values is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
-    return from_weights | custom
+    return values | custom
 
 
 def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _evaluate_ranks(
-    folder: RunFolder, trained: PosConfig, config: PosConfig
-) -> dict[str, float] | None:
-    """Compute metrics from the kept ranks; None if these do not suffice, or contradict the run."""
-    follow = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
+def _call_functions(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
+    """Return custom metrics by the name of their function, given ranks from 1."""
+    values = {}
+    for function in functions:
+        name = getattr(function, "__name__", type(function).__name__)
+        values[name] = float(function(ranks))
+    return values
+
+
+def _has_ranks_for(folder: RunFolder, trained: PosConfig, config: PosConfig) -> bool:
+    """Return whether a finished run has kept ranks from which the metrics follow."""
+    follow_from_ranks = all(metric_information[m.lower()] == [TOPK] for m in config["metrics"])
     # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
-    follow = follow and max(config["topk"]) <= max(trained["topk"])
-    is_there = folder.ranks.is_file() and folder.result.is_file() and not is_unfinished(folder)
-    if not (follow and is_there and masks_history(trained) == masks_history(config)):
-        return None
-    result, rank = read_result(folder), _read_ranks(folder)
-    is_whole = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
-    if not is_whole or not len(rank) or rank.min() < 0:
-        return None
-    own = _compute_metrics(rank, trained)
-    if any((result.test or {}).get(name) != value for name, value in own.items()):
-        return None
-    return _compute_metrics(rank, config)
+    are_ordered = max(config["topk"]) <= max(trained["topk"])
+    rank_same_items = masks_history(trained) == masks_history(config)
+    is_finished = folder.ranks.is_file() and folder.result.is_file() and not is_unfinished(folder)
+    return follow_from_ranks and are_ordered and rank_same_items and is_finished
+
+
+def _reproduces_result(ranks: np.ndarray, folder: RunFolder, trained: PosConfig) -> bool:
+    """Return whether ranks ([targets], 0 for the first) give the metrics of the run's result."""
+    result = read_result(folder)
+    is_complete = np.issubdtype(ranks.dtype, np.integer) and len(ranks) == result.test_targets
+    if not is_complete or not len(ranks) or ranks.min() < 0:
+        return False
+    values, test = _compute_metrics(ranks, trained), result.test or {}
+    return all(test.get(name) == value for name, value in values.items())
 
 
 def _read_ranks(folder: RunFolder) -> np.ndarray:
@@ -136,13 +141,13 @@ def _read_ranks(folder: RunFolder) -> np.ndarray:
         raise UsageError(f"{folder.ranks} is damaged: {error}") from error
 
 
-def _compute_metrics(rank: np.ndarray, config: PosConfig) -> dict[str, float]:
+def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
     """Compute those of RecBole's metrics that follow from ranks ([targets], 0 for the first)."""
-    most = max(config["topk"])
-    hits = torch.zeros(len(rank), most + 1, dtype=torch.long)
+    cutoff = max(config["topk"])
+    hits = torch.zeros(len(ranks), cutoff + 1, dtype=torch.long)
     hits[:, -1] = 1  # RecBole's last column: number of relevant items
-    row = np.flatnonzero(rank < most)
-    hits[row, rank[row]] = 1
+    rows = np.flatnonzero(ranks < cutoff)
+    hits[rows, ranks[rows]] = 1
     struct = DataStruct()
     struct.set(TOPK, hits)
     evaluator = Evaluator(config)

@@ -31,7 +31,7 @@ from recbole_pos.values import SECONDS, Options
 
 TOPK, ITEMS = "rec.topk", "rec.items"  # names in RecBole's collector
 RANK, EVENT = "rec.rank", "rec.event"
-_WHOLE = ("rec.meanrank", "rec.score", "data.label")  # names whose metrics need all scores of a row
+_FULL_ROWS = ("rec.meanrank", "rec.score", "data.label")  # data of metrics that need all scores
 
 
 class EvaluatingTrainer(Trainer):
@@ -41,12 +41,13 @@ class EvaluatingTrainer(Trainer):
         reporter: reporter of the run; a new one for each evaluation if None.
         best_weights: the weights to evaluate with, if they are in memory.
         loaded_from: of a loaded model, the checkpoint that has them.
+        task: progress of the current evaluation.
     """
 
     reporter: Reporter | None
     best_weights: dict[str, Any] | None
     loaded_from: Path | None = None
-    task = Task("evaluation")  # progress of the current evaluation
+    task = Task("evaluation")
 
     def evaluate(
         self,
@@ -76,7 +77,7 @@ class EvaluatingTrainer(Trainer):
                 self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log
         reporter, phase = self.reporter or Reporter(show_progress), eval_data._dataset.phase
-        self.eval_collector.ranking = phase == PHASES[-1]  # ranks of targets are kept for the test
+        self.eval_collector.keeps_ranks = phase == PHASES[-1]  # of the test only
         is_native = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
@@ -106,53 +107,49 @@ class EvaluatingTrainer(Trainer):
         elif history is None:
             history = find_past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
         if self.part_size and TARGET_EVENT in interaction:
-            barred = None if history is None else tuple(index.to(self.device) for index in history)
+            excluded = None
+            if history is not None:
+                excluded = tuple(index.to(self.device) for index in history)
             states = self.model.compute_states(interaction.to(self.device))
-            scores = StreamedScores(states, self.model.item_vectors(), barred)
+            scores = StreamedScores(states, self.model.item_vectors(), excluded)
             return interaction, scores, positive_u, positive_i
         return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
 
 
 @dataclass(frozen=True)
 class StreamedScores:
-    """Scores of a batch whose rows have one target each.
+    """Scores of a batch whose rows have one target each, computed a part of the items at a time.
 
     Attributes:
         states: [b, d] states of the rows, whose products with item vectors are the scores.
         vectors: [items, d] vectors of items; the first is the padding item's, which is not ranked.
-        barred: [p] rows and [p] items of pairs that are not ranked; None for none.
+        excluded: [p] rows and [p] items of pairs that are not ranked; None for none.
     """
 
     states: Tensor
     vectors: Tensor
-    barred: tuple[Tensor, Tensor] | None
+    excluded: tuple[Tensor, Tensor] | None
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Score all items, a part of them at a time.
-
-        Yields:
-            Ids [c] and scores [b, c] of a part.
-        """
+    def iter_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield ids [c] and scores [b, c] of one part of the items after the other."""
         all_items = Choice(torch.arange(1, len(self.vectors), device=self.vectors.device))
         return score_parts(
-            lambda items: products(self.states, self.vectors, items), all_items, self.barred
+            lambda items: products(self.states, self.vectors, items), all_items, self.excluded
         )
 
-    def best(self, k: int) -> Tensor:
+    def find_best(self, k: int) -> Tensor:
         """Return [b, k] ids of the items with the highest scores."""
-        return select_best(self.parts(), k)[1]
+        return select_best(self.iter_parts(), k)[1]
 
-    def higher(self, target: Tensor) -> Tensor:
-        """Return [b] how many items have a higher score than the target ([b] ids).
-
-        Scores are computed twice, so that a target's own score comes from the same product as those
-        it is compared with.
-        """
-        target_score = self.states.new_empty(len(target))
-        for items, scores in self.parts():
-            has_target = (target >= items[0]) & (target <= items[-1])
-            target_score[has_target] = scores[has_target, target[has_target] - items[0]]
-        counts = [(scores > target_score[:, None]).sum(1) for _, scores in self.parts()]
+    def count_higher(self, targets: Tensor) -> Tensor:
+        """Return [b] numbers of items with a higher score than the target ([b] ids)."""
+        # scores are computed twice, so that a target's own score comes from the same product as
+        # those it is compared with
+        target_scores = self.states.new_empty(len(targets))
+        for items, scores in self.iter_parts():
+            has_target = (targets >= items[0]) & (targets <= items[-1])
+            target_scores[has_target] = scores[has_target, targets[has_target] - items[0]]
+        counts = [(scores > target_scores[:, None]).sum(1) for _, scores in self.iter_parts()]
         return torch.stack(counts).sum(0)
 
 
@@ -164,7 +161,7 @@ class TargetCollector(Collector):
     given is the same, bit by bit.
 
     Attributes:
-        ranking: whether the rank of every target is collected, too.
+        keeps_ranks: whether the rank of every target is collected, too.
         last: data struct of the last evaluation.
     """
 
@@ -172,13 +169,14 @@ class TargetCollector(Collector):
         super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
-        self.ranking = False
+        self.keeps_ranks = False
         self.last: Any = None
 
     @property
     def takes_streamed(self) -> bool:
         """Whether all metrics follow from the best items of each row."""
-        return not any(map(self.register.need, _WHOLE)) and (self.needs_topk or self.needs_items)
+        needs_full_rows = any(map(self.register.need, _FULL_ROWS))
+        return not needs_full_rows and (self.needs_topk or self.needs_items)
 
     def eval_batch_collect(
         self,
@@ -189,14 +187,16 @@ class TargetCollector(Collector):
     ) -> None:
         """Collect what metrics need of a batch; RecBole's arguments.
 
-        Scores are [rows, items], -inf for items that are not ranked; ``positive_u`` and
-        ``positive_i`` have row and item of each target.
+        Args:
+            scores_tensor: [rows, items] scores, -inf for items that are not ranked.
+            interaction: the rows.
+            positive_u, positive_i: [targets] row and item of each target.
         """
         target = positive_i[positive_u.argsort()]
         best: Tensor | None = None
         if isinstance(scores_tensor, StreamedScores):
             target = target.to(scores_tensor.states.device)
-            best = scores_tensor.best(max(self.topk))
+            best = scores_tensor.find_best(max(self.topk))
             if self.needs_items:
                 self.data_struct.update_tensor(ITEMS, best)
         else:
@@ -211,9 +211,9 @@ class TargetCollector(Collector):
                 best = scores_tensor.topk(max(self.topk), dim=-1).indices
         if self.needs_topk and best is not None:
             hits = best == target[:, None]
-            count = torch.ones_like(hits[:, :1])
-            self.data_struct.update_tensor(TOPK, torch.cat((hits, count), 1).long())
-        if self.ranking and TARGET_EVENT in interaction:
+            relevant = torch.ones_like(hits[:, :1])  # number of relevant items
+            self.data_struct.update_tensor(TOPK, torch.cat((hits, relevant), 1).long())
+        if self.keeps_ranks and TARGET_EVENT in interaction:
             self.data_struct.update_tensor(RANK, rank_targets(scores_tensor, target, best))
             self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
 
@@ -236,8 +236,6 @@ def rank_targets(
 ) -> Tensor:
     """Return the rank of each target, [B] int64, 0 for the first.
 
-    Any metric of one relevant item follows from it.
-
     Args:
         scores: [B, items] scores, -inf for items that are not ranked.
         target: [B] ids of the targets.
@@ -245,29 +243,32 @@ def rank_targets(
             scores; None where no metric has a cutoff. Beyond them only higher scores count.
     """
     if isinstance(scores, StreamedScores):
-        higher = scores.higher(target)
+        num_higher = scores.count_higher(target)
     else:
-        higher = (scores > scores.gather(1, target[:, None])).sum(1)
+        num_higher = (scores > scores.gather(1, target[:, None])).sum(1)
     if best is None:
-        return higher
+        return num_higher
     hits = best == target[:, None]
-    return torch.where(hits.any(1), hits.long().argmax(1), higher.clamp(min=best.size(1)))
+    return torch.where(hits.any(1), hits.long().argmax(1), num_higher.clamp(min=best.size(1)))
 
 
-def ranks_of_test(collector: Any, part: Any, time_unit: str) -> pd.DataFrame | None:
+def collect_test_ranks(
+    collector: TargetCollector, dataset: Any, time_unit: str
+) -> pd.DataFrame | None:
     """Return the :func:`rank_table` of a collector's last test; None if it has no ranks."""
     if collector.last is None or RANK not in collector.last:
         return None
     event, rank = (collector.last.get(name).cpu().numpy() for name in (EVENT, RANK))
-    return rank_table(part, event, rank, time_unit)
+    return rank_table(dataset, event, rank, time_unit)
 
 
-def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -> pd.DataFrame:
+def rank_table(dataset: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -> pd.DataFrame:
     """Make the table of ``test_ranks.parquet``, a row for each target in the order of the dataset.
 
     Args:
-        part: the dataset of the phase.
-        event, rank: [targets] places of the targets in its log; their ranks, 0 for the first.
+        dataset: the dataset of the phase.
+        event: [targets] indices of the targets in its log.
+        rank: [targets] their ranks, 0 for the first.
         time_unit: unit of the time field, such as seconds.
 
     Returns:
@@ -276,16 +277,14 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
         of training interactions of the item.
     """
     order = np.argsort(event, kind="stable")
-    event, rank = event[order], rank[order]
-    log = part.log
-    items, times = log.items.numpy(), log.times.numpy()
-    users = part.field2id_token[part.uid_field][log.users.numpy()[event]]
+    event, log = event[order], dataset.log
+    user, item, time = log.users.numpy()[event], log.items.numpy()[event], log.times.numpy()
     columns = {
-        "user": users.astype(str),
-        "item": part.field2id_token[part.iid_field][items[event]].astype(str),
-        "rank": rank,
+        "user": dataset.field2id_token[dataset.uid_field][user].astype(str),
+        "item": dataset.field2id_token[dataset.iid_field][item].astype(str),
+        "rank": rank[order],
         "history": log.ranks[event],
-        "age": (times[event] - times[event - 1]) * SECONDS[time_unit],
-        "popularity": part.popularity[items[event]],
+        "age": (time[event] - time[event - 1]) * SECONDS[time_unit],
+        "popularity": dataset.popularity[item],
     }
     return pd.DataFrame(columns)

@@ -51,9 +51,8 @@ def attach(
         schemes: names to add, such as ``kernel``.
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
         run_dir: folder of the new run.
-        settings: the other arguments together.
-        given: the other arguments by name, as of :func:`recbole_pos.run`: ``verbose``,
-            ``as_json``, ``log``: what is printed.
+        settings: what is printed, as one object.
+        given: the same by name: ``verbose``, ``as_json``, ``log``, as of :func:`recbole_pos.run`.
 
     Returns:
         The :class:`~recbole_pos.experiment.result.Result` of the new run.
@@ -68,14 +67,13 @@ def attach(
         raise UsageError(f"{min(decided)}: attach decides it; use run with init_from instead")
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
-    used = list_positions(config["position"], None)
     allow(options.get("plugins"))
     import_plugins(options.get("plugins"), "configuration")
-    are_registered = all(name in SCHEMES for name in used)
+    are_registered = all(name in SCHEMES for name in list_positions(config["position"], None))
     import_plugins(config.get("plugins"), str(source.config), are_registered)
     added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
-    kept = [name for name in scheme_names(config["position"]) if name != "nope"]
-    options |= {"position": [*kept, *added], "train_only": added}
+    present = [name for name in scheme_names(config["position"]) if name != "nope"]
+    options |= {"position": [*present, *added], "train_only": added}
     options["init_from"] = str(source.path.resolve())
     args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
     return run(None, None, [str(source.config)], options, run_dir, settings=args)
@@ -107,10 +105,9 @@ def update(
             the best epoch by validation is kept.
         run_dir: folder of the new run.
         new_items: a token or token_seq field of items: a new item starts with the mean vector of
-            the items that share a token with it; with a random vector if None.
-        settings: the other arguments together.
-        given: the other arguments by name, as of :func:`recbole_pos.run`: ``verbose``,
-            ``as_json``, ``log``: what is printed.
+            the items that share a token with it; with a random one if None.
+        settings: what is printed, as one object.
+        given: the same by name: ``verbose``, ``as_json``, ``log``, as of :func:`recbole_pos.run`.
 
     Returns:
         The :class:`~recbole_pos.experiment.result.Result` of the new run.
@@ -119,15 +116,17 @@ def update(
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
     """
     source = updated_run(trained)
+    files = [str(source.config)]
     options = {"epochs": 5, **(config_dict or {}), "init_from": None, "train_only": None}
     options |= {"update_from": str(source.path.resolve()), "new_items": new_items}
     allow(options.get("plugins"))
     args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
-    where = run_dir or args.run_dir
-    if where is None or not (begun := RunFolder(where)).holds_run:
-        return run(None, None, [str(source.config)], options, where, settings=args)
+    run_dir = run_dir or args.run_dir
+    if run_dir is None or not (begun := RunFolder(run_dir)).holds_run:
+        return run(None, None, files, options, run_dir, settings=args)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
-    has_changed = _has_other_data(begun, _require_same_update(begun, source, options))
+    config = _require_same_update(begun, PosConfig(None, None, files, options).plain, options)
+    has_changed = _has_other_data(begun, config)
     if begun.result.is_file() and not is_unfinished(begun):
         if has_changed:
             raise UsageError(
@@ -136,22 +135,23 @@ def update(
             )
         reporter.line(f"{begun.path} is finished, on the data as they are: nothing to do")
         return read_result(begun)
-    if not has_changed:
-        reporter.line(f"{begun.path}: unfinished, is resumed")
-        moved: dict[str, Any] = {
-            key: options[key] for key in ("data_path", "plugins") if key in options
-        }
-        resumed = RunArguments(**{**vars(args), "run_dir": None, "resume": begun.path})
-        return run(None, None, None, moved, settings=resumed)
-    reporter.line(f"{begun.path}: the data have changed since it began: from the beginning")
-    with begun.held():
-        begun.clear()
-    return run(None, None, [str(source.config)], options, where, settings=args)
+    if has_changed:
+        reporter.line(f"{begun.path}: the data have changed since it began: from the beginning")
+        with begun.held():
+            begun.clear()
+        return run(None, None, files, options, run_dir, settings=args)
+    reporter.line(f"{begun.path}: unfinished, is resumed")
+    moved = {key: options[key] for key in ("data_path", "plugins") if key in options}
+    return run(None, None, None, moved, settings=replace(args, run_dir=None, resume=begun.path))
 
 
-def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str, Any]) -> PosConfig:
-    """Return the configuration of an update in progress, if it is the requested one of a source."""
-    requested = PosConfig(None, None, [str(source.config)], options).plain
+def _require_same_update(
+    begun: RunFolder, requested: dict[str, Any], options: dict[str, Any]
+) -> PosConfig:
+    """Return the configuration of an update in progress, if it is the requested one.
+
+    ``requested`` has all options of the requested update, ``options`` those that were given.
+    """
     earlier = begun.read_config() if begun.config.is_file() else {}
     if earlier.get("update_from") != requested["update_from"]:
         begun.require_unused()

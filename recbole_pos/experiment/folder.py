@@ -70,8 +70,8 @@ class RunFolder:
     @property
     def only_begun(self) -> bool:
         """Whether the folder holds a run that was stopped before an epoch was kept."""
-        kept = (os.path.exists(file) for file in (self.checkpoint, self.result))  # no OSError
-        return os.path.isfile(self.config) and not any(kept)
+        has_epoch = os.path.exists(self.checkpoint) or os.path.exists(self.result)  # no OSError
+        return os.path.isfile(self.config) and not has_epoch
 
     @property
     def is_kept(self) -> bool:
@@ -89,7 +89,7 @@ class RunFolder:
         return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
 
     def require_unused(self) -> None:
-        """Refuse a folder that holds a run or a search; a UsageError says how to continue."""
+        """Raise a UsageError, which says how to continue, if the folder holds a run or a search."""
         if self.holds_run:
             raise UsageError(
                 f"{self.path} holds a run already; continue it with --resume {self.path} or "
@@ -157,13 +157,10 @@ class RunFolder:
         with atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_vocabulary(self, known: Vocabulary, user_field: str, item_field: str) -> None:
-        """Write names by id, interactions of users and training interactions of items.
-
-        With them names keep their ids in data that have grown, and histories need no data.
-        """
+    def write_vocabulary(self, vocabulary: Vocabulary, user_field: str, item_field: str) -> None:
+        """Write names by id, interactions of users and training interactions of items."""
         with atomic_write(self.known, text=False) as file:
-            known.to_table(user_field, item_field).to_parquet(file, index=False)
+            vocabulary.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
         """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions."""
@@ -178,9 +175,12 @@ class RunFolder:
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
     """Return the path saved/<dataset>/<model>/<prefix><time>, with a number if that exists."""
-    base = Path("saved", dataset, model, f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
-    paths = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
-    return next(path for path in paths if not path.exists())
+    first = Path("saved", dataset, model, f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
+    path, number = first, 0
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
 
 
 def make_folder(path: Path) -> None:

@@ -1,12 +1,11 @@
 """Data-parallel training: several processes, each with a part of every batch, one model.
 
-RecBole's ``--nproc`` and ``--world_size``, on CPUs (gloo) as well as on GPUs (NCCL). Each process
-has all the data and makes the same batches; of a batch it takes every n-th row, and gradients are
-summed with each process's share as weight. So a step is the step that one process would make, up to
-rounding and dropout. RecBole's DistributedSampler would instead repeat rows until their number
-divides evenly, and train on those twice.
+Each process has all the data and makes the same batches; of a batch it takes every n-th row, and
+gradients are summed with each process's share as weight. So a step is the step that one process
+would make, up to rounding and dropout. RecBole's DistributedSampler would instead repeat rows until
+their number divides evenly, and train on those twice.
 
-``torch.multiprocessing`` starts and watches the processes of a machine; when one is lost, all of
+``torch.multiprocessing`` starts and watches the processes of a machine; when one is lost, those of
 all machines are started again and resume from the last checkpoint. The first writes and prints.
 """
 
@@ -51,14 +50,15 @@ def check_processes(args: RunArguments) -> RunArguments:
     """Return the arguments of a run with ``world_size`` and ``port`` filled in."""
     nproc, offset = args.nproc, args.group_offset
     world_size = nproc if args.world_size in (-1, None) else args.world_size
-    numbers = (
+    for name, value, minimum in (
         ("nproc", nproc, 1),
         ("world_size", world_size, nproc),
         ("max_restarts", args.max_restarts, 0),
-    )
-    for name, value, low in numbers:
-        if not is_whole(value) or value < low:
-            raise UsageError(f"--{name}: expected a whole number of at least {low}, found {value}")
+    ):
+        if not is_whole(value) or value < minimum:
+            raise UsageError(
+                f"--{name}: expected a whole number of at least {minimum}, found {value}"
+            )
     if not 0 < args.join_timeout < math.inf:
         raise UsageError(f"--join_timeout: expected seconds above 0, found {args.join_timeout}")
     if not 0 <= offset <= world_size - nproc:
@@ -85,12 +85,12 @@ def choose_gpu(config: PosConfig, rank: Rank) -> str:
     The GPUs in ``gpu_id``, or by default those that a launcher leaves visible, are divided among
     the processes of a machine. A scheduler may show each process only its own.
     """
-    wanted = str(config.plain["gpu_id"]).strip()
-    names = rank.gpus if wanted == ANY_GPU and rank.gpus is not None else wanted.split(",")
+    gpu_id, visible = str(config.plain["gpu_id"]).strip(), rank.visible_gpus
+    names = visible if gpu_id == ANY_GPU and visible is not None else gpu_id.split(",")
     gpus = [name.strip() for name in names if name.strip()]
     if not gpus or not config["use_gpu"] or not torch.cuda.is_available():
         return ""
-    needed = 1 if rank.gpus and len(rank.gpus) == 1 else rank.local_size
+    needed = 1 if visible and len(visible) == 1 else rank.local_size
     if len(gpus) < needed:
         raise UsageError(
             f"gpu_id: names {len(gpus)} GPUs for {needed} processes; for example "
@@ -112,51 +112,57 @@ def run_in_parallel(
             lost too often.
         KeyboardInterrupt: at Ctrl-C, when all processes have ended.
     """
-    place = args.ip, int(args.port or PORT)
+    address = args.ip, int(args.port or PORT)
     ranks = [
-        Rank(args.group_offset + i, args.world_size, i, args.nproc, *place, has_store=True)
+        Rank(args.group_offset + i, args.world_size, i, args.nproc, *address, has_store=True)
         for i in range(args.nproc)
     ]
-    gpus, packed = [choose_gpu(config, rank) for rank in ranks], pack(config["model"])
-    rendezvous = Rendezvous(*place, args.group_offset == 0, args.join_timeout)
+    ranks = [replace(rank, gpu=choose_gpu(config, rank)) for rank in ranks]
+    job = args, config.plain, run_dir, pack(config["model"])
+    runs_first = args.group_offset == 0  # process 0 is on this machine
+    rendezvous = Rendezvous(*address, runs_first, args.join_timeout)
     try:
         for attempt in range(args.max_restarts + 1):
-            started = [replace(rank, attempt=attempt) for rank in ranks]
-            lost = _run_processes(started, gpus, packed, args, config.plain, run_dir)
+            lost = _run_processes([replace(rank, attempt=attempt) for rank in ranks], *job)
             if lost is None:
                 break
-            if error := rendezvous.error():
+            if error := rendezvous.read_error():
                 raise error from None
-            if lost.exit_code == 1:  # Python's, where a process cannot import the script
-                raise TrainingError(
-                    "a process of the run could not begin. In a script, what calls "
-                    'recbole_pos.run must stand under `if __name__ == "__main__":`'
-                )
-            if attempt == args.max_restarts:
-                raise TrainingError(
-                    f"a process of the run was lost after {attempt} restarts ({lost}); memory may "
-                    "have run out"
-                )
-            logging.getLogger(__name__).warning(
-                "a process was lost; all resume from the last checkpoint "
-                f"(restart {attempt + 1} of {args.max_restarts})"
-            )
+            _require_restart(lost, attempt, args.max_restarts)
     except KeyboardInterrupt:
-        if args.group_offset == 0 and (path := args.resume or rendezvous.folder):
-            if RunFolder(path).checkpoint.is_file():
-                raise Interrupted(str(path)) from None
+        path = (args.resume or rendezvous.folder) if runs_first else None
+        if path and RunFolder(path).checkpoint.is_file():
+            raise Interrupted(str(path)) from None
         raise  # nothing to continue, or not on this machine
-    if args.group_offset:  # the machine that keeps the store may have ended
+    if not runs_first:  # the machine that keeps the store may have ended
         return None
     path = args.resume or rendezvous.folder
     return None if path is None else read_result(RunFolder(path))
 
 
-def _run_processes(ranks: list[Rank], *args: Any) -> ProcessExitedException | None:
+def _require_restart(lost: ProcessExitedException, attempt: int, max_restarts: int) -> None:
+    """Warn that all processes restart; a TrainingError where another attempt would not help."""
+    if lost.exit_code == 1:  # Python's, where a process cannot import the script
+        raise TrainingError(
+            "a process of the run could not begin. In a script, what calls recbole_pos.run must "
+            'stand under `if __name__ == "__main__":`'
+        )
+    if attempt == max_restarts:
+        raise TrainingError(
+            f"a process of the run was lost after {attempt} restarts ({lost}); memory may have run "
+            "out"
+        )
+    logging.getLogger(__name__).warning(
+        "a process was lost; all resume from the last checkpoint "
+        f"(restart {attempt + 1} of {max_restarts})"
+    )
+
+
+def _run_processes(ranks: list[Rank], *job: Any) -> ProcessExitedException | None:
     """Run the processes of this machine to their end; return how the first of them failed."""
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it says what it ends
     context = torch.multiprocessing.start_processes(
-        _be_rank, (ranks, *args), len(ranks), join=False
+        _run_process, (ranks, *job), len(ranks), join=False
     )
     try:
         while not context.join():
@@ -172,16 +178,8 @@ def _run_processes(ranks: list[Rank], *args: Any) -> ProcessExitedException | No
     return None
 
 
-def _be_rank(
-    local_rank: int,
-    ranks: list[Rank],
-    gpus: list[str],
-    packed: bytes,
-    args: RunArguments,
-    plain: dict[str, Any],
-    run_dir: str | Path | None,
-) -> None:
-    """Be a process of this machine, from its start to its end."""
+def _run_process(local_rank: int, ranks: list[Rank], *job: Any) -> None:
+    """Be a process of this machine to its end; ``job`` is the rest of `run_as_rank`'s arguments."""
 
     def interrupt(*_: Any) -> None:
         """End the training, once: a terminal sends Ctrl-C here and to the parent, which ends us."""
@@ -192,14 +190,13 @@ def _be_rank(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     try:
-        run_as_rank(ranks[local_rank], gpus[local_rank], args, plain, run_dir, packed)
+        run_as_rank(ranks[local_rank], *job)
     except BaseException:
         os._exit(_ENDED)  # at once, as leaving the group could block; the error was reported
 
 
 def run_as_rank(
     rank: Rank,
-    gpu: str,
     args: RunArguments,
     plain: dict[str, Any],
     run_dir: str | Path | None,
@@ -208,8 +205,7 @@ def run_as_rank(
     """Train as one process of several; after a restart, from the last checkpoint.
 
     Args:
-        rank: this process.
-        gpu: its GPU, see :func:`choose_gpu`.
+        rank: this process, with its GPU.
         args: arguments of the run.
         plain: options of the whole run.
         run_dir: folder of a new run.
@@ -218,31 +214,24 @@ def run_as_rank(
     Returns:
         The result in process 0; None in the others.
     """
-    if gpu:  # torch is to see no other
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if rank.gpu:  # torch is to see no other
+        os.environ["CUDA_VISIBLE_DEVICES"] = rank.gpu
     elif "OMP_NUM_THREADS" not in os.environ:  # a share of the cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank.local_size))
-    address = rank.ip, rank.port
-    if address not in _RENDEZVOUS:
-        keeps_store = rank.rank == 0 and not rank.has_store
-        _RENDEZVOUS[address] = Rendezvous(*address, keeps_store, args.join_timeout)
-    rendezvous = _RENDEZVOUS[address]
-    rendezvous.timeout = args.join_timeout
-    rendezvous.begin(next(_RUNS))
-    with rendezvous.joined(rank, bool(gpu)):
+    rendezvous = _find_rendezvous(rank, args.join_timeout)
+    with rendezvous.joined(rank, on_gpu=bool(rank.gpu)):
         if packed:
             unpack(packed)
-        config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
+        config = PosConfig(None, None, None, {**plain, "gpu_id": rank.gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
         resumed = [None if args.resume is None else str(args.resume)]  # torch sends lists
         if args.resume is None:
             if rank.rank == 0:
-                chosen = rendezvous.folder
-                if chosen is None:
+                if rendezvous.folder is None:
                     created = RunFolder.create(run_dir, config["dataset"], config["model"])
-                    chosen = rendezvous.folder = str(created.path)
-                run_dir = chosen
-                resumed = [chosen if RunFolder(chosen).checkpoint.is_file() else None]
+                    rendezvous.folder = str(created.path)
+                run_dir = rendezvous.folder
+                resumed = [run_dir if RunFolder(run_dir).checkpoint.is_file() else None]
             torch.distributed.broadcast_object_list(resumed)
         folder = None if resumed[0] is None else RunFolder(resumed[0])
         reporter = Reporter(False)
@@ -255,3 +244,15 @@ def run_as_rank(
                 with suppress(OSError):  # it holds files
                     Path(run_dir).rmdir()
             raise
+
+
+def _find_rendezvous(rank: Rank, timeout: float) -> Rendezvous:
+    """Return the rendezvous at the address of a process, for the next run of this script."""
+    address = rank.ip, rank.port
+    if address not in _RENDEZVOUS:
+        keeps_store = rank.rank == 0 and not rank.has_store
+        _RENDEZVOUS[address] = Rendezvous(*address, keeps_store, timeout)
+    rendezvous = _RENDEZVOUS[address]
+    rendezvous.timeout = timeout
+    rendezvous.begin(next(_RUNS))
+    return rendezvous

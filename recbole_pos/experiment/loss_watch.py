@@ -27,34 +27,34 @@ class LossWatch:
     def __init__(self, refuse: Callable[[int, Any, float], None]) -> None:
         self.refuse = refuse
         self.total, self.targets = 0.0, 0
-        # loss, event that follows its copy from a device, number, batch and targets of each step
-        self._waiting: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
+        # loss, CUDA event that follows its copy, number, batch and targets of each step
+        self._unread: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
 
-    def add(self, loss: Tensor | float, number: int, batch: Any, targets: int) -> None:
+    def add(self, loss: Tensor | float, step: int, batch: Any, targets: int) -> None:
         """Add the loss of a step, a mean over its targets, before its gradient is computed."""
-        unread, ready = 0, None
+        num_unread, copied = 0, None
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
-            unread, is_cuda = LATE, loss.is_cuda
+            num_unread, is_cuda = LATE, loss.is_cuda
             loss = loss.to("cpu", non_blocking=True)  # into pinned memory
             if is_cuda:
-                ready = torch.cuda.Event()
-                ready.record()
-        self._waiting.append((loss, ready, number, batch, targets))
-        self._read_all_but(unread)
+                copied = torch.cuda.Event()
+                copied.record()
+        self._unread.append((loss, copied, step, batch, targets))
+        self._read_all_but(num_unread)
 
-    def mean(self) -> float:
+    def compute_mean(self) -> float:
         """Return the mean loss of a target in all steps, after waiting for the last step."""
         self._read_all_but(0)
         return self.total / max(self.targets, 1)
 
-    def _read_all_but(self, unread: int) -> None:
-        """Read and add all losses but the newest ``unread``."""
-        while len(self._waiting) > unread:
-            loss, ready, number, batch, targets = self._waiting.popleft()
-            if ready is not None:
-                ready.synchronize()
+    def _read_all_but(self, num_unread: int) -> None:
+        """Read and add all losses but the newest ``num_unread``."""
+        while len(self._unread) > num_unread:
+            loss, copied, step, batch, targets = self._unread.popleft()
+            if copied is not None:
+                copied.synchronize()
             value = float(loss)
             if not math.isfinite(value):
-                self.refuse(number, batch, value)
+                self.refuse(step, batch, value)
             self.total += value * targets
             self.targets += targets

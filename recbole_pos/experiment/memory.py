@@ -33,9 +33,9 @@ def limited_memory() -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = psutil.Process().memory_info().data + free_memory()
-    if soft == resource.RLIM_INFINITY or most < soft:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = psutil.Process().memory_info().data + free_memory()  # bytes
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield
     finally:
@@ -47,15 +47,15 @@ def is_memory_error(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
-def require_scores(config: Options, dataset: Dataset, items: int) -> None:
+def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
     """Refuse an evaluation whose scores, of a batch and so many items, exceed the memory."""
-    held_out = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
-    rows = min(config["eval_batch_size"], held_out)
-    needed = rows * items * 4  # bytes of float32
-    if needed > memory():
+    num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
+    num_rows = min(config["eval_batch_size"], num_targets)
+    num_bytes = 4 * num_rows * num_items  # of float32
+    if num_bytes > memory():
         raise UsageError(
-            f"eval_batch_size: {rows:,} rows of scores for {items:,} items are "
-            f"{needed / 2**30:,.3g} GiB, more than the memory; give a smaller one"
+            f"eval_batch_size: {num_rows:,} rows of scores for {num_items:,} items are "
+            f"{num_bytes / 2**30:,.3g} GiB, more than the memory; give a smaller one"
         )
 
 
@@ -70,7 +70,7 @@ def keep_freed_memory() -> None:
     _call_glibc("mallopt", _M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return the free pages of glibc's heap to the system.
 
     Packed batches have other sizes every time, and the heap keeps the gaps between them: an

@@ -33,19 +33,8 @@ class Rendezvous:
 
     def __init__(self, ip: str, port: int, keeps_store: bool, timeout: float) -> None:
         self.address, self.timeout = f"{ip}:{port}", timeout
-        until = time.monotonic() + timeout
-        while not keeps_store:  # torch's own wait prints frames of C++
-            try:
-                socket.create_connection((ip, port), timeout=max(timeout, 0.1)).close()
-                break
-            except OSError as error:
-                if time.monotonic() > until:
-                    raise UsageError(
-                        f"process 0 is missing: nothing answers at {self.address} after "
-                        f"{timeout:g} s ({error}); start it there (by hand with --group_offset 0), "
-                        "or correct --ip and --port; --join_timeout waits longer"
-                    ) from error
-            time.sleep(_POLL)
+        if not keeps_store:
+            self._wait_for_store(ip, port)
         try:
             self.root = dist.TCPStore(
                 ip,
@@ -59,23 +48,46 @@ class Rendezvous:
             raise UsageError(f"--port: no run can meet at {self.address}: {reason}") from error
         self.begin(0)
 
-    def begin(self, number: int) -> None:
+    def _wait_for_store(self, ip: str, port: int) -> None:
+        """Wait until the store answers; torch's own wait prints frames of C++."""
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                socket.create_connection((ip, port), timeout=max(self.timeout, 0.1)).close()
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise UsageError(
+                        f"process 0 is missing: nothing answers at {self.address} after "
+                        f"{self.timeout:g} s ({error}); start it there (by hand with "
+                        "--group_offset 0), or correct --ip and --port; --join_timeout waits longer"
+                    ) from error
+            time.sleep(_POLL)
+
+    def begin(self, run_number: int) -> None:
         """Begin a run of some number, so that keys of earlier runs in the store are not read."""
-        self.store = dist.PrefixStore(f"recbole_pos/run{number}", self.root)
+        self.store = dist.PrefixStore(f"recbole_pos/run{run_number}", self.root)
 
     @contextmanager
     def joined(self, rank: Rank, on_gpu: bool) -> Iterator[None]:
-        """Be in torch's process group in a ``with`` block, which begins once all have come.
+        """Join torch's process group for a ``with`` block, which begins once all have come.
 
-        An error in the block is reported to the other processes, unless one of them was lost, which
-        is a TrainingError. Processes communicate by NCCL ``on_gpu``, and by gloo otherwise.
+        An error in the block is reported to the other processes, unless one of them was lost.
+
+        Args:
+            rank: this process.
+            on_gpu: whether processes communicate by NCCL, rather than gloo.
+
+        Raises:
+            UsageError: naming the processes that did not come in time.
+            TrainingError: if another process was lost.
         """
         # the size is in the name: a later attempt may have fewer processes
-        place = dist.PrefixStore(f"{rank.attempt}/{rank.size}", self.store)
+        store = dist.PrefixStore(f"{rank.attempt}/{rank.size}", self.store)
         try:
-            self._meet(place, rank)
+            self._meet(store, rank)
             dist.init_process_group(
-                "nccl" if on_gpu else "gloo", store=place, rank=rank.rank, world_size=rank.size
+                "nccl" if on_gpu else "gloo", store=store, rank=rank.rank, world_size=rank.size
             )
             yield
         except Exception as error:
@@ -91,12 +103,12 @@ class Rendezvous:
             if dist.is_initialized():
                 dist.destroy_process_group()
 
-    def _meet(self, place: dist.Store, rank: Rank) -> None:
-        """Come to a place, and wait for the others; a UsageError names those that are missing."""
-        place.set(f"came/{rank.rank}", "")
-        until = time.monotonic() + self.timeout
-        while missing := [one for one in range(rank.size) if not place.check([f"came/{one}"])]:
-            if time.monotonic() > until:
+    def _meet(self, store: dist.Store, rank: Rank) -> None:
+        """Wait until all processes have come; a UsageError names those that are missing."""
+        store.set(f"came/{rank.rank}", "")
+        deadline = time.monotonic() + self.timeout
+        while missing := [i for i in range(rank.size) if not store.check([f"came/{i}"])]:
+            if time.monotonic() > deadline:
                 raise UsageError(
                     f"of {rank.size} processes, {', '.join(map(str, missing))} did not come to "
                     f"{self.address} within {self.timeout:g} s; start what has them (by hand with "
@@ -104,7 +116,7 @@ class Rendezvous:
                 )
             time.sleep(_POLL)
 
-    def error(self) -> PosError | None:
+    def read_error(self) -> PosError | None:
         """Return the first error that a process reported, if any; a restart would repeat it."""
         try:
             if not self.store.check(["error"]):
@@ -112,8 +124,8 @@ class Rendezvous:
             name, text = json.loads(self.store.get("error"))
         except dist.DistError as error:
             raise TrainingError(f"the process that kept {self.address} is gone") from error
-        kinds = {kind.__name__: kind for kind in (UsageError, CheckpointError, StorageError)}
-        return kinds.get(name, TrainingError)(text)
+        classes = {error.__name__: error for error in (UsageError, CheckpointError, StorageError)}
+        return classes.get(name, TrainingError)(text)
 
     @property
     def folder(self) -> str | None:

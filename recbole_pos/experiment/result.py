@@ -13,7 +13,6 @@ from recbole_pos.experiment.device import describe_device
 from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
 from recbole_pos.values import shown
 
-Experiment = Any  # that of build.py, which must not be imported here: it knows this file
 KNOWS_WHEN = (
     "request_time: target: the model knew the time of what it predicts, which makes metrics higher "
     "than those of models that do not"
@@ -74,9 +73,9 @@ def read_result(folder: RunFolder) -> Result:
         return TypeAdapter(Result).validate_json(folder.result.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = shown(".".join(map(str, first["loc"])))
+        field_name = shown(".".join(map(str, first["loc"])))
         raise UsageError(
-            f"{folder.result}: {place}: {first['msg'][:200]}; "
+            f"{folder.result}: {field_name}: {first['msg'][:200]}; "
             f"`recbole-pos run --resume {folder.path}` writes the file again"
         ) from error
     except OSError as error:
@@ -86,8 +85,7 @@ def read_result(folder: RunFolder) -> Result:
 def is_unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
-    Best trials of searches and runs of earlier versions count as finished: they lack the files that
-    would tell.
+    Best trials of searches and runs of earlier versions count as finished.
     """
     if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
         return False
@@ -99,7 +97,7 @@ def is_unfinished(folder: RunFolder) -> bool:
         return sum(1 for line in lines) > read_result(folder).epochs
 
 
-def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
+def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
     """Return the facts that a run reports before its first epoch: data, model, device, folder."""
     config, dataset = experiment.config, experiment.dataset
     return {
@@ -121,16 +119,18 @@ def count_parameters(model: Any) -> int:
 
 
 def make_result(
-    experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
+    experiment: Any, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
     """Make the result of a run that has been trained and tested; a split may have no test."""
     config, progress = experiment.config, experiment.trainer.progress
     split, loaders = experiment.dataset.split.summary, experiment.loaders
     training_seconds = max(progress.training_seconds, 1e-9)  # never 0, to divide by
-    targets = {
-        part: 0 if loader is None else len(loader._dataset) for part, loader in loaders.items()
+    num_targets = {
+        phase: 0 if loader is None else len(loader._dataset) for phase, loader in loaders.items()
     }
-    knows_when = [KNOWS_WHEN] if config["request_time"] == "target" else []
+    warnings = describe_warnings(split)
+    if config["request_time"] == "target":
+        warnings = [*warnings, KNOWS_WHEN]
     return Result(
         model=config["model"],
         dataset=config["dataset"],
@@ -147,10 +147,10 @@ def make_result(
         targets_per_second=round(progress.trained_targets / training_seconds, 1),
         parameters=count_parameters(experiment.model),
         candidates="items not in the user's past" if masks_history(config) else "all items",
-        valid_targets=targets["valid"],
-        test_targets=targets["test"],
+        valid_targets=num_targets["valid"],
+        test_targets=num_targets["test"],
         split=split,
-        warnings=[*describe_warnings(split), *knows_when],
+        warnings=warnings,
         peak_rss_mb=peak_rss_mb(),
         seed=config["seed"],
         versions=versions(),

@@ -6,6 +6,7 @@ import glob
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,7 @@ from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import check_device
 from recbole_pos.experiment.environment import find_rank
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.launch import (
-    check_processes,
-    choose_gpu,
-    run_as_rank,
-    run_in_parallel,
-)
+from recbole_pos.experiment.launch import check_processes, choose_gpu, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, is_unfinished
 from recbole_pos.experiment.state import load_best, make_config
 from recbole_pos.experiment.train import train
@@ -98,18 +94,20 @@ def run(
     if rank is not None:  # with this, torch counts GPUs without initialising CUDA
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir = run_dir or args.run_dir
-    if args.resume is None:
-        folder, config = None, PosConfig(model, dataset, config_file_list, config_dict)
+    folder = None if args.resume is None else RunFolder(args.resume)
+    if folder is None:
+        config = PosConfig(model, dataset, config_file_list, config_dict)
         check_device(config)
     else:
         if model or dataset or config_file_list or run_dir:
             raise UsageError(_RESUME_ONLY)
-        folder, config = _open_interrupted(args.resume, config_dict)
+        config = _load_interrupted(folder, config_dict)
     args = check_processes(args)
     if callbacks and (rank is not None or args.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
-        return run_as_rank(rank, choose_gpu(config, rank), args, config.plain, run_dir)
+        rank = replace(rank, gpu=choose_gpu(config, rank))
+        return run_as_rank(rank, args, config.plain, run_dir)
     if args.world_size > 1:
         return run_in_parallel(args, config, run_dir)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
@@ -122,16 +120,15 @@ _RESUME_ONLY = (
 )
 
 
-def _open_interrupted(path: str | Path, config_dict: dict[str, Any]) -> tuple[RunFolder, PosConfig]:
-    """Return the folder and the configuration of a run to resume, if it can be resumed here."""
+def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConfig:
+    """Load the configuration of a run to resume, if it can be resumed here."""
     if set(config_dict) - {"epochs", "data_path", "plugins"}:
         raise UsageError(_RESUME_ONLY)
-    folder = RunFolder(path)
     config = load_config(folder if folder.only_begun else folder.require(), config_dict)
     if config["precision"] == "fp16" and config["device"].type == "cpu":
         raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
     _require_dataset(config)
-    return folder, config
+    return config
 
 
 def load(
@@ -147,7 +144,7 @@ def load(
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
             have trained.
-        view: makes the experiment's dataset of the built dataset; the same if None.
+        view: returns the experiment's dataset, given the built one; the same if None.
         grown: whether the data may have grown since the run. Later interactions are then held out,
             see ``data/identity.py``, and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
@@ -161,15 +158,17 @@ def load(
         UsageError: if the dataset is missing.
         CheckpointError: if the data that the model was trained on have changed.
     """
-    moved = {} if data_path is None else {"data_path": str(data_path)}
-    file, folder, config = _open_trained(path, {**(options or {}), **moved})
+    options = dict(options or {})
+    if data_path is not None:
+        options["data_path"] = str(data_path)
+    file, folder, config = _open_trained(path, options)
     if dataset is not None:
         dataset = dataset.for_config(config)
     else:
         _require_dataset(config)
     warn_of_unfinished(folder)
     if dataset is None and (view is not None or grown or config["update_from"]):
-        dataset = read_dataset(config, folder, alone=grown)
+        dataset = read_dataset(config, folder, hold_out_later=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
@@ -186,12 +185,12 @@ def load_without_data(path: str | Path) -> Experiment:
     It has no loaders and no trainer. A NeedsDataset says what it needs the data for.
     """
     file, folder, config = _open_trained(path, {})
-    known = load_vocabulary(folder, config)
-    if known is None:
+    vocabulary = load_vocabulary(folder, config)
+    if vocabulary is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
-    catalogue: Any = Catalogue(config, known)
+    catalogue: Any = Catalogue(config, vocabulary)
     model = build_model(config, catalogue, catalogue)
-    load_best(model, file, known=known)
+    load_best(model, file, vocabulary=vocabulary)
     model.eval()
     warn_of_unfinished(folder)
     return Experiment(config, catalogue, {}, model, None, 0.0)
@@ -199,7 +198,8 @@ def load_without_data(path: str | Path) -> Experiment:
 
 def finds_dataset(path: str | Path) -> bool:
     """Return whether a run's dataset is where the run found it."""
-    return _has_dataset(_open_trained(path, {})[2])
+    _, _, config = _open_trained(path, {})
+    return _has_dataset(config)
 
 
 def _has_dataset(config: PosConfig) -> bool:
@@ -219,11 +219,8 @@ def warn_of_unfinished(folder: RunFolder) -> None:
 
 
 def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """Return the checkpoint, the folder and the configuration, with other options, of a model.
-
-    The path is a run folder, or a checkpoint of RecBole's own functions.
-    """
-    if os.path.isfile(path):
+    """Return checkpoint, folder and configuration of a model, with other options."""
+    if os.path.isfile(path):  # a checkpoint of RecBole's own functions
         file = Path(path)
         return file, RunFolder(file.parent), make_config(checkpoint.load(file), file, options)
     folder = RunFolder(path).require()

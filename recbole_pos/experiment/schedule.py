@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recbole_pos.values import Options
 
@@ -33,9 +33,8 @@ def learning_rate(config: Options, epoch: int, step: int, total: int) -> float:
         passed = min((step - warmup) / max(total - warmup, 1), 1.0)
         return highest * ((1 + math.cos(math.pi * passed)) / 2 if name == "cosine" else 1 - passed)
     decay_epochs = config["lr_decay_step"]
-    return highest * float(
-        config["lr_decay_rate"] ** (epoch // decay_epochs if decay_epochs else 0)
-    )
+    num_decays = epoch // decay_epochs if decay_epochs else 0
+    return highest * float(config["lr_decay_rate"] ** num_decays)
 
 
 class WeightAverage:
@@ -54,15 +53,15 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.weights = {name: p.detach().clone() for name, p in self._own.items()}
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.weights = {name: p.detach().clone() for name, p in self._parameters.items()}
 
     def update(self, step: int) -> None:
         """Update the average with the parameters after a step, counted from 1."""
         with torch.no_grad():
-            parameters: Any = list(self._own.values())
-            part = 1 - min(self.decay, step / (9 + step))
-            torch._foreach_lerp_(list(self.weights.values()), parameters, part)
+            parameters: Any = list(self._parameters.values())
+            share = 1 - min(self.decay, step / (9 + step))  # of the parameters
+            torch._foreach_lerp_(list(self.weights.values()), parameters, share)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -74,6 +73,6 @@ class WeightAverage:
             self._swap()
 
     def _swap(self) -> None:
-        for name, parameter in self._own.items():
-            current: Tensor = parameter.data
-            parameter.data, self.weights[name] = self.weights[name], current
+        """Exchange the parameters and their average."""
+        for name, parameter in self._parameters.items():
+            parameter.data, self.weights[name] = self.weights[name], parameter.data

@@ -1,9 +1,8 @@
-"""Captures the state of a trainer for a checkpoint, and restores it.
+"""Capture the state of a trainer for a checkpoint, and restore it.
 
-Nothing of a file is used before all of it was compared with what this trainer would have written:
-names, shapes, types, finite values. Fused Adam writes to a tensor of another shape as if it had
-the shape of the parameter, and the process dies. The optimiser's state is restored; its options
-follow from configuration and epoch.
+Nothing of a file is used before it was compared with what this trainer would have written: names,
+shapes, types, finite values. Fused Adam writes to a tensor of another shape as if it had the shape
+of the parameter, and the process dies. The optimiser's options follow from configuration and epoch.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
     The checkpoint is copied last: until it is there, the target does not count as a trained run.
     """
     make_folder(target.path)
-    results = (source.result, source.ranks) if with_results else ()
-    vectors = (source.vectors, source.vectors.with_suffix(".txt"))
-    files = (source.config, source.metrics, source.known, *vectors, *source.old_best, *results)
+    files = [source.config, source.metrics, source.known, *source.old_best]
+    files += [source.vectors, source.vectors.with_suffix(".txt")]
+    files += [source.result, source.ranks] if with_results else []
     for file in files:
         if file.is_file():
             shutil.copy(file, target.path)
@@ -48,29 +47,32 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
         shutil.copyfileobj(original, file)
 
 
-def find_difference(found: Any, like: dict[str, Tensor]) -> str | None:
-    """Describe how tensors of a file differ from those they should be like, or return None.
+def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
+    """Describe how tensors of a file differ from those that it should have, or return None.
 
-    Names, shapes and types must be the same, and numbers finite where those of ``like`` are.
+    Names, shapes and types must be the same, and numbers finite where the expected ones are.
     """
-    if not isinstance(found, dict):
-        return f"expected tensors by name, found {type(found).__name__}"
-    if odd := sorted(map(shown, like.keys() ^ found.keys())):
-        return f"lacks, or has unknown, {', '.join(odd[:3])}"
-    for name, own in like.items():
-        value = found[name]
-        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (own.shape, own.dtype):
-            kind = f"{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            return f"{name}: expected {list(own.shape)} of {own.dtype}, found {kind}"
-        if not value.isfinite().all() and own.isfinite().all():
+    if not isinstance(tensors, dict):
+        return f"expected tensors by name, found {type(tensors).__name__}"
+    if unmatched := sorted(map(shown, expected.keys() ^ tensors.keys())):
+        return f"lacks, or has unknown, {', '.join(unmatched[:3])}"
+    for name, like in expected.items():
+        tensor = tensors[name]
+        if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (
+            like.shape,
+            like.dtype,
+        ):
+            kind = f"{list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            return f"{name}: expected {list(like.shape)} of {like.dtype}, found {kind}"
+        if not tensor.isfinite().all() and like.isfinite().all():
             return f"{name} has numbers that are not finite"
     return None
 
 
-def _require(found: Any, like: dict[str, Tensor], place: str, file: str | Path) -> None:
+def _require_like(tensors: Any, expected: dict[str, Tensor], part: str, file: str | Path) -> None:
     """Raise a CheckpointError about the first difference, see :func:`find_difference`."""
-    if wrong := find_difference(found, like):
-        raise CheckpointError(f"{file} cannot be used with this model: {place}: {wrong}")
+    if difference := find_difference(tensors, expected):
+        raise CheckpointError(f"{file} cannot be used with this model: {part}: {difference}")
 
 
 def capture(trainer: Any) -> dict[str, Any]:
@@ -84,13 +86,13 @@ def capture(trainer: Any) -> dict[str, Any]:
     return {
         "config": to_plain_options(trainer.config),
         **trainer.identity,
-        "known": trainer.known,
+        "known": trainer.vocabulary_digest,
         "progress": vars(progress),
         "weights": trainer.best_weights if is_best else extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
         "optimizer": trainer.optimizer.state_dict(),
         "scaler": trainer.scaler.state_dict(),
-        "random": checkpoint.random_state(),
+        "random": checkpoint.get_random_state(),
         "loader": None if generator is None else generator.get_state(),
         "steps": trainer.steps,
         "average": None if trainer.average is None else trainer.average.weights,
@@ -98,9 +100,12 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore the state that :func:`capture` returned, into a new trainer of its configuration.
+    """Restore the state that :func:`capture` returned.
 
-    The sampler of ``train_data``, the loader that it will train with, is restored too.
+    Args:
+        trainer: a new trainer of the configuration in the file.
+        file: the checkpoint.
+        train_data: the loader that it will train with, whose sampler is restored too.
 
     Raises:
         CheckpointError: if anything in the file is not what such a trainer would have written, or
@@ -121,7 +126,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
     trainer.steps = state.get("steps", 0)
     if trainer.average is not None:
-        _require(state.get("average"), trainer.average.weights, "average", file)
+        _require_like(state.get("average"), trainer.average.weights, "average", file)
         for name, average in trainer.average.weights.items():
             average.copy_(state["average"][name])
     try:
@@ -137,22 +142,23 @@ def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str |
     """Refuse moments that are not as an optimiser keeps them; some parameters may have none."""
     # a step of another optimiser of this class shows what it keeps: numbers, or tensors like the
     # parameter
-    tiny = torch.zeros(1, requires_grad=True)
-    tiny.grad = torch.ones(1)
+    example = torch.zeros(1, requires_grad=True)
+    example.grad = torch.ones(1)
     optimizer_class: Any = type(optimizer)
-    twin = optimizer_class([tiny], lr=0.1)
-    twin.step()
-    numbers = [n for group in optimizer.state_dict()["param_groups"] for n in group["params"]]
+    other = optimizer_class([example], lr=0.1)
+    other.step()
+    indices = [i for group in optimizer.state_dict()["param_groups"] for i in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not isinstance(moments, dict) or not moments.keys() <= set(numbers):
+    if not isinstance(moments, dict) or not moments.keys() <= set(indices):
         raise CheckpointError(f"{file} cannot be used: its optimizer has other parameters")
-    for number, parameter in zip(numbers, parameters, strict=True):
-        like = {
-            name: parameter if isinstance(kept, Tensor) and kept.dim() else torch.as_tensor(kept)
-            for name, kept in twin.state[tiny].items()
+    for index, parameter in zip(indices, parameters, strict=True):
+        if index not in moments:
+            continue
+        expected = {
+            name: parameter if isinstance(value, Tensor) and value.dim() else torch.as_tensor(value)
+            for name, value in other.state[example].items()
         }
-        if number in moments:
-            _require(moments[number], like, f"optimizer.state.{number}", file)
+        _require_like(moments[index], expected, f"optimizer.state.{index}", file)
 
 
 def extract_weights(model: Any) -> dict[str, Any]:
@@ -160,7 +166,8 @@ def extract_weights(model: Any) -> dict[str, Any]:
 
     The tensors are the model's own and change with it.
     """
-    return {"state_dict": dict(model.state_dict()), "other": to_plain(_other(model))}
+    others = to_plain(_get_other_parameters(model))
+    return {"state_dict": dict(model.state_dict()), "other": others}
 
 
 def make_config(
@@ -179,7 +186,7 @@ def load_best(
     file: str | Path,
     identity: dict[str, Any] | None = None,
     changeable: bool = False,
-    known: Vocabulary | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> list[str]:
     """Load the best weights of a checkpoint, or the newest where none was validated yet.
 
@@ -188,23 +195,25 @@ def load_best(
         file: the checkpoint.
         identity: identity of the data at hand, which must be those of training; None to allow any.
         changeable: whether fields may have other values than in training.
-        known: vocabulary that is read in place of data.
+        vocabulary: vocabulary that is read in place of data.
 
     Returns:
         The fields whose values have changed since training.
     """
     state = checkpoint.load(file, ("weights", "best_weights"))
-    require_known(state, known, file)
+    require_vocabulary(state, vocabulary, file)
     if identity is not None:
-        same = {**identity, "fields": {}} if changeable else identity
-        checkpoint.require_same_data(state, same, file)
+        required = {**identity, "fields": {}} if changeable else identity
+        checkpoint.require_same_data(state, required, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
     return [] if identity is None else find_changed_fields(state, identity)
 
 
-def require_known(state: dict[str, Any], known: Vocabulary | None, file: str | Path) -> None:
+def require_vocabulary(
+    state: dict[str, Any], vocabulary: Vocabulary | None, file: str | Path
+) -> None:
     """Refuse a vocabulary, if any, that is not the one that weights were learned with."""
-    if known is not None and state.get("known") not in (None, known.digest):
+    if vocabulary is not None and state.get("known") not in (None, vocabulary.digest):
         raise CheckpointError(
             f"{RunFolder(Path(file).parent).known} is not the one that was written with {file}: "
             "names or counts differ, so weights would be of other items; copy the run again"
@@ -218,21 +227,21 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
         CheckpointError: if they are of another architecture, or not finite.
     """
     try:
-        other, own = from_plain(weights["other"]), _other(model)
-        wrong = find_difference(weights["state_dict"], dict(model.state_dict()))
-        for name in own.keys() | other.keys():
-            kept = own[name]
-            if kept is not None and getattr(other[name], "shape", 0) != getattr(kept, "shape", 0):
-                wrong = f"{name} is of another shape"
+        difference = find_difference(weights["state_dict"], dict(model.state_dict()))
+        others, expected = from_plain(weights["other"]), _get_other_parameters(model)
+        for name in expected.keys() | others.keys():
+            like = expected[name]
+            if like is not None and getattr(others[name], "shape", 0) != getattr(like, "shape", 0):
+                difference = f"{name} is of another shape"
     except Exception as error:  # whatever scipy stumbles over
-        wrong = shown(str(error))
-    if wrong:
-        raise CheckpointError(f"{source} cannot be used with this model: {wrong}")
+        difference = shown(str(error))
+    if difference:
+        raise CheckpointError(f"{source} cannot be used with this model: {difference}")
     model.load_state_dict(weights["state_dict"])
-    model.load_other_parameter(other)
+    model.load_other_parameter(others)
 
 
-def _other(model: Any) -> dict[str, Any]:
+def _get_other_parameters(model: Any) -> dict[str, Any]:
     """Return the ``other_parameter`` of RecBole's models, without modules: state_dict has those."""
-    other = model.other_parameter() or {}
-    return {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
+    others = model.other_parameter() or {}
+    return {k: v for k, v in others.items() if not isinstance(v, torch.nn.Module)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call
-from recbole_pos.experiment.evaluation import ranks_of_test
+from recbole_pos.experiment.evaluation import collect_test_ranks
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.result import Result, make_result, start_facts
+from recbole_pos.experiment.result import Result, make_result, make_start_facts
 from recbole_pos.files import write_json
 from recbole_pos.reporter import Reporter
 
@@ -65,11 +65,11 @@ def train(
             is_new = folder is None or folder.only_begun
             experiment = prepare(config, fresh=is_new, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
+        trainer.reporter = reporter
         checkpoint = None if folder is None or is_new else str(folder.checkpoint)
         if not is_first:
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
-            trainer.reporter = reporter
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             return None
@@ -78,31 +78,38 @@ def train(
             locks.enter_context(folder.held())
             folder.require_unused()  # another process may have begun a run before the lock
         trainer.run, trainer.saved_model_file = folder, str(folder.checkpoint)
-        trainer.reporter, trainer.callbacks = reporter, [*make_loggers(config), *callbacks]
-        result = None
-        try:
+        trainer.callbacks = [*make_loggers(config), *callbacks]
+        with _explained_stops(folder):
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             elif folder.only_begun:
                 reporter.line(f"{folder.path} has no finished epoch: from the beginning")
             call(trainer.callbacks, "on_start", experiment)
+            result = None
             try:
                 result = _train_and_test(experiment, folder, reporter, report)
             finally:
                 call(trainer.callbacks, "on_end", experiment, result)
-        except KeyboardInterrupt:
-            if not folder.checkpoint.is_file():
-                raise  # nothing to continue
-            raise Interrupted(str(folder.path)) from None
-        except StorageError as error:
-            advice = "no epoch was kept; make room and start again"
-            if folder.checkpoint.is_file():
-                advice = (
-                    f"the last checkpoint in {folder.path} is whole: make room and continue with "
-                    f"`recbole-pos run --resume {folder.path}`"
-                )
-            raise StorageError(f"{error}; {advice}") from error
         return result
+
+
+@contextmanager
+def _explained_stops(folder: RunFolder) -> Iterator[None]:
+    """Let Ctrl-C and a full disk say how to continue the run, in a ``with`` block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not folder.checkpoint.is_file():
+            raise  # nothing to continue
+        raise Interrupted(str(folder.path)) from None
+    except StorageError as error:
+        advice = "no epoch was kept; make room and start again"
+        if folder.checkpoint.is_file():
+            advice = (
+                f"the last checkpoint in {folder.path} is whole: make room and continue with "
+                f"`recbole-pos run --resume {folder.path}`"
+            )
+        raise StorageError(f"{error}; {advice}") from error
 
 
 def _train_and_test(
@@ -113,17 +120,22 @@ def _train_and_test(
 ) -> Result:
     """Train and test an experiment, and write and report all that belongs to the run."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
-    _start(experiment, folder, reporter)
-    shown = config["show_progress"]
+    _write_start(experiment, folder)
+    _report_start(experiment, folder, reporter)
+    show_progress = config["show_progress"]
     if report and trainer.finished:
         report(experiment)
-    after = (lambda *_: report(experiment)) if report else None
-    trainer.fit(loaders["train"], loaders["valid"], show_progress=shown, callback_fn=after)
+    trainer.fit(
+        loaders["train"],
+        loaders["valid"],
+        show_progress=show_progress,
+        callback_fn=(lambda *_: report(experiment)) if report else None,
+    )
     started = time.perf_counter()
-    test = trainer.evaluate(loaders["test"], show_progress=shown)
+    test = trainer.evaluate(loaders["test"], show_progress=show_progress)
     if loaders["test"]:
-        part, unit = loaders["test"]._dataset, config["timestamp_unit"]
-        if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
+        dataset, unit = loaders["test"]._dataset, config["timestamp_unit"]
+        if (ranks := collect_test_ranks(trainer.eval_collector, dataset, unit)) is not None:
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     write_json(folder.result, asdict(result))
@@ -137,30 +149,37 @@ def _train_and_test(
     return result
 
 
-def _start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
-    """Write and report what is known before the first epoch, on resume too."""
-    config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
-    folder.write_config(config.plain)
-    known = Vocabulary.from_dataset(dataset)
-    experiment.trainer.known = known.digest
-    folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
+def _write_start(experiment: Experiment, folder: RunFolder) -> None:
+    """Write the files of a run that are there before its first epoch, on resume too."""
+    dataset = experiment.dataset
+    folder.write_config(experiment.config.plain)
+    vocabulary = Vocabulary.from_dataset(dataset)
+    experiment.trainer.vocabulary_digest = vocabulary.digest
+    folder.write_vocabulary(vocabulary, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)
-    facts = start_facts(experiment, folder)
-    parts = [f"{facts[key]:,} {key}" for key in ("users", "items")]
-    parts += [f"{facts['events']:,} interactions", f"{facts['parameters']:,} parameters"]
+
+
+def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
+    """Report what is trained, on what, and how it is validated and tested."""
+    loaders = experiment.loaders
+    facts = make_start_facts(experiment, folder)
     device, threads = facts["device"], facts["device"]["threads"]
-    parts.append(
+    parts = [
+        f"{facts['users']:,} users",
+        f"{facts['items']:,} items",
+        f"{facts['events']:,} interactions",
+        f"{facts['parameters']:,} parameters",
         f"{device['name']} with {threads} thread{'s' if threads > 1 else ''} in "
-        f"{device['precision']}"
-    )
+        f"{device['precision']}",
+    ]
     parts += [facts["run_dir"]] if folder.is_kept else []
     reporter.line(f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}")
     reporter.event("start", facts)
-    if split := describe(dataset.split.summary):
+    if split := describe(experiment.dataset.split.summary):
         reporter.line(split)
-    if not loaders["valid"] or not config["eval_step"]:
+    if not loaders["valid"] or not experiment.config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"
         reporter.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:

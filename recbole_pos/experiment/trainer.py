@@ -13,17 +13,10 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from recbole.evaluator import Evaluator
 from recbole.trainer.trainer import AbstractTrainer
-from recbole.utils import (
-    ModelType,
-    WandbLogger,
-    calculate_valid_score,
-    early_stopping,
-    init_seed,
-)
+from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping, init_seed
 from recbole.utils.utils import get_local_time
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
@@ -38,7 +31,7 @@ from recbole_pos.experiment.diagnosis import explain_loss, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch
-from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.memory import trim_heap
 from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
@@ -65,6 +58,10 @@ class PosTrainer(EvaluatingTrainer):
     def __init__(self, config: Options, model: Any) -> None:
         # Trainer.__init__ would open a tensorboard writer in the working directory
         AbstractTrainer.__init__(self, config, model)
+        starts = ("init_from", "train_only", "update_from")
+        if not hasattr(config, "plain") and any(config[key] for key in starts):
+            raise UsageError(f"{', '.join(starts)}: start by recbole_pos.run, attach or update")
+        # options, and what RecBole's trainer reads
         self.logger = getLogger()
         self.device = config["device"]
         self.learner, self.learning_rate = config["learner"], config["learning_rate"]
@@ -74,12 +71,12 @@ class PosTrainer(EvaluatingTrainer):
         self.stopping_step, self.clip_grad_norm = config["stopping_step"], config["clip_grad_norm"]
         self.valid_metric = config["valid_metric"].lower()
         self.valid_metric_bigger = config["valid_metric_bigger"]
-        self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
+        # how a step is computed
         self.precision = Precision.from_config(config)
         self.scaler = self.precision.scaler()
         self.adapter = adapter(config, model)
         self.shard = distributed.current_shard()
-        self.shared: distributed.SharedLoss | None = None  # of several processes, from epoch 0 on
+        self.shared_loss: distributed.SharedLoss | None = None  # of several processes
         if not self.shard.is_alone:
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
@@ -91,21 +88,20 @@ class PosTrainer(EvaluatingTrainer):
         decay = config["ema_decay"]
         self.average = WeightAverage(model, decay) if decay else None
         # attributes that Trainer.evaluate reads
+        self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
         self.test_batch_size = config["eval_batch_size"]
         self.eval_type = config["eval_type"]
         self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
+        # state, and where it is kept and reported
         self.progress = Progress()
-        self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
-        self.reporter: Reporter | None = None  # where a run is reported; one of its own if None
-        self.callbacks: Sequence[Callback] = ()
         self.best_weights: dict[str, Any] | None = None
-        self.identity: dict[str, Any] = {"data": None}  # of what is trained on
-        self.known: str | None = None  # digest of the names and counts that are kept beside it
-        starts = ("init_from", "train_only", "update_from")
-        if not hasattr(config, "plain") and any(config[key] for key in starts):
-            raise UsageError(f"{', '.join(starts)}: start by recbole_pos.run, attach or update")
+        self.identity: dict[str, Any] = {"data": None}  # of the data of training
+        self.vocabulary_digest: str | None = None  # of the vocabulary in the run folder
+        self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
+        self.reporter: Reporter | None = None
+        self.callbacks: Sequence[Callback] = ()
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
         self.run: RunFolder | None = None
@@ -170,49 +166,49 @@ class PosTrainer(EvaluatingTrainer):
             self.loader.get_model(self.model)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.reporter = self.reporter or Reporter(verbose)
-        state = self.progress
-        if state.next_epoch == 0:
-            every = self.loader.packed and self.config["train_windows"] != "prefix"
-            log_notices(self.model, every_position=every)
+        progress = self.progress
+        if progress.next_epoch == 0:
+            every_position = self.loader.packed and self.config["train_windows"] != "prefix"
+            log_notices(self.model, every_position)
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
             file.parent.mkdir(parents=True, exist_ok=True)
         writes = saved and self.shard.rank == 0
         self.writer = CheckpointWriter(file if writes else None, functools.partial(capture, self))
         try:
-            while state.next_epoch < self.epochs and not state.stopped:
-                epoch = state.next_epoch
+            while progress.next_epoch < self.epochs and not progress.stopped:
+                epoch = progress.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
-                give_back()
+                trim_heap()
                 with nullcontext() if self.average is None else self.average.used():
                     improved = self._validate(valid_data, line, show_progress)
-                give_back()
-                state.history.append(line)
-                state.next_epoch += 1
-                valid = line["valid"]
-                if valid:
-                    state.stopped |= call(self.callbacks, "on_validation", epoch, valid)
-                state.stopped |= call(self.callbacks, "on_epoch", line)
-                self.writer.keep()
-                if state.next_epoch == 1 or callback_fn:
-                    self.writer.flush()  # nothing is published of a run that cannot be resumed
-                if self.run:
-                    self.run.add_metrics(line)
+                trim_heap()
+                self._finish_epoch(line, keep_now=epoch == 0 or callback_fn is not None)
                 self.reporter.epoch(line, self.valid_metric, improved)
-                scalars = {"epoch": epoch, "train/loss": line["loss"], **(valid or {})}
-                self.wandblogger.log_metrics(scalars, head="train")
-                if callback_fn and valid:
-                    callback_fn(epoch, valid[self.valid_metric])
+                if callback_fn and line["valid"]:
+                    callback_fn(epoch, line["valid"][self.valid_metric])
         finally:
             self.writer.flush()
-        return state.best_score, state.best_result
+        return progress.best_score, progress.best_result
+
+    def _finish_epoch(self, line: dict[str, Any], keep_now: bool) -> None:
+        """Call the callbacks after an epoch, and keep its checkpoint and its line of metrics."""
+        progress, epoch, valid = self.progress, line["epoch"], line["valid"]
+        progress.history.append(line)
+        progress.next_epoch += 1
+        if valid:
+            progress.stopped |= call(self.callbacks, "on_validation", epoch, valid)
+        progress.stopped |= call(self.callbacks, "on_epoch", line)
+        self.writer.keep()
+        if keep_now:
+            self.writer.flush()  # nothing is published of a run that cannot be resumed
+        if self.run:
+            self.run.add_metrics(line)
+        scalars = {"epoch": epoch, "train/loss": line["loss"], **(valid or {})}
+        self.wandblogger.log_metrics(scalars, head="train")
 
     def _train_epoch(
-        self,
-        train_data: Any,
-        epoch_idx: int,
-        loss_func: Any = None,
-        show_progress: bool = False,
+        self, train_data: Any, epoch_idx: int, loss_func: Any = None, show_progress: bool = False
     ) -> dict[str, Any]:
         """Train one epoch; RecBole's arguments.
 
@@ -226,12 +222,7 @@ class PosTrainer(EvaluatingTrainer):
             self.all_steps = self.epochs * len(train_data)
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         if not self.shard.is_alone:
-            # dropout and negatives of each process, by two primes; they depend on the epoch only,
-            # so a resumed run samples the same
-            offset = 7919 * self.shard.rank + 104729 * epoch_idx
-            init_seed((self.config["seed"] + offset) % 2**32, self.config["reproducibility"])
-            self.shared = self.shared or distributed.SharedLoss(self.model, loss_func)
-            loss_func = self.shared
+            loss_func = self._share_loss(loss_func, epoch_idx)
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
         watch = LossWatch(functools.partial(self._refuse, epoch_idx))
@@ -250,39 +241,48 @@ class PosTrainer(EvaluatingTrainer):
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
                 task.advance(len(batch) if self.shard.is_alone else self.shard.num_batch_targets)
-            mean = watch.mean()
-        if self.shared is not None:
-            self.shared.broadcast_buffers()
+            mean_loss = watch.compute_mean()
+        if self.shared_loss is not None:
+            self.shared_loss.broadcast_buffers()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
         return {
             "epoch": epoch_idx,
-            "loss": mean,
+            "loss": mean_loss,
             "valid": None,
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.targets / seconds, 1),
         }
 
+    def _share_loss(self, loss_func: Any, epoch: int) -> Any:
+        """Seed this process for an epoch; return the loss with gradients summed over all."""
+        # dropout and negatives of each process, by two primes; they depend on the epoch only, so a
+        # resumed run samples the same
+        offset = 7919 * self.shard.rank + 104729 * epoch
+        init_seed((self.config["seed"] + offset) % 2**32, self.config["reproducibility"])
+        self.shared_loss = self.shared_loss or distributed.SharedLoss(self.model, loss_func)
+        return self.shared_loss
+
     def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> Tensor:
-        """Take one optimiser step, and return its loss, a scalar on the device, unread."""
+        """Take one optimiser step; return the loss to report, a scalar on the device, unread."""
         self.optimizer.zero_grad()
         if self.kept:
             self.kept.clear()
         with self.precision.forward():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
-        targets, value = len(batch), loss.detach()
+        targets, reported = len(batch), loss.detach()
         if not self.shard.is_alone:  # the mean loss of the whole batch, NaN in all if it is in one
             loss = loss * self.shard.weight
-            targets, value = self.shard.num_batch_targets, distributed.sum_over_processes(loss)
+            targets, reported = self.shard.num_batch_targets, distributed.sum_over_processes(loss)
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
-        if is_fused and value.device.type != "cpu":
+        if is_fused and reported.device.type != "cpu":
             # a loss that is not finite is read too late to stop this step: the optimiser skips it
-            self.optimizer.found_inf = (~value.isfinite()).any().float()
-            watch.add(value, number, batch, targets)
+            self.optimizer.found_inf = (~reported.isfinite()).any().float()
+            watch.add(reported, number, batch, targets)
         else:
-            watch.add(float(value), number, batch, targets)
+            watch.add(float(reported), number, batch, targets)
         self.scaler.scale(loss).backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
@@ -292,55 +292,65 @@ class PosTrainer(EvaluatingTrainer):
         self.steps += 1
         if self.average is not None:
             self.average.update(self.steps)
-        return value
+        return reported
 
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
         """Keep the gradient of a large item table by rows in a ``with`` block, if few are used."""
         # a gradient that is sent between processes is dense
         table = self.adapter.table() if self.shard.is_alone else None
-        whole = bool(self.clip_grad_norm)
+        if table is None:
+            yield
+            return
         try:
-            with nullcontext() if table is None else kept_gradient(table, whole) as self.kept:
+            with kept_gradient(table, bool(self.clip_grad_norm)) as self.kept:
                 yield
         finally:
             self.kept = None
 
-    def _refuse(self, epoch: int, number: int, batch: Any, value: float) -> None:
+    def _refuse(self, epoch: int, number: int, batch: Any, loss: float) -> None:
         """Raise a TrainingError about a loss that is not finite, with its likely cause."""
         cause = explain_loss(batch, self.model, self.learning_rate)
         raise TrainingError(
-            f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
+            f"loss is {loss} in epoch {epoch}, batch {number}. Likely cause: {cause}"
         )
 
-    def _validate(self, valid_data: Any, line: dict[str, Any], shown: bool = False) -> bool:
-        """Validate an epoch, if it is due: early stopping, best weights, and metrics in its line.
+    def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
+        """Validate an epoch, if it is due; return whether it is the best so far.
 
-        Returns:
-            Whether the epoch is the best so far.
+        Early stopping and the best weights are updated, and the epoch's line gets its metrics.
         """
-        state = self.progress
+        progress = self.progress
         if not valid_data or self.eval_step <= 0:
-            state.best_epoch = line["epoch"]
+            progress.best_epoch = line["epoch"]
             self.best_weights = copy.deepcopy(extract_weights(self.model))
             return False
         if (line["epoch"] + 1) % self.eval_step:
             return False
         started = time.perf_counter()
-        result = self.evaluate(valid_data, load_best_model=False, show_progress=shown) or {}
-        score = calculate_valid_score(result, self.valid_metric)
+        metrics = (
+            self.evaluate(valid_data, load_best_model=False, show_progress=show_progress) or {}
+        )
+        score = calculate_valid_score(metrics, self.valid_metric)
         if not math.isfinite(score):
             raise TrainingError(f"{self.valid_metric} is {score} on validation data")
-        worst = -np.inf if self.valid_metric_bigger else np.inf
-        best = worst if state.best_score is None else state.best_score
-        state.best_score, state.steps_without_gain, state.stopped, improved = early_stopping(
-            score, best, state.steps_without_gain, self.stopping_step, self.valid_metric_bigger
+        best_score = progress.best_score
+        if best_score is None:
+            best_score = -math.inf if self.valid_metric_bigger else math.inf
+        progress.best_score, progress.steps_without_gain, progress.stopped, improved = (
+            early_stopping(
+                score,
+                best_score,
+                progress.steps_without_gain,
+                self.stopping_step,
+                self.valid_metric_bigger,
+            )
         )
         if improved:
-            state.best_epoch, state.best_result = line["epoch"], result
+            progress.best_epoch, progress.best_result = line["epoch"], metrics
             self.best_weights = copy.deepcopy(extract_weights(self.model))
-        state.evaluation_seconds += time.perf_counter() - started
-        line["valid"] = {name: float(value) for name, value in result.items()}
+        progress.evaluation_seconds += time.perf_counter() - started
+        line["valid"] = {name: float(value) for name, value in metrics.items()}
         return improved
 
     def load_weights(self, weights: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Starting from a trained model: weights of another run, on the same data or data that have grown.
+"""Start from a trained model: weights of another run, on the same data or data that have grown.
 
 The kernel attention paper attaches its kernel to the best pretrained models and fine-tunes nothing
 but the kernel's factors (Nabiev and Frolov, section 6.1). A kernel starts as the identity, so
@@ -26,7 +26,7 @@ from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import is_unfinished
-from recbole_pos.experiment.state import find_difference, require_known
+from recbole_pos.experiment.state import find_difference, require_vocabulary
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -34,38 +34,38 @@ from recbole_pos.values import Options, shown
 
 
 def start_from(
-    model: nn.Module, config: Options, data: dict[str, Any], weights: bool = True
+    model: nn.Module, config: Options, identity: dict[str, Any], with_weights: bool = True
 ) -> None:
     """Apply the options ``init_from`` and ``train_only`` of a configuration to a new model.
 
     Args:
         model: a new model.
         config: configuration of the run.
-        data: ``identity`` of the dataset, which must be that of the earlier run.
-        weights: whether to load the weights of ``init_from``.
+        identity: identity of the dataset, which must be that of the earlier run.
+        with_weights: whether to load the weights of ``init_from``.
     """
-    if weights and config["init_from"]:
-        _load_weights(model, RunFolder(config["init_from"]).require("init_from"), config, data)
+    if with_weights and config["init_from"]:
+        _load_weights(model, RunFolder(config["init_from"]).require("init_from"), config, identity)
     if config["train_only"]:
         _train_only(model, scheme_names(config["train_only"], "train_only"))
 
 
 def _train_only(model: nn.Module, names: list[str]) -> None:
     """Freeze all parameters except those of the named schemes."""
-    chosen: set[nn.Parameter] = set()
+    trained: set[nn.Parameter] = set()
     for name in names:
-        modules = [m for m in model.modules() if type(m) is SCHEMES[name]]
-        if not modules:
+        schemes = [module for module in model.modules() if type(module) is SCHEMES[name]]
+        if not schemes:
             raise UsageError(f"train_only: the model has no scheme {shown(name)}")
-        chosen |= {parameter for module in modules for parameter in module.parameters()}
-    if not chosen:
+        trained |= {parameter for scheme in schemes for parameter in scheme.parameters()}
+    if not trained:
         raise UsageError(f"train_only: {', '.join(names)} has no parameters to train")
     for parameter in model.parameters():
-        parameter.requires_grad_(parameter in chosen)
+        parameter.requires_grad_(parameter in trained)
 
 
 def _load_weights(
-    model: nn.Module, source: RunFolder, config: Options, data: dict[str, Any]
+    model: nn.Module, source: RunFolder, config: Options, identity: dict[str, Any]
 ) -> None:
     """Load the best weights of a run with fewer schemes; added schemes keep their initial ones."""
     earlier = source.read_config()
@@ -74,23 +74,29 @@ def _load_weights(
             f"init_from: {source.path} is of {earlier.get('model')}, not a plugin model"
         )
     _require_same_function(earlier, config, "init_from")
-    state, best = _read_best(source, "init_from")
+    state, best_weights = _read_best(source, "init_from")
     try:
-        checkpoint.require_same_data(state, data, source.checkpoint)
+        checkpoint.require_same_data(state, identity, source.checkpoint)
     except CheckpointError as error:
         raise UsageError(f"init_from: {error}") from error
     present = scheme_names(earlier["position"])
-    weights, own = _rename_input(best, present, model), model.state_dict()
+    weights = _rename_input(best_weights, present, model)
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
-    places = tuple(f"{name}." for name, part in model.named_modules() if type(part) in added)
-    like = {name: own[name] for name in own if name in weights or not name.startswith(places)}
-    if wrong := find_difference(weights, like):
-        raise UsageError(f"init_from: {source.path} is of another architecture: {wrong}")
+    added_prefixes = tuple(
+        f"{name}." for name, module in model.named_modules() if type(module) in added
+    )
+    expected = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name in weights or not name.startswith(added_prefixes)
+    }
+    if difference := find_difference(weights, expected):
+        raise UsageError(f"init_from: {source.path} is of another architecture: {difference}")
     model.load_state_dict(weights, strict=False)
 
 
 def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the checkpoint of a run and its best weights by name."""
+    """Return the checkpoint of a run, and its best weights by the name of the parameter."""
     state = checkpoint.load(source.checkpoint, ("best_weights",))
     weights = (state["best_weights"] or {}).get("state_dict")
     if not isinstance(weights, dict):
@@ -98,15 +104,11 @@ def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str
     return state, weights
 
 
-def _require_same_function(earlier: dict[str, Any], ours: Options, option: str) -> None:
-    """Refuse weights that mean something else in this run; the shapes may be the same.
-
-    Dataset, options of the model and options of the earlier run's schemes must be the same, and
-    none of its schemes may be missing. A UsageError names ``option`` and the first difference.
-    """
+def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
+    """Refuse weights of a run with other data, model options or schemes; ``option`` names it."""
     present = scheme_names(earlier["position"]) if "position" in earlier else []
-    lost = set(present) - {*(scheme_names(ours["position"]) if present else ()), "nope"}
-    if lost:
+    kept = scheme_names(config["position"]) if present else []
+    if lost := set(present) - {*kept, "nope"}:
         raise UsageError(f"{option}: its run has the scheme {', '.join(lost)}, this run has not")
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
@@ -115,25 +117,25 @@ def _require_same_function(earlier: dict[str, Any], ours: Options, option: str) 
     defaults = plugin_defaults(earlier["model"], present)
     for key in ("dataset", *sorted(keys)):
         value = earlier.get(key, defaults.get(key))  # an old run may lack a new option
-        if value != ours[key]:
+        if value != config[key]:
             raise UsageError(
-                f"{option}: its run was trained with {key}: {value}, this run has {ours[key]}"
+                f"{option}: its run was trained with {key}: {value}, this run has {config[key]}"
             )
 
 
 def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
-    """Return weights with the names that a model with several input encodings has.
-
-    A single one is a part of the model itself; several are parts of a ComposeInput, by name.
-    """
-    inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
-    places = [f"{name}." for name, part in model.named_modules() if isinstance(part, ComposeInput)]
-    if len(inputs) != 1 or not places:
+    """Return weights of a run with one input encoding, named as in a model with several."""
+    # a single encoding is a part of the model itself; several are parts of a ComposeInput, by name
+    encodings = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
+    composed = [
+        f"{name}." for name, module in model.named_modules() if isinstance(module, ComposeInput)
+    ]
+    if len(encodings) != 1 or not composed:
         return weights
-    (place,), inner = places, f"{places[0]}schemes.{inputs[0]}."
+    old_prefix, new_prefix = composed[0], f"{composed[0]}schemes.{encodings[0]}."
     return {
-        inner + key.removeprefix(place) if key.startswith(place) else key: value
-        for key, value in weights.items()
+        new_prefix + name.removeprefix(old_prefix) if name.startswith(old_prefix) else name: tensor
+        for name, tensor in weights.items()
     }
 
 
@@ -172,20 +174,23 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     state, weights = _read_best(source, "update_from")
     vocabulary = source.read_vocabulary(users, items)
     assert vocabulary is not None  # ``updated_run``
-    require_known(state, vocabulary, source.checkpoint)
-    own = model.state_dict()
-    parts = {  # the first part of each weight, as large as that of the run
-        name: own[name][tuple(map(slice, old.shape))]
-        for name, old in weights.items()
-        if name in own and isinstance(old, Tensor) and old.dim() == own[name].dim()
+    require_vocabulary(state, vocabulary, source.checkpoint)
+    new_weights = model.state_dict()
+    known_parts = {  # the first part of each weight, as large as that of the run
+        name: new_weights[name][tuple(map(slice, weight.shape))]
+        for name, weight in weights.items()
+        if name in new_weights
+        and isinstance(weight, Tensor)
+        and weight.dim() == new_weights[name].dim()
     }
-    if wrong := find_difference(weights, {**own, **parts}):
-        raise UsageError(f"update_from: {source.path} does not fit: {wrong}")
-    for name, part in parts.items():
-        part.copy_(weights[name])
-    known = len(vocabulary.tokens[items])
+    if difference := find_difference(weights, {**new_weights, **known_parts}):
+        raise UsageError(f"update_from: {source.path} does not fit: {difference}")
+    for name, known_part in known_parts.items():
+        known_part.copy_(weights[name])
+    num_known = len(vocabulary.tokens[items])
+    num_new = dataset.item_num - num_known
     model.notices.append(
-        f"update_from: new items since {source.path.name} was trained: {dataset.item_num - known:,}"
+        f"update_from: new items since {source.path.name} was trained: {num_new:,}"
     )
     if config["new_items"] is not None:
         if not model.item_embedding.has_ids:
@@ -195,10 +200,10 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
             )
         tokens = read_item_attribute(dataset, config["new_items"])
         with torch.no_grad():
-            fill_new(model.item_embedding.weight, known, tokens)
+            fill_new(model.item_embedding.weight, num_known, tokens)
 
 
-def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:
+def fill_new(vectors: Tensor, num_known: int, tokens: Tensor) -> None:
     """Set the vectors of new items to means over the known items that share a token with them.
 
     Each token of a new item counts the same, with the mean vector of its known items. A new item
@@ -206,18 +211,18 @@ def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:
 
     Args:
         vectors: [items, d] vectors of items, padding first; changed in place.
-        known: number of known items, which come first.
+        num_known: number of known items, which come first.
         tokens: [items, s] tokens of each item, 0 for none.
     """
-    row, place = tokens.nonzero(as_tuple=True)
-    token = tokens[row, place].numpy()
-    size = int(tokens.max()) + 1
-    has = sp.csr_matrix((np.ones(len(row)), (row.numpy(), token)), (len(tokens), size))
-    has.data[:] = 1  # not 2 for a token that an item has twice
-    count = np.asarray(has[:known].sum(0)).ravel()
-    mean = has[:known].T @ vectors[:known].numpy() / count.clip(1)[:, None]
-    shares_with_known = has[known:].multiply(count > 0).tocsr()
-    shared = np.asarray(shares_with_known.sum(1)).ravel()
-    new = torch.from_numpy(shares_with_known @ mean / shared.clip(1)[:, None]).to(vectors)
-    has_known_token = torch.from_numpy(shared > 0)
-    vectors[known:][has_known_token] = new[has_known_token]
+    item, slot = tokens.nonzero(as_tuple=True)
+    token, shape = tokens[item, slot].numpy(), (len(tokens), int(tokens.max()) + 1)
+    has_token = sp.csr_matrix((np.ones(len(item)), (item.numpy(), token)), shape)
+    has_token.data[:] = 1  # not 2 for a token that an item has twice
+    of_known, of_new = has_token[:num_known], has_token[num_known:]
+    known_items = np.asarray(of_known.sum(0)).ravel()  # [tokens] number of known items with each
+    token_means = of_known.T @ vectors[:num_known].numpy() / known_items.clip(1)[:, None]
+    of_new = of_new.multiply(known_items > 0).tocsr()
+    known_tokens = np.asarray(of_new.sum(1)).ravel()  # [new items] number of tokens with a mean
+    means = torch.from_numpy(of_new @ token_means / known_tokens.clip(1)[:, None]).to(vectors)
+    has_mean = torch.from_numpy(known_tokens > 0)
+    vectors[num_known:][has_mean] = means[has_mean]

@@ -148,7 +148,7 @@ def registered_name(model: type) -> str:
         if name := table.registered_name(model):
             return name
     # a notebook cell that runs again defines the class anew: keep the defaults given before
-    earlier = ADDED.given(model)
+    earlier = ADDED.find_registration(model)
     given = earlier.given if earlier else None
     _register(model, given, model.__name__, find_home_module(model) if given is None else None)
     return model.__name__
@@ -163,7 +163,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
-    defaults, own = gather_defaults(model, given, _read_shipped, ADDED.given)
+    defaults, own = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
     if reserved := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
@@ -211,7 +211,7 @@ def _read_shipped(model: type) -> dict[str, Any]:
     if place.startswith("recbole.model."):
         file = _recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
-    tables = (table for table in (MODELS, BASELINES) if place in table.places.values())
+    tables = (table for table in (MODELS, BASELINES) if place in table.paths.values())
     names = ((table, table.registered_name(model)) for table in tables)
     return next((table.defaults(name) for table, name in names if name), {})
 

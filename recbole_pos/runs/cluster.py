@@ -21,7 +21,7 @@ from recbole_pos.values import shown
 
 @dataclass(frozen=True)
 class Resources:
-    """The CPUs of a run, which are its threads, and its GPUs, perhaps a fraction."""
+    """CPUs of a run, which are its threads, and GPUs, of which a fraction shares one."""
 
     cpus: float = 1
     gpus: float = 0
@@ -62,11 +62,11 @@ def connect(address: str | None) -> bool:
 
 
 def _bring_token(starts_cluster: bool) -> None:
-    """Let Ray authenticate with the user's token, for which it does not look when it joins.
+    """Let Ray authenticate with the user's token, which it ignores when it joins a cluster.
 
-    Clusters require a token where one exists, and by default since Ray 2.60. Ray would write the
-    token of a new cluster into the home folder, and a later `ray start` would then require it; the
-    token made here ends with this process, as its cluster does.
+    Clusters require a token where one exists, and by default since Ray 2.60. Ray would write a new
+    cluster's into the home folder, where a later `ray start` would require it; the token here ends
+    with this process, as its cluster does.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
@@ -103,7 +103,7 @@ def stop(started: bool) -> None:
         ray.shutdown()
 
 
-def room_for(resources: Resources) -> int:
+def count_concurrent_runs(resources: Resources) -> int:
     """Return how many runs the machines of the cluster can train at the same time.
 
     Raises:
@@ -111,15 +111,15 @@ def room_for(resources: Resources) -> int:
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     required = {"CPU": resources.cpus, "GPU": resources.gpus}
-    for key, wanted in required.items():
-        most = max((node.get(key, 0) for node in nodes), default=0)
-        if wanted > most:
+    for key, amount in required.items():
+        largest = max((node.get(key, 0) for node in nodes), default=0)
+        if amount > largest:
             raise UsageError(
-                f"--{key.lower()}s_per_trial: {wanted:g} is more than the {most:g} {key}s of "
+                f"--{key.lower()}s_per_trial: {amount:g} is more than the {largest:g} {key}s of "
                 "any machine in the cluster"
             )
     rounding = 1e-9  # 0.3 GPUs hold three runs of 0.1, although 0.3 / 0.1 < 3
     return sum(
-        min(int(node.get(key, 0) / wanted + rounding) for key, wanted in required.items() if wanted)
+        min(int(node.get(key, 0) / amount + rounding) for key, amount in required.items() if amount)
         for node in nodes
     )

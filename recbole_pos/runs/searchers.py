@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,19 +24,19 @@ class Searcher:
     """
 
     def __init__(self, sequence: Iterator[dict[str, Any]]) -> None:
-        self.sequence, self.listed = sequence, list[dict[str, Any]]()
+        self.sequence, self.sampled = sequence, list[dict[str, Any]]()
 
     def ask(self, key: int) -> dict[str, Any]:
         """Return the options of the trial whose number is ``key``."""
-        while len(self.listed) <= key:
+        while len(self.sampled) <= key:
             options = next(self.sequence, None)
             if options is None:
-                raise UsageError(f"search: the space has {len(self.listed)} combinations")
-            self.listed.append(options)
-        return self.listed[key]
+                raise UsageError(f"search: the space has {len(self.sampled)} combinations")
+            self.sampled.append(options)
+        return self.sampled[key]
 
     def recall(self, key: int, options: dict[str, Any]) -> None:
-        """Take over a trial of an earlier call, as if :meth:`ask` had just returned its options.
+        """Take over a trial of an earlier call, as if :meth:`ask` had returned its options.
 
         A resumed search calls this for all its trials, in the order of their numbers.
         """
@@ -47,8 +48,8 @@ class Searcher:
 class OptunaSearcher(Searcher):
     """Optuna's TPE (Bergstra et al. 2011).
 
-    Ray's own OptunaSearch cannot resume from a record, and counts a failed trial as a bad one. A
-    trial in progress counts as a bad one nearby (constant liar), so that parallel trials differ.
+    Ray's own OptunaSearch cannot resume from a record, and gives failed trials a bad score. Here
+    trials in progress have one (constant liar), so that parallel trials differ.
 
     Args:
         space: the space that is searched.
@@ -101,12 +102,13 @@ def sample_space(space: Space, seed: int) -> Iterator[dict[str, Any]]:
 
     Sample n depends on the seed and n only, not on the order in which trials end.
     """
-    points, drawn, tries = space.points(), list[dict[str, Any]](), 0
-    while len(drawn) != points:
-        study = optuna.create_study(sampler=RandomSampler(_sampler_seed(seed, tries)))
-        tries += 1
-        if (options := space.suggest(study.ask())) not in drawn:
-            drawn.append(options)
+    count, sampled = space.count_points(), list[dict[str, Any]]()
+    for number in itertools.count():
+        if len(sampled) == count:
+            return
+        study = optuna.create_study(sampler=RandomSampler(_sampler_seed(seed, number)))
+        if (options := space.suggest(study.ask())) not in sampled:
+            sampled.append(options)
             yield options
 
 

@@ -1,6 +1,6 @@
-"""Search spaces: which options are searched, how each is sampled, and the files that say so.
+"""Search spaces: the searched options, how each is sampled, and the files that list them.
 
-One description serves all searchers: Optuna samples values by name, the grid lists them. A file is
+All searchers use the same space: Optuna samples values by name, the grid lists them. A file is
 yaml, or RecBole's ``.hyper`` or ``.test``; a wrong line is an error before the first trial.
 """
 
@@ -31,8 +31,8 @@ RECBOLE_SUFFIXES = (".hyper", ".test")
 RECBOLE_KINDS = ("choice", "uniform", "loguniform", "quniform")
 
 MOST_POINTS = 100_000  # points of a grid, and listed values of a parameter, at most
-_LARGEST = 700  # natural logarithm of what a float can be
-_ROUNDING = 1e-9  # of a division: from 0 to 0.3 there are three steps of 0.1
+_MAX_LOG = 700  # natural logarithm of the largest floats
+_ROUNDING = 1e-9  # error of a division: from 0 to 0.3 there are three steps of 0.1
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Parameter:
         kind: how it is sampled.
         values: the choices, or low, high and for quniform the step.
         where: file and line, for messages.
-        when: other option -> its values under which this parameter exists; all must hold.
+        when: other option -> its values under which this parameter exists; all conditions count.
     """
 
     name: str
@@ -55,21 +55,21 @@ class Parameter:
 
     def __post_init__(self) -> None:
         """Raise a UsageError for values that the kind does not take."""
-        if not (isinstance(self.values, list) and self._fits()):
+        if not (isinstance(self.values, list) and self._has_valid_values()):
             self._refuse(f"{self.kind} takes {KINDS[self.kind]}, found {shown(self.values)}")
 
-    def _fits(self) -> bool:
-        """Return whether the values are what the kind takes, as ``KINDS`` says."""
+    def _has_valid_values(self) -> bool:
+        """Return whether the values are what the kind takes, see ``KINDS``."""
         values = self.values
         if self.kind == "choice":
             has_repeats = any(value in values[:n] for n, value in enumerate(values))
             return bool(values) and not has_repeats
         if len(values) != (3 if self.kind == "quniform" else 2) or not all(map(is_number, values)):
             return False
+        low, high = values[:2]
         if self.kind == "quniform":
-            low, high, step = values
+            step = values[2]
             return low < high and step > 0 and is_number((high - low) / step)  # finitely many
-        low, high = values
         if self.kind == "randint":
             return is_whole(low) and is_whole(high) and low <= high
         return low < high and (low > 0 or self.kind == "uniform")
@@ -79,7 +79,11 @@ class Parameter:
 
     @property
     def codes(self) -> range | None:
-        """Whole numbers that stand for the values in order; None if there are infinitely many."""
+        """The integers that stand for the values, in order; None if there are infinitely many.
+
+        Of a choice they are places in the list, of quniform the steps above the low end, of randint
+        the values.
+        """
         if self.kind == "choice":
             return range(len(self.values))
         if self.kind == "randint":
@@ -90,7 +94,7 @@ class Parameter:
         return None
 
     def decode(self, code: Any) -> Any:
-        """Return the value of a code; for quniform the code counts the steps above the low end."""
+        """Return the value of a code."""
         if self.kind == "choice":
             return self.values[code]
         if self.kind == "quniform":
@@ -99,15 +103,16 @@ class Parameter:
         return code
 
     def encode(self, value: Any) -> Any:
-        """Return the code of a value; where there are no codes, the value."""
+        """Return the code of a value; the value itself where there are no codes."""
         if self.kind == "choice":
             return self.values.index(value)
         if self.kind == "quniform":
             return round((value - self.values[0]) / self.values[2])
         return value
 
-    def ends(self) -> list[Any]:
-        """Return the values to check for all others: every choice, or both ends of the range."""
+    @property
+    def extremes(self) -> list[Any]:
+        """The values that are checked for all: every choice, or both ends of the range."""
         if self.kind == "choice":
             return self.values
         if self.codes is None:
@@ -119,7 +124,7 @@ class Parameter:
         """Number of values; infinite for uniform and loguniform."""
         return math.inf if self.codes is None else self.codes.stop - self.codes.start
 
-    def all_values(self) -> list[Any]:
+    def list_values(self) -> list[Any]:
         """Return every value, for a grid.
 
         Raises:
@@ -142,14 +147,12 @@ class Parameter:
         return self.codes is None or self.decode(round(self.encode(value))) == value
 
     def suggest(self, trial: Any) -> Any:
-        """Return the value that an ``optuna.Trial`` suggests; for Optuna, choices are codes."""
+        """Return the value that an ``optuna.Trial`` suggests."""
         if self.codes is None:
             return trial.suggest_float(self.name, *self.values, log=self.kind == "loguniform")
         if self.kind == "choice":
-            code = trial.suggest_categorical(self.name, list(self.codes))
-        else:
-            code = trial.suggest_int(self.name, self.codes[0], self.codes[-1])
-        return self.decode(code)
+            return self.decode(trial.suggest_categorical(self.name, list(self.codes)))
+        return self.decode(trial.suggest_int(self.name, self.codes[0], self.codes[-1]))
 
 
 @dataclass
@@ -172,11 +175,11 @@ class Space:
         """Order the parameters; raise a UsageError for conditions in a circle."""
         waiting, ordered = {p.name: p for p in self.parameters}, list[Parameter]()
         while waiting:
-            following = next((p for p in waiting.values() if not set(p.when) & set(waiting)), None)
-            if following is None:
+            free = next((p for p in waiting.values() if not set(p.when) & set(waiting)), None)
+            if free is None:
                 first = next(iter(waiting.values()))
                 raise UsageError(f"{first.where}: {first.name}: its condition depends on itself")
-            ordered.append(waiting.pop(following.name))
+            ordered.append(waiting.pop(free.name))
         self.parameters = ordered
 
     @property
@@ -186,21 +189,23 @@ class Space:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The parameters as the mapping of a yaml file has them."""
-        whens = ({"when": p.when} if p.when else {} for p in self.parameters)
-        pairs = zip(self.parameters, whens, strict=True)
-        return {p.name: {p.kind: p.values, **when} for p, when in pairs}
+        """The parameters as the mapping of a yaml file."""
+        return {
+            p.name: {p.kind: p.values, "when": p.when} if p.when else {p.kind: p.values}
+            for p in self.parameters
+        }
 
     def without(self, names: Any) -> Space:
         """Return the space without options that the user gives a value."""
-        left = [parameter for parameter in self.parameters if parameter.name not in names]
+        parameters = [parameter for parameter in self.parameters if parameter.name not in names]
         fixed = {key: value for key, value in self.fixed.items() if key not in names}
-        return Space(left, fixed, self.lines, self.context)
+        return Space(parameters, fixed, self.lines, self.context)
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
         """Return whether the options sampled so far meet the condition of a parameter."""
-        values = {**self.context, **options}  # without options whose own condition does not hold
-        return all(key in values and values[key] in when for key, when in parameter.when.items())
+        values = {**self.context, **options}
+        # an option that does not exist itself has no value here
+        return all(name in values and values[name] in when for name, when in parameter.when.items())
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         """Return the options that an ``optuna.Trial`` suggests."""
@@ -214,7 +219,7 @@ class Space:
         """Return the values of an ``optuna.Trial`` for which :meth:`suggest` gives ``options``."""
         return {p.name: p.encode(options[p.name]) for p in self.parameters if p.name in options}
 
-    def points(self, most: int = 10_000) -> int | None:
+    def count_points(self, most: int = 10_000) -> int | None:
         """Return the number of combinations; None if it is infinite or above ``most``."""
         if any(parameter.count > most for parameter in self.parameters):
             return None
@@ -229,35 +234,32 @@ class Space:
         """
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
-            values, grown = parameter.all_values(), list[dict[str, Any]]()
+            values, extended = parameter.list_values(), list[dict[str, Any]]()
             for options in combinations:
                 if self.exists(parameter, options):
-                    grown += [{**options, parameter.name: value} for value in values]
+                    extended += [{**options, parameter.name: value} for value in values]
                 else:
-                    grown.append(options)
-                if len(grown) > most:
-                    return grown
-            combinations = grown
+                    extended.append(options)
+                if len(extended) > most:
+                    return extended
+            combinations = extended
         return combinations
 
     def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
-        """Yield each parameter at each of its ends, with options under which it exists.
+        """Yield each parameter at each of its extremes, with options under which it exists.
 
         Raises:
             UsageError: for a condition that never holds.
         """
         for parameter in self.parameters:
-            others = self._options_for(parameter)
-            for value in parameter.ends():
+            others = self._meet_conditions(parameter)
+            for value in parameter.extremes:
                 yield parameter, {**others, parameter.name: value}
 
-    def _options_for(self, parameter: Parameter) -> dict[str, Any]:
-        """Return a value of every searched option on which a parameter depends, so that it exists.
+    def _meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
+        """Return values of searched options under which a parameter exists.
 
-        It depends on the options that its condition names, and on those that theirs name.
-
-        Raises:
-            UsageError: if no values meet all these conditions.
+        These are the options that its condition names, and those that their conditions name.
         """
         allowed: dict[str, list[Any]] = {}  # option -> values that all conditions allow
         for other in reversed(self.parameters):  # conditions name earlier parameters only
@@ -281,20 +283,23 @@ class Space:
         return options
 
 
-def space_file(given: str | Path | None, model: str) -> Path:
-    """Return a space file: the given one, one of that name in ``properties/tune/``, or the model's.
+def find_space_file(name: str | Path | None, model: str) -> Path:
+    """Return a space file: the named one, one of that name in ``properties/tune/``, or the model's.
 
     Raises:
         UsageError: if there is no such file.
     """
-    shipped = ROOT / "tune"
-    name = f"{model}.yaml" if given is None else given
+    folder = ROOT / "tune"
+    if name is None:
+        candidates, problem = [folder / f"{model}.yaml"], f"{model} has no space of its own"
+    else:
+        candidates = [Path(name), folder / name, folder / Path(name).name]
+        problem = f"no file {shown(str(name))}"
     with suppress(OSError):  # for a name that no file can have
-        for candidate in (name, shipped / name, shipped / Path(name).name):
-            if (given is not None or candidate != name) and Path(candidate).is_file():
-                return Path(candidate)
-    problem = f"no file {shown(str(given))}" if given else f"{model} has no space of its own"
-    choices = ", ".join(sorted(file.name for file in shipped.glob("*.yaml")))
+        for candidate in candidates:
+            if candidate.is_file():
+                return candidate
+    choices = ", ".join(sorted(file.name for file in folder.glob("*.yaml")))
     raise UsageError(
         f"--space: {problem}; write one (docs/tuning.md shows how) or take one of {choices}"
     )
@@ -310,17 +315,15 @@ def read_space(path: str | Path) -> Space:
     if path.suffix in RECBOLE_SUFFIXES:
         return parse_space(*_read_recbole(path))
     content, lines = read_with_lines(path, "space file")
-    return parse_space(
-        content, {str(part[0]): line for part, line in lines.items() if not part[1:]}
-    )
+    return parse_space(content, {str(key[0]): line for key, line in lines.items() if len(key) == 1})
 
 
 def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
-    """Return the content of a file of RecBole, as of the same yaml, and the line of each option.
+    """Return a file of RecBole's as the content of a yaml file, and the line of each option.
 
     A line is ``name kind values``, read without ``eval``. Ends of loguniform are natural logarithms
     in the file, as for hyperopt. RecBole silently skips lines of fewer than three words; here only
-    empty lines and comments are.
+    empty lines and comments are skipped.
     """
     content, lines = dict[Any, Any](), dict[str, str]()
     try:
@@ -341,7 +344,7 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         if kind == "choice" and isinstance(values, list):
             values = [_parse_choice(value, where) for value in values]
         if kind == "loguniform" and isinstance(values, list) and all(map(is_number, values)):
-            values = [math.exp(value) if value < _LARGEST else math.inf for value in values]
+            values = [math.exp(value) if value < _MAX_LOG else math.inf for value in values]
         content[name], lines[name] = {kind: values}, where
     return content, lines
 
@@ -355,7 +358,7 @@ def _parse_choice(value: Any, where: str) -> Any:
 
 
 def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
-    """Return the space that a file, or a part of another file, describes.
+    """Return the space that the mapping of a file, or of a part of a study, describes.
 
     Args:
         content: option -> how it is sampled, or its fixed value.
@@ -372,7 +375,7 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
                 f"{where[:200]}: the name of an option is text of at most 100 characters, found "
                 f"{shown(name)}"
             )
-        if parameter := _parameter(name, value, where):
+        if parameter := _parse_parameter(name, value, where):
             parameters.append(parameter)
         else:
             fixed[name] = value
@@ -384,30 +387,26 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     return Space(parameters, fixed, dict(lines))
 
 
-def _parameter(name: str, value: Any, where: str) -> Parameter | None:
-    """Return a searched option, or None for a fixed value, which may be a mapping, too.
-
-    Raises:
-        UsageError: for an unknown kind, several kinds, or a condition that is not a mapping.
-    """
+def _parse_parameter(name: str, value: Any, where: str) -> Parameter | None:
+    """Return a searched option, or None for a fixed value, which may be a mapping, too."""
     if not isinstance(value, dict):
         return None
     kind = next((key for key in value if key in KINDS), None)
-    hints = [hint for key in value if (hint := suggest(str(key), KINDS))]
-    if kind is None and "when" not in value and not hints:
+    hint = next((hint for key in value if (hint := suggest(str(key), KINDS))), "")
+    if kind is None and "when" not in value and not hint:
         return None
     when = value.get("when", {})
     if kind is None or set(value) - {kind, "when"} or not isinstance(when, dict):
         raise UsageError(
             f"{where}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
-            f"such as {{fusion: early}}; found {shown(value)}{''.join(hints[:1] * (kind is None))}"
+            f"such as {{fusion: early}}; found {shown(value)}{hint if kind is None else ''}"
         )
     allowed = {key: list(v) if isinstance(v, list) else [v] for key, v in when.items()}
     return Parameter(name, kind, value[kind], where, allowed)
 
 
-def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
-    """Check a space with configurations that have every parameter at each of its ends.
+def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """Check a space with configurations that have every parameter at each of its extremes.
 
     Args:
         space: the space; its ``context`` is set to the options that its conditions name and that
@@ -423,25 +422,27 @@ def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
     try:
         config = build({})
     except UsageError as error:
-        places = [space.lines[name] for name in space.fixed if name in str(error)]
-        if not places:
+        where = next((space.lines[name] for name in space.fixed if name in str(error)), None)
+        if where is None:
             raise
-        raise _at(places[0], error) from error
+        raise _add_place(where, error) from error
+    searched = set(space.names)
     for parameter in space.parameters:
         _require_searchable(parameter)
         for name in parameter.when:
-            if name not in space.names and name not in config.plain:
+            if name in searched:
+                continue
+            if name not in config.plain:
                 raise UsageError(
                     f"{parameter.where}: {parameter.name}: its condition names {shown(name)}, "
                     "which is neither searched here nor an option of the model"
                 )
-    named = {name for parameter in space.parameters for name in parameter.when} - set(space.names)
-    space.context = {name: config.plain[name] for name in named}
+            space.context[name] = config.plain[name]
     for parameter, options in space.combinations():
         try:
             build(options)
         except UsageError as error:
-            raise _at(parameter.where, error) from error
+            raise _add_place(parameter.where, error) from error
     return config
 
 
@@ -460,6 +461,6 @@ def _require_searchable(parameter: Parameter) -> None:
         )
 
 
-def _at(where: str, error: UsageError) -> UsageError:
-    """Return an error whose place is a file and line."""
+def _add_place(where: str, error: UsageError) -> UsageError:
+    """Return an error that names file and line."""
     return UsageError(f"{where}: {str(error).removeprefix('configuration: ')}")

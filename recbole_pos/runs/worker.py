@@ -1,7 +1,6 @@
-"""One training run in a process of Ray, which resumes where a lost process stopped.
+"""One training run in a process of Ray, which resumes from the last checkpoint of a lost process.
 
-A run is trained in its own folder, which all machines reach, so that a later process, of this call
-or the next, finds its last checkpoint there.
+A run is trained in its own folder, which all machines must reach.
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
 
-# How often a run is resumed whose process or machine was lost. A run that raises an error itself is
-# not repeated: it would raise it again.
-MOST_LOSSES = 3
+MOST_LOSSES = 3  # how often a run is resumed whose process or machine was lost
 DONE, FAILED = "done", "failed"
-# Options without a meaning in a process of Ray.
+# Options without a use in a process of Ray.
 QUIET = {"show_progress": False, "tensorboard": False, "logger": None}
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|unable to allocate", re.IGNORECASE
@@ -53,15 +50,15 @@ def train_run(
         path: folder of the run, which resumes from a checkpoint in it.
         data: a :class:`SharedData`.
         resources: resources of this process.
-        packed: models and schemes that only the process of the command has made.
+        packed: custom models and schemes that no import registers.
         begin: folder of a trained run whose weights are only tested: a chosen trial, which had no
-            test events, or a run of another configuration; None to train.
+            test interactions, or a run of another configuration; None to train.
         report: called with the experiment after every validated epoch, once its checkpoint is
             written, and once where no epoch is left.
 
     Returns:
-        ``status``, and the content of ``result.json`` of a finished run; or else the ``reason``,
-        and ``lost``, whether it is a fault of the disk or of Ray, and not of the run.
+        ``status``, and the content of ``result.json`` of a finished run; of a failed one the
+        ``reason``, and ``lost``, whether the disk or Ray failed and not the run.
     """
     torch.set_num_threads(max(1, int(resources.cpus)))
     logging.getLogger().setLevel(logging.WARNING)  # without RecBole's reports of every step
@@ -75,7 +72,8 @@ def train_run(
             )
         if begin is not None and not run.checkpoint.is_file():
             copy_run(RunFolder(begin), run)
-        config = PosConfig(None, None, None, {**plain, "gpu_id": _gpus(resources)}, strict=False)
+        options = {**plain, "gpu_id": _list_gpus(resources)}
+        config = PosConfig(None, None, None, options, strict=False)
         if "gpu_id" in plain:  # the folder keeps the value of the run, not of this machine
             config.plain["gpu_id"] = plain["gpu_id"]
         start = run if run.checkpoint.is_file() else None
@@ -83,24 +81,24 @@ def train_run(
         assert result is not None  # as in the first process of every run
         return {"status": DONE, **asdict(result)}
     except Exception as error:
-        cause = reason(error)
+        reason = explain_failure(error)
         is_system = isinstance(error, (OSError, ray.exceptions.RayError))
-        is_lost = is_system and not cause.startswith("out of memory")
-        return {"status": FAILED, "lost": is_lost, "reason": cause}
+        is_lost = is_system and not reason.startswith("out of memory")
+        return {"status": FAILED, "lost": is_lost, "reason": reason}
     finally:
-        gc.collect()  # the process goes on to the next run
+        gc.collect()  # the process continues with the next run
         if resources.gpus:
             torch.cuda.empty_cache()
 
 
-def _gpus(resources: Resources) -> str:
-    """Return the option ``gpu_id``: RecBole writes it into CUDA_VISIBLE_DEVICES, so it must say
-    what Ray gave this process, or all runs of a machine would crowd on its first GPU."""
+def _list_gpus(resources: Resources) -> str:
+    """Return the option ``gpu_id``, which RecBole writes into CUDA_VISIBLE_DEVICES: the GPUs that
+    Ray gave this process, so that the runs of a machine do not share its first one."""
     return ",".join(str(gpu) for gpu in ray.get_gpu_ids()) if resources.gpus else ""
 
 
-def reason(error: BaseException) -> str:
-    """Return the reason of a failure in one line, from the error that a run raised."""
+def explain_failure(error: BaseException) -> str:
+    """Return the reason of a failed run in one line."""
     text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return f"out of memory: {text}" if text else "out of memory"

@@ -16,7 +16,7 @@ import numpy as np
 
 from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.memory import trim_heap
 from recbole_pos.experiment.result import is_unfinished
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
@@ -59,7 +59,7 @@ class ModelHolder:
             self.now = self._load(self.run_dir if run_dir is None else run_dir)
             self.run_dir = self.now.run_dir
             gc.collect()  # nothing else frees a model and its trainer, which refer to each other
-            give_back()
+            trim_heap()
             return self.now
         finally:
             self._loading.release()

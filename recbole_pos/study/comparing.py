@@ -327,7 +327,7 @@ def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
     files = write_results(results, folder)
     tables = make_tables(results)
     for table in tables:
-        reporter.table(table)
+        reporter.line(table)
         reporter.line("")
     for text in results.warnings:
         reporter.warning(text)

@@ -16,7 +16,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.targets import describe_warnings
 from recbole_pos.experiment.folder import versions
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.cluster import Resources, connect, room_for, stop
+from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
@@ -125,7 +125,7 @@ class ActiveRuns:
             return
         started = connect(self.args.address)
         try:
-            most = self.args.max_concurrent or room_for(self.resources)
+            most = self.args.max_concurrent or count_concurrent_runs(self.resources)
             with live_view(self.reporter, self.lines):
                 while waiting is not None or self.running:
                     while waiting is not None and len(self.running) < most:

@@ -11,7 +11,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs.searchers import Searcher, make_searcher
-from recbole_pos.runs.space import Space, fit_space, parse_space, read_space, space_file
+from recbole_pos.runs.space import Space, check_space, find_space_file, parse_space, read_space
 from recbole_pos.study.configs import (
     attach_schemes,
     digest,
@@ -341,13 +341,13 @@ class RowSearch:
         names = list(search.grid or ())
         if search.space:
             space = (
-                read_space(space_file(search.space, ""))
+                read_space(find_space_file(search.space, ""))
                 if isinstance(search.space, str)
                 else parse_space(search.space, plan.search_lines(name))
             )
             given = config.external_config_dict  # wins over what the space fixes
             self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
-            fit_space(space, lambda drawn: row_config(options, {**self.fixed, **drawn}))
+            check_space(space, lambda drawn: row_config(options, {**self.fixed, **drawn}))
             seed = plan.seeds[0] if search.seed is None else search.seed
             self.searched, self.searcher = (
                 space,

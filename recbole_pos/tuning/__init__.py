@@ -1,11 +1,11 @@
 """Hyperparameter search with Ray Tune: ``recbole-pos tune``, and :func:`tune` from Python.
 
-A search is a study of one row, whose trials Ray Tune runs and may stop early.
+A search is a study of one configuration, whose trials Ray Tune runs and may stop early.
 
-Not called ``tune``: a package of that name would take the place of the function.
+The package is not called ``tune``, which is the name of the function.
 """
 
-from recbole_pos.tuning.tuning import Found, search
+from recbole_pos.tuning.tuning import SearchResult, search
 from recbole_pos.tuning.tuning import search as tune
 
-__all__ = ["Found", "search", "tune"]
+__all__ = ["SearchResult", "search", "tune"]

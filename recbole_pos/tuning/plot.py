@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from recbole_pos.inspect.pictures import (
     ABREAST,
@@ -24,9 +23,9 @@ from recbole_pos.inspect.pictures import (
 )
 from recbole_pos.runs.progress import show_value
 from recbole_pos.runs.space import Space
-from recbole_pos.tuning.record import Trial, find_best_trial
+from recbole_pos.tuning.record import Trial
 
-LABELS = 12  # most labels of values on an axis
+MAX_LABELS = 12  # of values on an axis
 # state of a trial -> marker at the end of its line, and colour of both
 ENDS = {
     "finished": ("o", BLUE),
@@ -37,12 +36,13 @@ ENDS = {
 
 
 def draw(
-    trials: list[Trial], space: Space, metric: str, mode: str, what: str, folder: Path
+    trials: list[Trial], best: Trial, space: Space, metric: str, mode: str, what: str, folder: Path
 ) -> list[Path]:
     """Write curves.png and options.png.
 
     Args:
         trials: trials of a search.
+        best: the best of them.
         space: the searched space.
         metric: name of the validation metric.
         mode: max or min.
@@ -52,41 +52,38 @@ def draw(
     Returns:
         The files written.
     """
+    ordered = sorted(trials, key=lambda trial: trial is best)  # the best is drawn on top
+    scored = [trial for trial in ordered if trial.score is not None and trial.state != "failed"]
     better = f"{'higher' if mode == 'max' else 'lower'} is better"
-    scored = [trial for trial in trials if trial.score is not None and trial.state != "failed"]
-    sign = 1 if mode == "max" else -1
-    scored.sort(key=lambda trial: (sign * (trial.score or 0.0), -trial.number))  # the best is last
     titles = (f"{what}: {len(trials)} trials", better)
-    files = [_draw_curves(trials, metric, mode, titles, folder / "curves.png")]
+    files = [_draw_curves(ordered, best, metric, titles, folder / "curves.png")]
     if scored:
         titles = (f"{what}: options of {len(scored)} trials", f"{better}; orange: the best")
-        files.append(_draw_options(scored, space, metric, titles, folder / "options.png"))
+        files.append(_draw_options(scored, best, space, metric, titles, folder / "options.png"))
     return files
 
 
 def _draw_curves(
-    trials: list[Trial], metric: str, mode: str, titles: tuple[str, str], file: Path
+    trials: list[Trial], best: Trial, metric: str, titles: tuple[str, str], file: Path
 ) -> Path:
     """Draw validation by epoch, a line for each trial; its last marker shows how it ended."""
     figure = new_figure(8, 5)
     panel = figure.subplots()
-    best = find_best_trial(trials, mode)
-    labelled = set[str]()
-    for trial in sorted(trials, key=lambda trial: trial is best):  # the best on top
+    labels = set[str]()
+    for trial in trials:
         if not trial.curve:
             continue
         epochs, values = list(trial.curve), list(trial.curve.values())
         marker, color = ENDS[trial.state]
-        style: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
-        label: str = trial.state
+        label, width, alpha = trial.state, 0.9, 0.6
         if trial is best:
-            color, style = VERMILION, {"linewidth": 2.2}
+            color, width, alpha = VERMILION, 2.2, 1.0
             label = f"trial {trial.number}, the best: {trial.score:.4f} in epoch {trial.best_epoch}"
-        panel.plot(epochs, values, color=color, **style)
+        panel.plot(epochs, values, color=color, linewidth=width, alpha=alpha)
         ends = panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7)
-        if label not in labelled:
+        if label not in labels:
             ends[0].set_label(label)
-            labelled.add(label)
+            labels.add(label)
         if trial is best and trial.best_epoch in trial.curve:
             best_value = trial.curve[trial.best_epoch]
             panel.plot(trial.best_epoch, best_value, "*", color=color, markersize=14)
@@ -99,26 +96,25 @@ def _draw_curves(
 
 
 def _draw_options(
-    scored: list[Trial], space: Space, metric: str, titles: tuple[str, str], file: Path
+    trials: list[Trial], best: Trial, space: Space, metric: str, titles: tuple[str, str], file: Path
 ) -> Path:
-    """Draw the scores of trials over each of their options, a panel for each; the best is last."""
-    columns = min(len(space.parameters), ABREAST)
-    rows = math.ceil(len(space.parameters) / columns)
-    figure = new_figure(max(3.0 * columns, 5), 2.8 * rows + 0.6)
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    """Draw the scores of trials over each of their options, a panel for each."""
+    num_columns = min(len(space.parameters), ABREAST)
+    num_rows = math.ceil(len(space.parameters) / num_columns)
+    figure = new_figure(max(3.0 * num_columns, 5), 2.8 * num_rows + 0.6)
+    panels = figure.subplots(num_rows, num_columns, squeeze=False, sharey=True)
     for panel in panels.flat[len(space.parameters) :]:
         panel.set_visible(False)
     for panel, parameter in zip(panels.flat, space.parameters, strict=False):
-        given = [trial for trial in scored if parameter.name in trial.options]
-        codes = [parameter.encode(trial.options[parameter.name]) for trial in given]
-        colors = [VERMILION if trial is scored[-1] else BLUE for trial in given]
-        panel.scatter(codes, [trial.score for trial in given], c=colors, s=25, alpha=0.7)
+        sampled = [trial for trial in trials if parameter.name in trial.options]
+        codes = [parameter.encode(trial.options[parameter.name]) for trial in sampled]
+        colors = [VERMILION if trial is best else BLUE for trial in sampled]
+        panel.scatter(codes, [trial.score for trial in sampled], c=colors, s=25, alpha=0.7)
         panel.set_xlabel(shorten(parameter.name, 24), parse_math=False)
         if parameter.kind == "loguniform":
             panel.set_xscale("log")
         elif parameter.codes is not None:
-            step = math.ceil(parameter.count / LABELS)
-            ticks = list(parameter.codes[::step])
+            ticks = list(parameter.codes[:: math.ceil(parameter.count / MAX_LABELS)])
             labels = [shorten(show_value(parameter.decode(code)), 16) for code in ticks]
             style = {"rotation": 30, "ha": "right", "fontsize": SMALL, "parse_math": False}
             panel.set_xticks(ticks, labels, **style)

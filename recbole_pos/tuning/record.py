@@ -1,4 +1,4 @@
-"""The trials of a search, as the folders of its runs have them, and their table."""
+"""The trials of a search, read from the folders of their runs, and their table."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STATES = ("finished", "stopped", "failed", "interrupted")
 
 @dataclass
 class Trial:
-    """One trial of a search: a sampled configuration, and what became of its run.
+    """One trial of a search: a sampled configuration, and the result of its run.
 
     Attributes:
         state: finished, stopped (by the scheduler), failed (with a reason), or interrupted.
-        is_lost: whether it failed for want of a process, a machine or a disk.
+        is_lost: whether it failed because a process, a machine or the disk failed.
         score: best validation value, in epoch ``best_epoch``; epochs count from 1.
         best_valid: all validation metrics of that epoch.
         seconds: of training and validation.
@@ -60,7 +60,7 @@ def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
     reason, digest = scheduler.reasons.get(fit.name, ""), scheduler.digests.get(fit.name, "")
     facts, metric = scheduler.folder.fit(digest), scheduler.metric(fit.row)
     number, options = fit.trial or 0, scheduler.describe(fit)["searched"]
-    if not facts:  # of options that do not go together there is no run
+    if not facts:  # options that do not go together have no run
         return Trial(number, options, "failed", reason) if reason else None
     trial = Trial(number, options, reason=facts.get("reason", ""))
     if facts["status"] == FAILED:
@@ -76,13 +76,6 @@ def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
     return trial
 
 
-def find_best_trial(trials: list[Trial], mode: str) -> Trial | None:
-    """Return the trial with the best score of those that did not fail; None if there is none."""
-    sign = 1 if mode == "max" else -1
-    scores = [(t.score, t) for t in trials if t.state != "failed" and t.score is not None]
-    return max(scores, key=lambda pair: sign * pair[0], default=(None, None))[1]
-
-
 def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path) -> None:
     """Write trials.csv: a row for each trial, with an empty cell for an option it does not have.
 
@@ -92,12 +85,12 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
         metric: name of the validation metric.
         file: path of the table.
     """
-    head = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
-    rows = [[*head, *names, "reason"]]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    heads = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
+    table.writerow([*heads, *names, "reason"])
     for t in trials:
         result = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
         options = [t.options.get(name, "") for name in names]
-        rows.append([escape_formula(value) for value in (*result, *options, t.reason)])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+        table.writerow(map(escape_formula, [*result, *options, t.reason]))
     write_text(file, text.getvalue())

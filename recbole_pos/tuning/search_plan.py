@@ -1,4 +1,4 @@
-"""From the arguments of a search to its plan: a study of one row, whose options are searched."""
+"""From the arguments of a search to its plan: a study of one configuration that is searched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recbole_pos.config.presets import find_parts_by_scheme
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH
 from recbole_pos.plain import to_plain
-from recbole_pos.runs.space import MOST_POINTS, Space, read_space, space_file
+from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, read_space
 from recbole_pos.study.configs import check_plan, row_config
 from recbole_pos.study.plan import SEARCHERS, Plan
 from recbole_pos.study.study_file import change_plan, make_plan
@@ -21,9 +21,9 @@ from recbole_pos.values import check_choice, is_whole, shown
 
 SCHEDULERS = ("asha", "none")
 _TRIALS = 60  # as in the kernel attention paper
-# Arguments and options that may also be given with --resume.
-_RESUMED = ("address", "num_samples", "max_concurrent", "cpus_per_trial", "gpus_per_trial")
-_PLACES = ("data_path", "plugins")
+# What may also be given with --resume: arguments, and options of the configuration.
+_RESUME_ARGUMENTS = ("address", "num_samples", "max_concurrent", "cpus_per_trial", "gpus_per_trial")
+_RESUME_OPTIONS = ("data_path", "plugins")
 
 
 class SearchFacts(Layout):
@@ -31,6 +31,7 @@ class SearchFacts(Layout):
 
     Attributes:
         scheduler: asha, none, or the name of a class of Ray's.
+        grace_epochs: epochs before ASHA may stop a trial.
     """
 
     scheduler: str
@@ -39,8 +40,8 @@ class SearchFacts(Layout):
     @classmethod
     def from_arguments(cls, args: SearchArguments) -> SearchFacts:
         """Return the facts of a new search."""
-        name = args.scheduler
-        name = name if isinstance(name, str) else type(name).__name__
+        scheduler = args.scheduler
+        name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
         return cls(scheduler=name, grace_epochs=args.grace_epochs)
 
     @classmethod
@@ -48,24 +49,22 @@ class SearchFacts(Layout):
         """Return the facts of a search that is resumed.
 
         Raises:
-            UsageError: if the file is damaged, or if ``args`` have no scheduler object where the
-                search had one, or one where it had a named scheduler.
+            UsageError: if the file is damaged, or the search had a scheduler object and ``args``
+                have none, or the reverse.
         """
         file = folder.path / SEARCH
-        kept = cls(**parse(cls, read_bounded(file), f"--resume: {file}"))
-        had_object = kept.scheduler not in SCHEDULERS
-        has_object = not isinstance(args.scheduler, str)
-        if had_object != has_object:
+        facts = cls(**parse(cls, read_bounded(file), f"--resume: {file}"))
+        if (facts.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
             raise UsageError(
-                f"--resume: the scheduler of this search is {shown(kept.scheduler)}; an object of "
+                f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
                 "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no "
                 "other"
             )
-        return kept
+        return facts
 
 
 def check_arguments(args: SearchArguments) -> None:
-    """Raise a UsageError for an argument of a search that has another value than it may have."""
+    """Raise a UsageError for an argument of a search whose value is not allowed."""
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     check_choice("--searcher", args.searcher, SEARCHERS)
     if isinstance(args.scheduler, str):
@@ -84,12 +83,14 @@ def plan_search(
     config_dict: dict[str, Any],
     args: SearchArguments,
 ) -> tuple[Plan, list[str]]:
-    """Return the plan of a new search, and the options of the space that are not searched, since
-    they are given.
+    """Return the plan of a new search.
 
     Args:
         model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.search`.
         args: its other arguments.
+
+    Returns:
+        The plan, and the options of the space that are not searched, since they are given.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
@@ -99,59 +100,61 @@ def plan_search(
             f"--{key} is no longer an option of a search: a trial is one process, and all results "
             "are in --run_dir, which all machines must reach; leave it out"
         )
-    given = {**config_dict, **({"valid_metric": args.metric} if args.metric else {})}
-    user = PosConfig(model, dataset, config_file_list, given, strict=False)
-    name = user["model"]
-    searched = read_space(space_file(space, name))
-    in_space = {*searched.names, *searched.fixed}
+    for key in {"nproc", "storage"} & config_dict.keys():
+        raise UsageError(
+            f"--{key} is no longer an option of a search: a trial is one process, and all results "
+            "are in --run_dir, which all machines must reach; leave it out"
+        )
+    metric = {"valid_metric": args.metric} if args.metric else {}
+    user = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
+    name, given = user["model"], user.external_config_dict
+    whole_space = read_space(find_space_file(space, name))
+    in_space = {*whole_space.names, *whole_space.fixed}
     user.require_read(in_space)
-    options = user.external_config_dict
-    overruled = [option for option in searched.names if option in options]
-    base = to_plain({key: value for key, value in options.items() if key not in EXTRA_KEYS})
+    if "position" in in_space:
+        _require_no_parts(user)
+    searched = whole_space.without(given)
+    overruled = [option for option in whole_space.names if option in given]
+    if not searched.parameters:
+        raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
+    base = to_plain({key: value for key, value in given.items() if key not in EXTRA_KEYS})
     for key in ("data_path", "item_vectors"):  # absolute: a search may be resumed from elsewhere
         if user.plain[key] and key not in in_space:
             base[key] = user.plain[key]
-    base = merge_options(searched.fixed, base)
-    searched = searched.without(options)
-    if "position" in in_space:
-        _require_no_parts(user)
-    if not searched.parameters:
-        raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
-    search = {
-        "trials": _count_trials(searched, args.searcher, args.num_samples),
-        "space": searched.content,
-        "searcher": args.searcher,
-        "seed": args.seed,
-    }
+    base = merge_options(whole_space.fixed, base)
     content = {
         "dataset": user["dataset"],
         "title": f"{name} on {user['dataset']}",
         "seeds": [base.pop("seed", user["seed"])],
         "base": base,
         "rows": {name: {"model": name}},
-        "search": search,
+        "search": {
+            "trials": _count_trials(searched, args.searcher, args.num_samples),
+            "space": searched.content,
+            "searcher": args.searcher,
+            "seed": args.seed,
+        },
     }
     lines: dict[tuple, str] = {("search", "space", p.name): p.where for p in searched.parameters}
-    lines |= {("base", key): searched.lines[key] for key in searched.fixed}
+    lines |= {("base", key): whole_space.lines[key] for key in whole_space.fixed}
     plan = make_plan(Source("search", content, lines))
     check_plan(plan, lambda options: row_config(options).plain)
     return plan, overruled
 
 
-def _count_trials(space: Space, searcher: str, wanted: int | None) -> int:
-    """Return the number of trials: the wanted ones, at most as many as the space has points; a grid
-    has its own number."""
+def _count_trials(space: Space, searcher: str, num_samples: int | None) -> int:
+    """Return the number of trials, at most as many as the space has points; a grid has them all."""
     if searcher == "random":
-        trials = wanted or _TRIALS
-        return min(trials, space.points() or trials)
+        trials = num_samples or _TRIALS
+        return min(trials, space.count_points() or trials)
     if searcher == "optuna":
-        return wanted or _TRIALS
+        return num_samples or _TRIALS
     points = len(space.grid())
     if points > MOST_POINTS:
         raise UsageError(
             f"--searcher: the grid has more than {MOST_POINTS:,} points; use random or optuna"
         )
-    if wanted not in (None, points):
+    if num_samples not in (None, points):
         raise UsageError(
             f"--num_samples: the grid has {points} points and all are run; leave it out"
         )
@@ -169,7 +172,7 @@ def _require_no_parts(config: PosConfig) -> None:
 
 
 def extend_plan(
-    folder: StudyFolder, args: SearchArguments, config_dict: dict[str, Any], **others: Any
+    folder: StudyFolder, args: SearchArguments, config_dict: dict[str, Any], others: dict[str, Any]
 ) -> Plan:
     """Return the plan of a search to resume, with more trials or its data elsewhere.
 
@@ -177,32 +180,32 @@ def extend_plan(
         folder: folder of the search.
         args: arguments of the call.
         config_dict: options of the configuration that the call gives.
-        others: further arguments by name, which must be empty.
+        others: further arguments by name, none of which may have a value.
 
     Raises:
         UsageError: for an argument that may not change, fewer trials than there are, or a folder
             without a search.
     """
-    unseen = ("resume", "verbose", "scheduler")
-    refused = [name for name in changed_settings(args) if name not in (*_RESUMED, *unseen)]
+    allowed = (*_RESUME_ARGUMENTS, "resume", "verbose", "scheduler")
+    refused = [name for name in changed_settings(args) if name not in allowed]
     refused += ["scheduler"] if args.scheduler == "none" else []
     refused += [name for name, value in others.items() if value]
-    refused += [name for name in config_dict if name not in _PLACES]
+    refused += [name for name in config_dict if name not in _RESUME_OPTIONS]
     if refused:
+        names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_OPTIONS))
         raise UsageError(
-            "--resume takes everything from its folder but "
-            f"{', '.join(f'--{name}' for name in (*_RESUMED, *_PLACES))}; leave out "
+            f"--resume takes everything from its folder but {names}; leave out "
             f"{', '.join(map(shown, refused))}"
         )
     plan = folder.read_plan()
     if plan is None or not (folder.path / SEARCH).is_file():
         raise UsageError(f"--resume: {folder.path} is not the folder of a search of this version")
-    content = dict(plan.source.content["search"])
+    search = dict(plan.source.content["search"])
     if args.num_samples is not None:
-        if args.num_samples < content["trials"]:
+        if args.num_samples < search["trials"]:
             raise UsageError(
-                f"--num_samples: this search has {content['trials']} trials already; expected at "
+                f"--num_samples: this search has {search['trials']} trials already; expected at "
                 "least as many"
             )
-        content["trials"] = args.num_samples
-    return change_plan(plan, {"search": content}, config_dict)
+        search["trials"] = args.num_samples
+    return change_plan(plan, {"search": search}, config_dict)

@@ -1,8 +1,8 @@
 """The trials of a search in Ray Tune: the function of a trial, and the searcher that has them all.
 
-A trial reports its best validation value so far, by which ASHA decides: the value of the newest
-epoch would punish patience. A failed trial reports its failure and raises no error, since Ray would
-repeat the trial; a trial whose process is lost is repeated, and resumes its run.
+A trial reports its best validation value so far, by which ASHA decides: by that of the newest epoch
+it would stop trials that wait for patience. A failed trial reports its failure and raises no error,
+since Ray would repeat it; a trial whose process is lost is repeated, and resumes its run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run_trial(
     Args:
         config: ``plain``, the options of the run, and ``path``, its folder.
         resources, packed: as of :func:`train_run`.
-        data: Ray's reference of the shared data; in a list, since Ray replaces a bare one.
+        data: Ray's reference of the shared data, in a list, since Ray replaces a bare one.
     """
 
     def report(experiment: Any) -> None:
@@ -57,18 +57,17 @@ def run_trial(
         numbers["valid"] = line["valid"][trainer.valid_metric]
         tune.report({BEST: progress.best_score, **numbers, FACTS: json.dumps(facts)})
 
-    shared = ray.get(data[0])
-    facts = train_run(config["plain"], config["path"], shared, resources, packed, None, report)
+    plain, shared = config["plain"], ray.get(data[0])
+    facts = train_run(plain, config["path"], shared, resources, packed, None, report)
+    best = None
     if facts["status"] == DONE:
-        facts["stopped"] = False
-    best = facts["best_valid"] if facts["status"] == DONE else None
-    metric = str(config["plain"]["valid_metric"]).lower()
-    last = {BEST: (best or {}).get(metric, math.nan), "epoch": facts.get("epochs", 0)}
-    tune.report({**last, FACTS: json.dumps(facts)})
+        facts["stopped"], best = False, facts["best_valid"]
+    score = (best or {}).get(str(plain["valid_metric"]).lower(), math.nan)
+    tune.report({BEST: score, "epoch": facts.get("epochs", 0), FACTS: json.dumps(facts)})
 
 
 class Trials(RaySearcher):
-    """The trials of a search for Ray, which asks for the next one and says how each has ended.
+    """The trials of a search for Ray, which requests the next one and reports how each has ended.
 
     Args:
         runs: the runs in training.
@@ -82,23 +81,23 @@ class Trials(RaySearcher):
     def __init__(self, runs: ActiveRuns, first: Job, room: int) -> None:
         search = runs.scheduler.searches[first.fit.row]
         super().__init__(metric=BEST, mode=search.mode)
-        # by default Ray lets only one trial of a custom searcher wait for a process, so that most
-        # of a hundred machines would be idle for long
+        # by default one trial of a custom searcher waits for a process at a time, so that most of
+        # a hundred machines would be idle for long
         os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, room))
         self.runs, self.first = runs, first
         self.waiting: Job | None = first
         self.facts: dict[str, str] = {}  # Ray's id of a trial -> its last report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Ray pickles its searcher; nothing is read from that."""
+        """Return nothing: Ray pickles its searcher, and a search does not resume from that."""
         return {}
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: a search is resumed from the folders of its runs; called by Ray."""
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the configuration of the next trial; None while there is none, ``FINISHED`` if no
-        other comes; called by Ray."""
+        """Return the configuration of the next trial, None while there is none, or ``FINISHED``;
+        called by Ray."""
         while job := self.waiting or self.runs.scheduler.next_job():
             if job.fit.trial is None:  # the test of the best, once all trials have ended
                 self.waiting = job
@@ -118,14 +117,13 @@ class Trials(RaySearcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Record how a trial has ended: by itself, by the scheduler, or by too many lost processes;
-        called by Ray."""
+        """Record how a trial has ended; called by Ray."""
         if trial_id not in self.runs.running:
             return
         self.on_trial_result(trial_id, result or {})
         if error or trial_id not in self.facts:
-            why = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
-            self.runs.end(trial_id, {"status": FAILED, "lost": True, "reason": why})
+            reason = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
+            self.runs.end(trial_id, {"status": FAILED, "lost": True, "reason": reason})
         else:
             self.runs.end(trial_id, json.loads(self.facts[trial_id]))
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from recbole_pos.experiment.folder import SEARCH, RunFolder, unused_path, versio
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.cluster import connect, room_for, stop
+from recbole_pos.runs.cluster import connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET
 from recbole_pos.study.configs import digest_data_options, row_config
@@ -44,10 +44,10 @@ REDUCTION = 3  # of ASHA: a third of the trials continues beyond each rung
 
 
 @dataclass(repr=False)
-class Found:
-    """The result of a search: its trials, the best trial, and the test of that one only.
+class SearchResult:
+    """The trials of a search, the best trial, and the test of that one only.
 
-    ``recbole_pos.load(found.run_dir)`` is the model of the best trial. ``source`` is the dataset,
+    ``recbole_pos.load(result.run_dir)`` is the model of the best trial. ``source`` is the dataset,
     whose temporary files are deleted with this object.
     """
 
@@ -79,7 +79,7 @@ def search(
     *,
     settings: SearchArguments | None = None,
     **given: Any,
-) -> Found:
+) -> SearchResult:
     """Search for the best configuration by validation; test it once.
 
     Examples:
@@ -110,51 +110,52 @@ def search(
             machine or the disk failed; then nothing was tested.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
+    began = time.perf_counter()
     args, options = split_keywords(settings or SearchArguments(), given)
     config_dict = {**(config_dict or {}), **options}
-    data, dataset = dataset, dataset_name(dataset)
-    if args.run_dir is None and args.resume is None:
-        args = replace(args, run_dir=beside(data, f"tune-{time.time_ns()}"))
     allow(config_dict.get("plugins"))
     check_arguments(args)
-    reporter, began = Reporter(args.verbose), time.perf_counter()
-    with ExitStack() as held:
+    reporter = Reporter(args.verbose)
+    with ExitStack() as stack:
+        name, overruled = dataset_name(dataset), list[str]()
         if args.resume is None:
-            given_to = (model, dataset, space, config_file_list, config_dict)
-            plan, overruled = plan_search(*given_to, args)
+            plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
             facts = SearchFacts.from_arguments(args)
             path = args.run_dir
+            if path is None:
+                path = beside(dataset, f"tune-{time.time_ns()}")
             if path is None:
                 path = unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
             folder = StudyFolder(path)
         else:
-            folder, overruled = StudyFolder(args.resume), []
-            others = {"model": model, "dataset": dataset, "space": space}
-            files = {"config_file_list": config_file_list}
-            plan = extend_plan(folder, args, config_dict, **others, **files)
+            folder = StudyFolder(args.resume)
+            others = {"model": model, "dataset": name, "space": space}
+            plan = extend_plan(
+                folder, args, config_dict, {**others, "config_file_list": config_file_list}
+            )
             facts = SearchFacts.read(folder, args)
-            held.enter_context(lock_folder(folder.path, "searched"))
+            stack.enter_context(lock_folder(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
-        _prepare(scheduler)
+        _prepare_data(scheduler)
         job = scheduler.next_job()
         if job is not None:
             _require_same_runs(scheduler, job)
             quiet_tune()
-            held.callback(stop, connect(args.address))
+            stack.callback(stop, connect(args.address))
         runs = ActiveRuns(scheduler, args, reporter, set(plan.rows))
-        room = room_for(runs.resources) if job else 0
-        if args.resume is None:  # nothing is left behind by wrong arguments
+        room = count_concurrent_runs(runs.resources) if job else 0
+        if args.resume is None:  # only now, so that wrong arguments leave no folder behind
             RunFolder.create(path, plan.dataset, next(iter(plan.rows)))
             if folder.read_plan() is not None:
                 raise UsageError(f"{folder.path} holds a study; choose another --run_dir")
-            held.enter_context(lock_folder(folder.path, "searched"))
+            stack.enter_context(lock_folder(folder.path, "searched"))
         folder.write_plan(plan)
         write_json(folder.path / SEARCH, facts.model_dump())
         _print_head(scheduler, overruled, facts, reporter)
         try:
             if job is not None and job.fit.trial is not None:
                 job = _run_trials(Trials(runs, job, room), facts, args.scheduler)
-            runs.train(job)
+            runs.train(job)  # the test of the best trial
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"interrupted; {_write_table(scheduler)} has the trials so far; the last "
@@ -163,12 +164,12 @@ def search(
         _write_table(scheduler)
         best, test = _keep_best(scheduler)
         trials, seconds = read_trials(scheduler), time.perf_counter() - began
-        found = Found(folder.path, trials, trials[best], test, seconds, data)
-        _report(scheduler, found, reporter)
-        return found
+        result = SearchResult(folder.path, trials, trials[best], test, seconds, dataset)
+        _report(scheduler, result, reporter)
+        return result
 
 
-def _prepare(scheduler: Scheduler) -> None:
+def _prepare_data(scheduler: Scheduler) -> None:
     """Prepare the data, and a model without sampled options, so that wrong input fails now."""
     (row,) = scheduler.plan.rows
     config = row_config(scheduler.plan.first_options(row))
@@ -193,19 +194,16 @@ def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
         )
 
 
-def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | None:
+def _run_trials(trials: Trials, facts: SearchFacts, ray_scheduler: Any) -> Job | None:
     """Train the trials that have not ended, and return the test of the best.
 
-    Args:
-        trials: the trials for Ray Tune.
-        facts: the scheduler and its settings.
-        scheduler: a scheduler object of Ray's, where the search has none of ours.
+    ``ray_scheduler`` is a scheduler object of Ray's, for a search that has one.
 
     Raises:
         TrainingError: if the search stopped, or trials could not be trained.
     """
     runs = trials.runs
-    tuner = _tuner(trials, facts, scheduler)
+    tuner = _make_tuner(trials, facts, ray_scheduler)
     try:
         with live_view(runs.reporter, runs.lines):
             tuner.fit()
@@ -216,10 +214,10 @@ def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | Non
     job = trials.waiting or runs.scheduler.next_job()
     if runs.running or (job is not None and job.fit.trial is not None):
         raise KeyboardInterrupt  # Ray has caught it
-    found = read_trials(runs.scheduler)
-    if lost := [trial for trial in found if trial.is_lost]:
+    ended = read_trials(runs.scheduler)
+    if lost := [trial for trial in ended if trial.is_lost]:
         raise TrainingError(
-            f"{len(lost)} of {len(found)} trials could not be trained; trial {lost[0].number}: "
+            f"{len(lost)} of {len(ended)} trials could not be trained; trial {lost[0].number}: "
             f"{lost[0].reason}. Nothing was tested; {_write_table(runs.scheduler)} has the reasons "
             f"of all; {_how_to_resume(runs.folder)}"
         )
@@ -231,7 +229,7 @@ def _how_to_resume(folder: StudyFolder) -> str:
     return f"continue with `recbole-pos tune --resume {folder.path}`"
 
 
-def _tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
+def _make_tuner(trials: Trials, facts: SearchFacts, ray_scheduler: Any) -> tune.Tuner:
     """Return the Ray tuner of the trials that have not ended."""
     runs = trials.runs
     config, resources = trials.first.config, runs.resources
@@ -244,16 +242,15 @@ def _tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
         ),
         {"CPU": resources.cpus, "GPU": resources.gpus},
     )
-    has_metric = facts.scheduler == "asha"
-    if has_metric:
-        scheduler = _asha(trials, facts.grace_epochs)
+    objective: dict[str, Any] = {"metric": BEST, "mode": trials.mode}
+    if facts.scheduler == "asha":  # it has its objective itself
+        ray_scheduler, objective = _make_asha(trials, facts.grace_epochs), {}
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            metric=None if has_metric else BEST,
-            mode=None if has_metric else trials.mode,
+            **objective,
             search_alg=trials,
-            scheduler=None if facts.scheduler == "none" else scheduler,
+            scheduler=None if facts.scheduler == "none" else ray_scheduler,
             num_samples=-1,  # as many as there are
             max_concurrent_trials=runs.args.max_concurrent,
             reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
@@ -268,10 +265,10 @@ def _tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
     )
 
 
-def _asha(trials: Trials, grace_epochs: int) -> Any:
+def _make_asha(trials: Trials, grace_epochs: int) -> Any:
     """Return an ASHA scheduler that knows the curves of the trials that ended in earlier calls."""
     epochs = trials.first.config["epochs"]
-    asha = tune.schedulers.AsyncHyperBandScheduler(
+    asha: Any = tune.schedulers.AsyncHyperBandScheduler(
         time_attr="epoch",
         metric=BEST,
         mode=trials.mode,
@@ -279,13 +276,13 @@ def _asha(trials: Trials, grace_epochs: int) -> Any:
         grace_period=min(grace_epochs, epochs),
         reduction_factor=REDUCTION,
     )
-    best = max if trials.mode == "max" else min
+    better = max if trials.mode == "max" else min
     for trial in read_trials(trials.runs.scheduler):
-        earlier: Any = SimpleNamespace(trial_id=f"earlier {trial.number}")
-        asha.on_trial_add(None, earlier)  # type: ignore[arg-type]
-        values = itertools.accumulate(trial.curve.values(), best)
-        for epoch, value in zip(trial.curve, values, strict=True):
-            asha.on_trial_result(None, earlier, {"epoch": epoch, BEST: value})  # type: ignore[arg-type]
+        earlier = SimpleNamespace(trial_id=f"earlier {trial.number}")
+        asha.on_trial_add(None, earlier)
+        best_so_far = itertools.accumulate(trial.curve.values(), better)
+        for epoch, score in zip(trial.curve, best_so_far, strict=True):
+            asha.on_trial_result(None, earlier, {"epoch": epoch, BEST: score})
     return asha
 
 
@@ -294,16 +291,16 @@ def _print_head(
 ) -> None:
     """Print the settings of the search, and facts and warnings about its data."""
     plan, folder = scheduler.plan, scheduler.folder
-    (search,) = scheduler.searches.values()
-    how = plan.source.content["search"]
+    (row_search,) = scheduler.searches.values()
+    settings = plan.source.content["search"]
     reporter.line(
-        f"{plan.title}: {how['trials']} trials by {how['searcher']}, scheduler {facts.scheduler}, "
-        f"best valid {search.metric}; searching {', '.join(search.searched.names)}; {folder.path}"
+        f"{plan.title}: {settings['trials']} trials by {settings['searcher']}, scheduler "
+        f"{facts.scheduler}, best valid {row_search.metric}; searching "
+        f"{', '.join(row_search.searched.names)}; {folder.path}"
     )
-    if ended := sum(
-        fit.trial is not None and fit.name in scheduler.status for fit in scheduler.fits
-    ):
-        reporter.line(f"{ended} trials have ended before")
+    trials = [fit.name for fit in scheduler.fits if fit.trial is not None]
+    if num_ended := sum(name in scheduler.status for name in trials):
+        reporter.line(f"{num_ended} trials have ended before")
     if overruled:
         reporter.line(f"given, so not searched: {', '.join(overruled)}")
     (dataset,) = scheduler.datasets.values()
@@ -315,9 +312,9 @@ def _print_head(
 
 def _write_table(scheduler: Scheduler) -> Path:
     """Write trials.csv, the table of the trials so far, and return its path."""
-    (search,) = scheduler.searches.values()
+    (row_search,) = scheduler.searches.values()
     file = scheduler.folder.path / "trials.csv"
-    write_trials(read_trials(scheduler), search.searched.names, search.metric, file)
+    write_trials(read_trials(scheduler), row_search.searched.names, row_search.metric, file)
     return file
 
 
@@ -339,33 +336,31 @@ def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
         table = folder.path / "trials.csv"
         raise TrainingError(f"{scheduler.reasons[final.name]}. {table} has the reasons of all")
     digest = scheduler.digests[final.name]
-    run, best = folder.run(digest), RunFolder(folder.path / "best")
-    copy_run(run, best, with_results=True)
+    copy_run(folder.run(digest), RunFolder(folder.path / "best"), with_results=True)
     plain = {k: v for k, v in scheduler.configs[digest].plain.items() if k not in QUIET}
     write_text(folder.path / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
-    others = [folder.fit(path.name) for path in sorted(folder.runs.iterdir())]
-    earlier = [
-        {"options": facts["searched"], "test": facts["test"]}
-        for facts in others
-        if facts["stage"] == "final" and facts["status"] == DONE and facts["digest"] != digest
-    ]
     test = folder.fit(digest).get("test") or None
     content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}
+    earlier = []
+    for path in sorted(folder.runs.iterdir()):
+        facts = folder.fit(path.name)
+        if facts["stage"] == "final" and facts["status"] == DONE and facts["digest"] != digest:
+            earlier.append({"options": facts["searched"], "test": facts["test"]})
     content |= {"earlier": earlier} if earlier else {}
     write_json(folder.path / "test.json", content)
     return number, test
 
 
-def _report(scheduler: Scheduler, found: Found, reporter: Reporter) -> None:
+def _report(scheduler: Scheduler, result: SearchResult, reporter: Reporter) -> None:
     """Write tune.json and the pictures, and print the result."""
-    plan, trials, best = scheduler.plan, found.trials, found.best
-    (search,) = scheduler.searches.values()
+    plan, folder, trials, best = scheduler.plan, result.folder, result.trials, result.best
+    (row_search,) = scheduler.searches.values()
     states = [trial.state for trial in trials]
     content: dict[str, Any] = {
         "search": plan.source.content,
         "trials": len(trials),
         "states": {state: states.count(state) for state in STATES[:3]},
-        "seconds": round(found.seconds, 1),
+        "seconds": round(result.seconds, 1),
         "best": {
             "trial": best.number,
             "valid": best.score,
@@ -375,11 +370,12 @@ def _report(scheduler: Scheduler, found: Found, reporter: Reporter) -> None:
         "failures": {trial.number: trial.reason for trial in trials if trial.state == "failed"},
         "versions": {**versions(), "ray": ray.__version__},
     }
-    write_json(found.folder / "tune.json", content)
-    pictures = draw(trials, search.searched, search.metric, search.mode, plan.title, found.folder)
+    write_json(folder / "tune.json", content)
+    searched, metric, mode = row_search.searched, row_search.metric, row_search.mode
+    pictures = draw(trials, best, searched, metric, mode, plan.title, folder)
     reporter.results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
-        {"valid": best.best_valid, "test (once)": found.test},
+        {"valid": best.best_valid, "test (once)": result.test},
     )
-    for file in (*(found.folder / name for name in ("best.yaml", "trials.csv")), *pictures):
+    for file in (folder / "best.yaml", folder / "trials.csv", *pictures):
         reporter.line(str(file))
