@@ -246,12 +246,12 @@ def test_the_first_error_of_a_process_is_that_of_the_run() -> None:
     for error in (CheckpointError("damaged"), ValueError("later")):
         with pytest.raises(type(error)), kept.joined(Rank(0, 1, 0, 1, "localhost", port), False):
             raise error
-    found = kept.error()
+    found = kept.read_error()
     assert type(found) is CheckpointError and str(found) == "damaged"
     other = Rendezvous("localhost", port, False, 1)
     del kept
     with pytest.raises(TrainingError, match=f"localhost:{port} is gone"):
-        other.error()
+        other.read_error()
 
 
 # --- what they find together ---

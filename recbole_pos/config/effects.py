@@ -140,26 +140,24 @@ def _is_custom(config: Options, value: Any) -> bool:
     return config["model"] in ADDED
 
 
-def _is_sequential(config: Options, value: Any) -> bool:
-    return config["MODEL_TYPE"].name == "SEQUENTIAL" or _is_custom(config, value)
-
-
-def _is_trained(config: Options, value: Any) -> bool:
-    return config["MODEL_TYPE"].name != "TRADITIONAL" and config["model"] not in _UNTRAINED
-
-
 def _is_ours(config: Options, value: Any) -> bool:
     return on_our_base(config["model"])
 
 
 if_model_is_sequential = when(
-    _is_sequential, "is only read by models of histories, and {model} knows users by their ids"
+    lambda config, value: config["MODEL_TYPE"].name == "SEQUENTIAL" or _is_custom(config, value),
+    "is only read by models of histories, and {model} knows users by their ids",
 )
 if_model_reads_histories = when(
     lambda config, value: config["model"] not in _LAST_ITEM,
     "is not read by {model}, which knows the last item of a history only",
 )
-if_model_is_trained = when(_is_trained, "is only read in training by gradients, and {model} counts")
+if_model_is_trained = when(
+    lambda config, value: (
+        config["MODEL_TYPE"].name != "TRADITIONAL" and config["model"] not in _UNTRAINED
+    ),
+    "is only read in training by gradients, and {model} counts",
+)
 if_epochs_repeat = if_any(when(lambda config, value: value <= 1, ""), if_model_is_trained)
 if_model_takes_vectors = if_any(
     when(_is_ours, ""),

@@ -182,16 +182,13 @@ def check_interval(where: str, value: str) -> None:
 def check_discretization(where: str, value: Any) -> None:
     """Check a mapping of fields to how their numbers become buckets."""
     _check_type(where, value, {"price": {"method": "LD"}})
-    for field, how in value.items():
-        bucket = how.get("bucket") if isinstance(how, dict) else None
-        if is_whole(bucket) and 1 <= bucket <= 10**6:
-            expected: dict[str, Any] = {"method": "ED", "bucket": bucket}
-        else:
-            expected = {"method": "LD"}
-        if how != expected:
+    for field, method in value.items():
+        bucket = method.get("bucket") if isinstance(method, dict) else None
+        has_bucket = is_whole(bucket) and 1 <= bucket <= 10**6
+        if method != ({"method": "ED", "bucket": bucket} if has_bucket else {"method": "LD"}):
             raise UsageError(
                 f"{where}.{field}: expected {{method: ED, bucket: 10}} (equal distances) or "
-                f"{{method: LD}} (logarithms), found {shown(how)}"
+                f"{{method: LD}} (logarithms), found {shown(method)}"
             )
 
 

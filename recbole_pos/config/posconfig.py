@@ -46,6 +46,7 @@ from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # that RecBole computes, and keeps beside the options
+_NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # what the config.yaml of a run does not hold
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # of RecBole's models that learn all positions, as of the plugin's
 _ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
@@ -186,7 +187,7 @@ class PosConfig(Config):
         for _, content in sources:
             models += [str(content["model"])] if content.get("model") else []
             schemes += list_positions(content.get("position"), None)
-        custom = {*models, *schemes} - {*built_in(), *SCHEMES.places}
+        custom = {*models, *schemes} - {*built_in(), *SCHEMES.paths}
         are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
         modules: list[str] = []
         for file, content in sources:
@@ -318,8 +319,7 @@ class PosConfig(Config):
         losses = LOSSES if on_our_base(self.model) else ("CE", "BPR")
         shared = {key: value for key, value in final.items() if key not in self.free}
         check_together(shared, self.model, starts_from_runs(self.model), losses)
-        derived = _list_derived()
-        self.plain = to_plain({key: value for key, value in final.items() if key not in derived})
+        self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         self.plain.update(model=self.model, dataset=self.dataset)
         self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
         base = Path(str(final["data_path"]))
@@ -374,19 +374,15 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     """
     if isinstance(config, PosConfig):
         return config.plain
-    known, derived = config.internal_config_dict, _list_derived()
+    known = config.internal_config_dict
     options = {**known, **config.external_config_dict}
-    plain = {key: options[key] for key in known if key not in derived}
+    plain = {key: options[key] for key in known if key not in _NOT_KEPT}
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
     schemes = list_positions(options.get("position"), config["model"])
     if modules := find_modules(config["model"], schemes):
         plain[PLUGINS] = modules
     return to_plain(plain)
-
-
-def _list_derived() -> set[str]:
-    return {*DERIVED_KEYS, *list_by_role(IGNORED)}
 
 
 def limit_workers(plain: dict[str, Any]) -> dict[str, Any]:

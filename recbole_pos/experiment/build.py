@@ -125,12 +125,12 @@ def read_dataset(
         folder: an earlier run, whose names keep their ids; if None, that in ``update_from``.
         hold_out_later: whether interactions that the earlier run did not have are held out.
     """
-    known = None if folder is None else load_vocabulary(folder, config)
-    if known is None and config["update_from"]:
-        known = load_vocabulary(updated_run(config["update_from"]), config)
+    vocabulary = None if folder is None else load_vocabulary(folder, config)
+    if vocabulary is None and config["update_from"]:
+        vocabulary = load_vocabulary(updated_run(config["update_from"]), config)
     is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     dataset_class = PosSequentialDataset if is_sequential else PosDataset
-    return dataset_class(config, known, hold_out_later)
+    return dataset_class(config, vocabulary, hold_out_later)
 
 
 def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:

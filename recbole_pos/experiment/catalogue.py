@@ -36,24 +36,24 @@ class Catalogue:
 
     Args:
         config: configuration of the run.
-        known: vocabulary of the run, from its folder.
+        vocabulary: vocabulary of the run, from its folder.
     """
 
     has_log = False  # there are no interactions for a model to check
 
-    def __init__(self, config: Options, known: Vocabulary) -> None:
+    def __init__(self, config: Options, vocabulary: Vocabulary) -> None:
         self.config, self.dataset_name = config, config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        self.field2id_token, self._known = known.tokens, known
+        self.field2id_token, self._vocabulary = vocabulary.tokens, vocabulary
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
-        self.events = int(known.events.sum())
+        self.events = int(vocabulary.events.sum())
 
     @property
     def popularity(self) -> np.ndarray:
         """[items] int64 training interactions of each item, by id; not kept by runs of 0.1."""
-        if self._known.popularity is None:
+        if self._vocabulary.popularity is None:
             raise NeedsDataset("the popularity of items", self.config)
-        return self._known.popularity
+        return self._vocabulary.popularity
 
     def num(self, field: str) -> int:
         """Return how many ids a field has, padding included."""

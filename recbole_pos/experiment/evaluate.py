@@ -68,29 +68,22 @@ def evaluate(
     folder = RunFolder(run_dir).require()
     requested = _to_list(metrics)
     names = [metric for metric in requested if not callable(metric)]
-    custom: dict[str, float] = {}
-    if functions := [metric for metric in requested if callable(metric)]:
-        if part != "test" or mask_history is not None or not folder.ranks.is_file():
-            raise UsageError(
-                "metrics: a function takes the ranks that a finished run keeps, of its test "
-                "targets under its own mask_history; leave part and mask_history out"
-            )
-        ranks = _read_ranks(folder) + 1
-        for function in functions:
-            name = getattr(function, "__name__", type(function).__name__)
-            custom[name] = float(function(ranks))
-        if not names:
-            return custom
-    trained = load_config(folder)
-    options: dict[str, Any] = {
-        "metrics": trained["metrics"] if metrics is None else names,
-        "topk": trained["topk"] if topk is None else _to_list(topk),
-    }
-    if options["metrics"] and options["topk"]:  # else the configuration refuses them
-        with_cutoff = [str(name) for name in options["metrics"] if str(name).lower() != "gauc"]
-        options["valid_metric"] = (
-            f"{with_cutoff[0]}@{options['topk'][0]}" if with_cutoff else "GAUC"
+    functions = [metric for metric in requested if callable(metric)]
+    if functions and (part != "test" or mask_history is not None or not folder.ranks.is_file()):
+        raise UsageError(
+            "metrics: a function takes the ranks that a finished run keeps, of its test targets "
+            "under its own mask_history; leave part and mask_history out"
         )
+    custom = _call_functions(functions, _read_ranks(folder) + 1) if functions else {}
+    if custom and not names:
+        return custom
+    trained = load_config(folder)
+    names = trained["metrics"] if metrics is None else names
+    cutoffs = trained["topk"] if topk is None else _to_list(topk)
+    options: dict[str, Any] = {"metrics": names, "topk": cutoffs}
+    if names and cutoffs:  # else the configuration refuses them
+        with_cutoff = [str(name) for name in names if str(name).lower() != "gauc"]
+        options["valid_metric"] = f"{with_cutoff[0]}@{cutoffs[0]}" if with_cutoff else "GAUC"
     if mask_history is not None:
         options["mask_history"] = mask_history
     if data_path is not None:
@@ -109,6 +102,15 @@ def evaluate(
 
 def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _call_functions(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
+    """Return custom metrics by the name of their function, given ranks from 1."""
+    values = {}
+    for function in functions:
+        name = getattr(function, "__name__", type(function).__name__)
+        values[name] = float(function(ranks))
+    return values
 
 
 def _has_ranks_for(folder: RunFolder, trained: PosConfig, config: PosConfig) -> bool:

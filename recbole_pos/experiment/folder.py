@@ -157,10 +157,10 @@ class RunFolder:
         with atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_vocabulary(self, known: Vocabulary, user_field: str, item_field: str) -> None:
+    def write_vocabulary(self, vocabulary: Vocabulary, user_field: str, item_field: str) -> None:
         """Write names by id, interactions of users and training interactions of items."""
         with atomic_write(self.known, text=False) as file:
-            known.to_table(user_field, item_field).to_parquet(file, index=False)
+            vocabulary.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
         """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions."""

@@ -1,12 +1,11 @@
 """Data-parallel training: several processes, each with a part of every batch, one model.
 
-RecBole's ``--nproc`` and ``--world_size``, on CPUs (gloo) as well as on GPUs (NCCL). Each process
-has all the data and makes the same batches; of a batch it takes every n-th row, and gradients are
-summed with each process's share as weight. So a step is the step that one process would make, up to
-rounding and dropout. RecBole's DistributedSampler would instead repeat rows until their number
-divides evenly, and train on those twice.
+Each process has all the data and makes the same batches; of a batch it takes every n-th row, and
+gradients are summed with each process's share as weight. So a step is the step that one process
+would make, up to rounding and dropout. RecBole's DistributedSampler would instead repeat rows until
+their number divides evenly, and train on those twice.
 
-``torch.multiprocessing`` starts and watches the processes of a machine; when one is lost, all of
+``torch.multiprocessing`` starts and watches the processes of a machine; when one is lost, those of
 all machines are started again and resume from the last checkpoint. The first writes and prints.
 """
 
@@ -127,7 +126,7 @@ def run_in_parallel(
             lost = _run_processes([replace(rank, attempt=attempt) for rank in ranks], *job)
             if lost is None:
                 break
-            if error := rendezvous.error():
+            if error := rendezvous.read_error():
                 raise error from None
             _require_restart(lost, attempt, args.max_restarts)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -18,9 +18,14 @@ from recbole_pos.values import Options
 from recbole_pos.version import __version__, find_commit
 
 # Options that do not change a result, which the digest of the options leaves out.
-_PLACES = ("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "logger")
-# (write, end): ``write(values, epoch)`` logs numbers, ``end(is_finished)`` closes the log of a run.
-Writer = tuple[Callable[[dict[str, float], int], Any], Callable[[bool], Any]]
+_NEUTRAL = ("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "logger")
+
+
+class Writer(NamedTuple):
+    """How a run is logged: ``write`` gets metrics and their epoch, ``end`` whether it finished."""
+
+    write: Callable[[dict[str, float], int], Any]
+    end: Callable[[bool], Any]
 
 
 class MetricLogger(Callback):
@@ -35,8 +40,8 @@ class MetricLogger(Callback):
 
     def on_start(self, experiment: Any) -> None:
         config, folder = experiment.config, experiment.trainer.run
-        plain = {key: value for key, value in config.plain.items() if key not in _PLACES}
-        digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode())
+        options = {key: value for key, value in config.plain.items() if key not in _NEUTRAL}
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
         tags = {
             "model": config["model"],
             "dataset": config["dataset"],
@@ -70,7 +75,7 @@ def _begin_csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
         table = pd.DataFrame(list(rows.values())).assign(**tags)
         write_text(folder.path / "metrics.csv", table.to_csv(index=False))
 
-    return write, lambda is_finished: None
+    return Writer(write, lambda is_finished: None)
 
 
 def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
@@ -84,15 +89,15 @@ def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> 
         for name, value in values.items():
             board.add_scalar(name, value, epoch)
 
-    return write, lambda is_finished: board.close()
+    return Writer(write, lambda is_finished: board.close())
 
 
 def _begin_mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
     """Begin a run of MLflow, in the experiment of the dataset."""
-    client, name = _require("mlflow", "mlflow-skinny").MlflowClient(), config["dataset"]
-    experiment = client.get_experiment_by_name(name)
-    number = experiment.experiment_id if experiment else client.create_experiment(name)
-    run = client.create_run(number, run_name=folder.path.name, tags=tags).info.run_id
+    client, title = _require("mlflow", "mlflow-skinny").MlflowClient(), config["dataset"]
+    experiment = client.get_experiment_by_name(title)
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(title)
+    run = client.create_run(experiment_id, run_name=folder.path.name, tags=tags).info.run_id
     for key, value in config.plain.items():
         client.log_param(run, key, str(value)[:500])
 
@@ -103,18 +108,22 @@ def _begin_mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Write
     def end(is_finished: bool) -> None:
         client.set_terminated(run, "FINISHED" if is_finished else "FAILED")
 
-    return write, end
+    return Writer(write, end)
 
 
 def _begin_wandb(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
     """Begin a run of Weights & Biases, in the project of ``wandb_project``."""
-    place = {"project": config["wandb_project"], "name": folder.path.name, "dir": str(folder.path)}
-    run = _require("wandb", "wandb").init(**place, config={**config.plain, **tags})
+    run = _require("wandb", "wandb").init(
+        project=config["wandb_project"],
+        name=folder.path.name,
+        dir=str(folder.path),
+        config={**config.plain, **tags},
+    )
 
     def write(values: dict[str, float], epoch: int) -> None:
         run.log({**values, "epoch": epoch})
 
-    return write, lambda is_finished: run.finish(exit_code=0 if is_finished else 1)
+    return Writer(write, lambda is_finished: run.finish(exit_code=0 if is_finished else 1))
 
 
 LOGGERS = {

@@ -116,7 +116,7 @@ class Rendezvous:
                 )
             time.sleep(_POLL)
 
-    def error(self) -> PosError | None:
+    def read_error(self) -> PosError | None:
         """Return the first error that a process reported, if any; a restart would repeat it."""
         try:
             if not self.store.check(["error"]):

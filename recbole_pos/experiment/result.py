@@ -13,7 +13,6 @@ from recbole_pos.experiment.device import describe_device
 from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
 from recbole_pos.values import shown
 
-Experiment = Any  # that of build.py, which must not be imported here: it knows this file
 KNOWS_WHEN = (
     "request_time: target: the model knew the time of what it predicts, which makes metrics higher "
     "than those of models that do not"
@@ -98,7 +97,7 @@ def is_unfinished(folder: RunFolder) -> bool:
         return sum(1 for line in lines) > read_result(folder).epochs
 
 
-def make_start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
+def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
     """Return the facts that a run reports before its first epoch: data, model, device, folder."""
     config, dataset = experiment.config, experiment.dataset
     return {
@@ -120,7 +119,7 @@ def count_parameters(model: Any) -> int:
 
 
 def make_result(
-    experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
+    experiment: Any, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
     """Make the result of a run that has been trained and tested; a split may have no test."""
     config, progress = experiment.config, experiment.trainer.progress

@@ -185,12 +185,12 @@ def load_without_data(path: str | Path) -> Experiment:
     It has no loaders and no trainer. A NeedsDataset says what it needs the data for.
     """
     file, folder, config = _open_trained(path, {})
-    known = load_vocabulary(folder, config)
-    if known is None:
+    vocabulary = load_vocabulary(folder, config)
+    if vocabulary is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
-    catalogue: Any = Catalogue(config, known)
+    catalogue: Any = Catalogue(config, vocabulary)
     model = build_model(config, catalogue, catalogue)
-    load_best(model, file, known=known)
+    load_best(model, file, vocabulary=vocabulary)
     model.eval()
     warn_of_unfinished(folder)
     return Experiment(config, catalogue, {}, model, None, 0.0)

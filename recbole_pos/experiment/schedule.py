@@ -73,5 +73,6 @@ class WeightAverage:
             self._swap()
 
     def _swap(self) -> None:
+        """Exchange the parameters and their average."""
         for name, parameter in self._parameters.items():
             parameter.data, self.weights[name] = self.weights[name], parameter.data

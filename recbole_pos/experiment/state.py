@@ -86,7 +86,7 @@ def capture(trainer: Any) -> dict[str, Any]:
     return {
         "config": to_plain_options(trainer.config),
         **trainer.identity,
-        "known": trainer.known_digest,
+        "known": trainer.vocabulary_digest,
         "progress": vars(progress),
         "weights": trainer.best_weights if is_best else extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
@@ -100,9 +100,12 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore the state that :func:`capture` returned, into a new trainer of its configuration.
+    """Restore the state that :func:`capture` returned.
 
-    The sampler of ``train_data``, the loader that it will train with, is restored too.
+    Args:
+        trainer: a new trainer of the configuration in the file.
+        file: the checkpoint.
+        train_data: the loader that it will train with, whose sampler is restored too.
 
     Raises:
         CheckpointError: if anything in the file is not what such a trainer would have written, or
@@ -183,7 +186,7 @@ def load_best(
     file: str | Path,
     identity: dict[str, Any] | None = None,
     changeable: bool = False,
-    known: Vocabulary | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> list[str]:
     """Load the best weights of a checkpoint, or the newest where none was validated yet.
 
@@ -192,13 +195,13 @@ def load_best(
         file: the checkpoint.
         identity: identity of the data at hand, which must be those of training; None to allow any.
         changeable: whether fields may have other values than in training.
-        known: vocabulary that is read in place of data.
+        vocabulary: vocabulary that is read in place of data.
 
     Returns:
         The fields whose values have changed since training.
     """
     state = checkpoint.load(file, ("weights", "best_weights"))
-    require_known(state, known, file)
+    require_vocabulary(state, vocabulary, file)
     if identity is not None:
         required = {**identity, "fields": {}} if changeable else identity
         checkpoint.require_same_data(state, required, file)
@@ -206,9 +209,11 @@ def load_best(
     return [] if identity is None else find_changed_fields(state, identity)
 
 
-def require_known(state: dict[str, Any], known: Vocabulary | None, file: str | Path) -> None:
+def require_vocabulary(
+    state: dict[str, Any], vocabulary: Vocabulary | None, file: str | Path
+) -> None:
     """Refuse a vocabulary, if any, that is not the one that weights were learned with."""
-    if known is not None and state.get("known") not in (None, known.digest):
+    if vocabulary is not None and state.get("known") not in (None, vocabulary.digest):
         raise CheckpointError(
             f"{RunFolder(Path(file).parent).known} is not the one that was written with {file}: "
             "names or counts differ, so weights would be of other items; copy the run again"

@@ -153,9 +153,9 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     """Write the files of a run that are there before its first epoch, on resume too."""
     dataset = experiment.dataset
     folder.write_config(experiment.config.plain)
-    known = Vocabulary.from_dataset(dataset)
-    experiment.trainer.known_digest = known.digest
-    folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
+    vocabulary = Vocabulary.from_dataset(dataset)
+    experiment.trainer.vocabulary_digest = vocabulary.digest
+    folder.write_vocabulary(vocabulary, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)

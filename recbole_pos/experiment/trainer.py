@@ -98,7 +98,7 @@ class PosTrainer(EvaluatingTrainer):
         self.progress = Progress()
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of the data of training
-        self.known_digest: str | None = None  # of the vocabulary in the run folder
+        self.vocabulary_digest: str | None = None  # of the vocabulary in the run folder
         self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
         self.reporter: Reporter | None = None
         self.callbacks: Sequence[Callback] = ()

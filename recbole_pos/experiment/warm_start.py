@@ -26,7 +26,7 @@ from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import is_unfinished
-from recbole_pos.experiment.state import find_difference, require_known
+from recbole_pos.experiment.state import find_difference, require_vocabulary
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -174,7 +174,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     state, weights = _read_best(source, "update_from")
     vocabulary = source.read_vocabulary(users, items)
     assert vocabulary is not None  # ``updated_run``
-    require_known(state, vocabulary, source.checkpoint)
+    require_vocabulary(state, vocabulary, source.checkpoint)
     new_weights = model.state_dict()
     known_parts = {  # the first part of each weight, as large as that of the run
         name: new_weights[name][tuple(map(slice, weight.shape))]
