@@ -50,22 +50,22 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
     from recbole_pos.model.models import served
 
     load(self, model, model_class, dataset)
-    internal, given = self.internal_config_dict, self.external_config_dict
+    internal, options = self.internal_config_dict, self.external_config_dict
     if not served(model):  # RecBole's model, or a custom one in RecBole's form
         internal.update(defaults.own_defaults(model))
         return
-    added = defaults.plugin_defaults(model, given.get("position"), given.get("loss_type"))
+    added = defaults.plugin_defaults(model, options.get("position"), options.get("loss_type"))
     internal.update(added)
     if type(self) is Config:  # PosConfig merges and checks more
-        if isinstance(given.get("eval_args"), dict):  # RecBole would replace all of it
-            given["eval_args"] = {**added["eval_args"], **given["eval_args"]}
-        free = defaults.free_options(model, list_positions(given.get("position"), model))
-        for key in given.keys() & added.keys():
-            checks.check_value("configuration", key, given[key], added[key], key in free)
-        options = {**added, **given}
-        checks.check_sizes({key: options[key] for key in options if key not in free}, model)
+        if isinstance(options.get("eval_args"), dict):  # RecBole would replace all of it
+            options["eval_args"] = {**added["eval_args"], **options["eval_args"]}
+        free = defaults.free_options(model, list_positions(options.get("position"), model))
+        for key in options.keys() & added.keys():
+            checks.check_value("configuration", key, options[key], added[key], key in free)
+        all_options = {**added, **options}
+        checks.check_sizes({k: v for k, v in all_options.items() if k not in free}, model)
     load_col = {"load_col": internal.get("load_col")}
-    internal["load_col"] = defaults.add_time_field({**internal, **given, **load_col})
+    internal["load_col"] = defaults.add_time_field({**internal, **options, **load_col})
 
 
 # --- checkpoints ---

@@ -187,7 +187,7 @@ class PosConfig(Config):
         for _, content in sources:
             models += [str(content["model"])] if content.get("model") else []
             schemes += list_positions(content.get("position"), None)
-        custom = {*models, *schemes} - {*built_in(), *SCHEMES.places}
+        custom = {*models, *schemes} - {*built_in(), *SCHEMES.paths}
         are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
         modules: list[str] = []
         for file, content in sources:

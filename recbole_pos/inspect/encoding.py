@@ -104,7 +104,7 @@ def fixed_encodings(
         raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {WIDE}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
     # reading a scheme imports it: of other packages' schemes only those that are named
-    schemes = [name for name in SCHEMES if name in SCHEMES.places or name in names]
+    schemes = [name for name in SCHEMES if name in SCHEMES.paths or name in names]
     allowed = [name for name in schemes if issubclass(SCHEMES[name], PositionEncoding)]
     previous_type = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # slow sines are equal by rounding alone in float32

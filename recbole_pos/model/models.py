@@ -211,7 +211,7 @@ def _read_shipped(model: type) -> dict[str, Any]:
     if place.startswith("recbole.model."):
         file = _recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
-    tables = (table for table in (MODELS, BASELINES) if place in table.places.values())
+    tables = (table for table in (MODELS, BASELINES) if place in table.paths.values())
     names = ((table, table.registered_name(model)) for table in tables)
     return next((table.defaults(name) for table, name in names if name), {})
 

@@ -137,7 +137,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
     """
     options = _require_scheme(name, scheme).options
     place = import_path(scheme)
-    if SCHEMES.places.get(name) == place and defaults is None:
+    if SCHEMES.paths.get(name) == place and defaults is None:
         return scheme
     if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
         raise UsageError(
@@ -148,7 +148,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
     def read_shipped(base: type) -> dict[str, Any]:
         """Return the defaults of a shipped scheme that are options of this one; {} for others."""
         shipped_name = SCHEMES.registered_name(base)
-        if shipped_name is None or import_path(base) not in SCHEMES.places.values():
+        if shipped_name is None or import_path(base) not in SCHEMES.paths.values():
             return {}
         shipped = SCHEMES.defaults(shipped_name)
         return {key: value for key, value in shipped.items() if key in options}

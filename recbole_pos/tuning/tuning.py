@@ -130,8 +130,9 @@ def search(
         else:
             folder = StudyFolder(args.resume)
             others = {"model": model, "dataset": name, "space": space}
-            others["config_file_list"] = config_file_list
-            plan = extend_plan(folder, args, config_dict, others)
+            plan = extend_plan(
+                folder, args, config_dict, {**others, "config_file_list": config_file_list}
+            )
             facts = SearchFacts.read(folder, args)
             stack.enter_context(lock_folder(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
@@ -241,14 +242,13 @@ def _make_tuner(trials: Trials, facts: SearchFacts, ray_scheduler: Any) -> tune.
         ),
         {"CPU": resources.cpus, "GPU": resources.gpus},
     )
-    metric, mode = BEST, trials.mode
-    if facts.scheduler == "asha":  # which has metric and mode itself
-        ray_scheduler, metric, mode = _make_asha(trials, facts.grace_epochs), None, None
+    objective: dict[str, Any] = {"metric": BEST, "mode": trials.mode}
+    if facts.scheduler == "asha":  # it has its objective itself
+        ray_scheduler, objective = _make_asha(trials, facts.grace_epochs), {}
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            metric=metric,
-            mode=mode,
+            **objective,
             search_alg=trials,
             scheduler=None if facts.scheduler == "none" else ray_scheduler,
             num_samples=-1,  # as many as there are
