@@ -39,7 +39,6 @@ from recbole_pos.model.training import adapter
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
-
 _FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
