@@ -378,7 +378,7 @@ def _require_shareable(config: Options, model: Any) -> None:
             f"nproc: the sequences of a batch of {config['model']} read each other, and a process "
             "would have a part of them; use one process, with threads or a GPU"
         )
-    if getattr(model, "targets_meet", False) and model.later is not None:
+    if getattr(model, "targets_meet", False) and model.later_targets is not None:
         raise UsageError(
             f"nproc: target_window: {config['target_window']} is for one process where targets of "
             "a batch meet (SCE, in_batch); use target_window: 1 or another loss_type"
