@@ -278,7 +278,7 @@ def test_wrong_arguments(runs: Path, tmp_path: Path, capsys: Any) -> None:
     for words, message in (
         ([*given, "--format", "pmml"], "format: 'pmml' is not one of onnx, torch_export"),
         ([*given, "-k", "0"], "k: expected the number of items"),
-        ([*given, "--inference_relations", "own"], "PosSASRec has none, AttrFormer alone does"),
+        ([*given, "--inference_relations", "own"], "PosSASRec has none, only AttrFormer does"),
         ([str(runs / "none"), *given[1:]], "none"),
         ([given[0], "--to", str(tmp_path / ("x" * 300))], "name too long"),
     ):

@@ -141,7 +141,7 @@ def update(
             begun.clear()
         return run(None, None, files, options, run_dir, settings=args)
     reporter.line(f"{begun.path}: unfinished, is resumed")
-    moved = {key: options[key] for key in ("data_path", "plugins") if key in options}
+    moved: dict[str, Any] = {k: options[k] for k in ("data_path", "plugins") if k in options}
     return run(None, None, None, moved, settings=replace(args, run_dir=None, resume=begun.path))
 
 
