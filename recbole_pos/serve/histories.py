@@ -380,8 +380,8 @@ def _read_column(
         return torch.tensor(numbers, dtype=torch.float32)
     ids = tokens.ids
     if not tokens.is_list:
-        found = [0 if value is None else ids.get(str(value), 0) for value in flat]
-        return torch.tensor(found, dtype=torch.int64)
+        found_ids = [0 if value is None else ids.get(str(value), 0) for value in flat]
+        return torch.tensor(found_ids, dtype=torch.int64)
     rows = []
     for value in flat:
         names = value if isinstance(value, list) else [] if value is None else [value]
@@ -503,8 +503,8 @@ def _read_table(
 def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:
     """Return the id of each name [m], 0 for an unknown one; equal names are looked up once."""
     encoded = names.dictionary_encode()
-    found = np.array([ids.get(name, 0) for name in encoded.dictionary.to_pylist()], np.int64)
-    return found[encoded.indices.to_numpy()]
+    distinct = np.array([ids.get(name, 0) for name in encoded.dictionary.to_pylist()], np.int64)
+    return distinct[encoded.indices.to_numpy()]
 
 
 def _is_full_list(column: pa.Array) -> bool:

@@ -170,11 +170,9 @@ class Recommender(FittedModel):
         self.scorer = Scorer(model, self.config)
         for cached in ("_all_items", "_unit_vectors"):
             self.__dict__.pop(cached, None)
+        history = {"items": [names[0]], "times": [0.0], "at": 0.0}
         try:
-            with torch.inference_mode():
-                for name in names[:1]:
-                    history = {"items": [name], "times": [0.0], "at": 0.0}
-                    self.scorer.make_scores(self.read([history]))
+            self.rank_items(self.read([history]), 1, False, self._all_items)
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
