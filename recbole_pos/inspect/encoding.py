@@ -177,7 +177,8 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     columns = min(len(pairs), 4)
     rows = math.ceil(len(pairs) / columns)
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    top, bottom = halves
     highest = max(np.abs(rows).max() for rows in vectors.values())
     labels = [
         ("column of the encoding", "interaction (0: oldest)", f"{n} interactions") for n in lengths

@@ -355,9 +355,8 @@ def _read_column(
 
     Numbers are float32, names int64 ids, lists of names ids [m, s] padded with 0.
     """
-    if tokens is None:
-        adapter = _NUMBERS
-    else:
+    adapter: TypeAdapter[Any] = _NUMBERS
+    if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
     flat: list[Any] = []
     for number, value in enumerate(values):

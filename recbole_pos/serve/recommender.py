@@ -136,8 +136,10 @@ class Recommender(FittedModel):
         held_out, folder = experiment.dataset.held_out, find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
-        new_users = held_out.users if is_by_user(experiment.dataset) else []
-        return cls(experiment, held_out.growth, [*new_users, *held_out.lonely], folder)
+        unknown_users = list(held_out.lonely)
+        if is_by_user(experiment.dataset):
+            unknown_users = [*held_out.users, *unknown_users]
+        return cls(experiment, held_out.growth, unknown_users, folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
