@@ -96,13 +96,13 @@ class SampledLoss:
         """Sample negatives for targets [m] of states [m, d], and return the mean loss."""
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
-            items = distinct.expand(_groups(targets, len(distinct)), -1)
+            items = distinct.expand(_count_groups(targets, len(distinct)), -1)
             return self.against(hidden, weight, targets, items, repeats.double().log())
         return self.against(hidden, weight, targets, self.sample(targets))
 
     def sample(self, targets: Tensor) -> Tensor:
         """Return [groups, n] negatives of a batch with targets [m]."""
-        device, shape = targets.device, (_groups(targets, self.negatives), self.negatives)
+        device, shape = targets.device, (_count_groups(targets, self.negatives), self.negatives)
         if self.negative_sampler == "uniform":
             return torch.randint(1, len(self.log_q), shape, device=device)
         if self.negative_sampler == "in_batch":
@@ -160,10 +160,16 @@ class SampledLoss:
         return target_shift, shifts if log_repeats is None else shifts + log_repeats
 
 
-def _groups(targets: Tensor, n: int) -> int:
+def _count_groups(targets: Tensor, n: int) -> int:
     """Return the number of groups: of n positions each, of fewer where logits would be many."""
     size = min(n, max(MIN_ROWS, chunk_elements(targets.device) // n))
     return math.ceil(len(targets) / size)
+
+
+def _split(x: Tensor, groups: int, size: int) -> Tensor:
+    """Split [m, ...] into groups, [groups, size, ...], filled up with zeros."""
+    filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, groups * size - len(x)))
+    return filled.view(size, groups, *x.shape[1:]).transpose(0, 1).contiguous()
 
 
 class _SharedNegatives(EarlyGradients):
@@ -185,37 +191,32 @@ class _SharedNegatives(EarlyGradients):
     ) -> Tensor:
         m, groups, n = len(hidden), *items.shape
         size = math.ceil(m / groups)
-
-        def deal(x: Tensor) -> Tensor:
-            """Deal [m, ...] into groups, [groups, size, ...], filled up with zeros."""
-            filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, groups * size - m))
-            return filled.view(size, groups, *x.shape[1:]).transpose(0, 1).contiguous()
-
         vectors = weight[targets]
-        states, target = deal(hidden), deal(targets)
-        logit, terms = deal((hidden * vectors).sum(1)), deal(target_terms)
-        mean_weight = deal(torch.full_like(hidden[:, 0], 1 / m))  # 0 for what fills up a group
+        per_position = hidden, targets, (hidden * vectors).sum(1), target_terms
+        states, target, logit, terms = (_split(x, groups, size) for x in per_position)
+        # 0 for what fills up a group
+        mean_weight = _split(torch.full_like(hidden[:, 0], 1 / m), groups, size)
         grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
         grad_weight: Tensor | None = None
         if ctx.needs_input_grad[1]:
             grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for group in chunks(groups, size * n, hidden.device):
-            columns = weight[items[group]]
-            z = states[group] @ columns.mT
+        for chunk in chunks(groups, size * n, hidden.device):
+            columns = weight[items[chunk]]
+            z = states[chunk] @ columns.mT
             if shifts is not None:
-                z += shifts[group, None]
-            z.masked_fill_(items[group, None] == target[group, :, None], -torch.inf)
-            of_targets = logit[group], terms[group], mean_weight[group]
+                z += shifts[chunk, None]
+            z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
+            of_targets = logit[chunk], terms[chunk], mean_weight[chunk]
             if beta is None:
-                losses, grad_logit[group] = _softmax(z, *of_targets)
+                losses, grad_logit[chunk] = _softmax(z, *of_targets)
             else:
-                losses, grad_logit[group] = _binary(z, *of_targets, beta)
+                losses, grad_logit[chunk] = _binary(z, *of_targets, beta)
             total += losses.sum(dtype=torch.float64)
-            torch.bmm(z, columns, out=grad_states[group])  # z has become its gradient
+            torch.bmm(z, columns, out=grad_states[chunk])  # z has become its gradient
             if grad_weight is not None:
-                negative_rows = item_index[group].flatten()
-                grad_weight.index_add_(0, negative_rows, (z.mT @ states[group]).flatten(0, 1))
+                negative_rows = item_index[chunk].flatten()
+                grad_weight.index_add_(0, negative_rows, (z.mT @ states[chunk]).flatten(0, 1))
         grad_hidden = grad_states.transpose(0, 1).flatten(0, 1)[:m]
         scale = grad_logit.t().flatten()[:m, None]
         if grad_weight is not None:

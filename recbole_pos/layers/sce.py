@@ -12,7 +12,8 @@ Reference:
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -168,10 +169,33 @@ class _RunningTopK:
         self.least = self.best.amin(1, keepdim=True)
 
 
+class _Buckets(NamedTuple):
+    """Positions [n, x] and items [n, y] of buckets, and what their logits [n, x, y] are made of."""
+
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    positions: Tensor
+    items: Tensor
+
+    def chunks(self) -> Iterator[slice]:
+        """Yield slices of buckets by their logits and vectors, see ``chunks``."""
+        (n, x), y, d = self.positions.shape, self.items.size(1), self.hidden.size(1)
+        return chunks(n, max(x * y, x * d, y * d), self.hidden.device)
+
+    def logits(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states [c, x, d], item vectors [c, y, d], logits [c, x, y], -inf at targets."""
+        positions, items = self.positions[chunk], self.items[chunk]
+        states, columns = self.hidden[positions], self.weight[items]
+        logits = states @ columns.mT
+        logits.masked_fill_(items[:, None] == self.targets[positions][..., None], -torch.inf)
+        return states, columns, logits
+
+
 class _BucketCrossEntropy(EarlyGradients):
     """Losses of all buckets, then the gradient of those that are their position's largest."""
 
-    # Both passes make the logits [n, x, y], chunk by chunk: cheap beside choosing the items.
+    # Both passes make the logits, chunk by chunk: cheap beside choosing the items.
 
     @staticmethod
     def forward(
@@ -185,13 +209,11 @@ class _BucketCrossEntropy(EarlyGradients):
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
-        d = hidden.size(1)
-        (n, x), y = positions.shape, items.size(1)
-        bucket_chunks = list(chunks(n, max(x * y, x * d, y * d), hidden.device))
+        buckets = _Buckets(hidden, weight, targets, positions, items)
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
-        for chunk in bucket_chunks:
-            _, _, logits = _bucket_logits(hidden, weight, targets, positions[chunk], items[chunk])
+        for chunk in buckets.chunks():
+            _, _, logits = buckets.logits(chunk)
             losses[chunk] = logits.logsumexp(2) - losses[chunk]
         losses = losses.logaddexp(losses.new_zeros(()))
         largest = hidden.new_full((len(hidden),), -torch.inf)
@@ -201,38 +223,39 @@ class _BucketCrossEntropy(EarlyGradients):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = grad_weight = None
         if needs_hidden or needs_weight:
+            grad_logit = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
+            if needs_hidden:
+                grad_hidden = grad_logit * weight[targets]
+            if needs_weight:
+                shape = len(weight if rows is None else rows), weight.size(1)
+                grad_weight = weight.new_zeros(shape)
+                grad_weight.index_add_(0, target_index, grad_logit * hidden)
             # equal largest losses share the gradient, as torch's amax does
             is_largest = (losses == largest[positions]).to(losses.dtype)
             ties = torch.zeros_like(largest)
             ties.index_add_(0, positions.flatten(), is_largest.flatten())
             share = is_largest / ties.clamp(min=1)[positions] / count
-            grad_logit = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
-            if needs_hidden:
-                grad_hidden = grad_logit * weight[targets]
-            if needs_weight:
-                grad_weight = weight.new_zeros(len(weight if rows is None else rows), d)
-                grad_weight.index_add_(0, target_index, grad_logit * hidden)
-            for chunk in bucket_chunks:
-                position = positions[chunk]
-                states, columns, logits = _bucket_logits(
-                    hidden, weight, targets, position, items[chunk]
-                )
-                log_sum_exp = losses[chunk] + target_logit[position]
-                logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[chunk][..., None])
-                if grad_hidden is not None:
-                    grad_hidden.index_add_(0, position.flatten(), (logits @ columns).flatten(0, 1))
-                if grad_weight is not None:
-                    item_rows = item_index[chunk].flatten()
-                    grad_weight.index_add_(0, item_rows, (logits.mT @ states).flatten(0, 1))
+            log_sum_exp = losses + target_logit[positions]
+            _add_gradients(buckets, log_sum_exp, share, grad_hidden, grad_weight, item_index)
         EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
 
 
-def _bucket_logits(
-    hidden: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, items: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return states [c, x, d], item vectors [c, y, d] and logits [c, x, y], -inf at targets."""
-    states, columns = hidden[positions], weight[items]
-    logits = states @ columns.mT
-    logits.masked_fill_(items[:, None] == targets[positions][..., None], -torch.inf)
-    return states, columns, logits
+def _add_gradients(
+    buckets: _Buckets,
+    log_sum_exp: Tensor,
+    share: Tensor,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    item_index: Tensor,
+) -> None:
+    """Add the gradients of the buckets' items, weighted by ``share`` [n, x]."""
+    for chunk in buckets.chunks():
+        states, columns, logits = buckets.logits(chunk)
+        logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
+        if grad_hidden is not None:
+            position = buckets.positions[chunk].flatten()
+            grad_hidden.index_add_(0, position, (logits @ columns).flatten(0, 1))
+        if grad_weight is not None:
+            item_rows = item_index[chunk].flatten()
+            grad_weight.index_add_(0, item_rows, (logits.mT @ states).flatten(0, 1))

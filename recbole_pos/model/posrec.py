@@ -13,7 +13,7 @@ equation        code
 section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
 7, weights w    ``neighbourhoods`` in ``layers/graph.py``; anchors: ``Anchors``
 7, 8            ``PGGNN`` in ``layers/graph_layers.py``
-9               ``PosRec.nodes``; the transformer is that of ``layers/attention.py``
+9               ``PosRec.encode_nodes``; the transformer is that of ``layers/attention.py``
 10              ``PosRec.states``
 11              ``PosRecommender.full_sort_predict`` in ``model/base.py``
 12              ``full_cross_entropy`` in ``layers/losses.py``
@@ -114,7 +114,9 @@ class PosRec(GraphRecommender):
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 
-    def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
+    def encode_nodes(
+        self, items: Tensor, ctx: SequenceContext
+    ) -> tuple[SessionGraph, Tensor, Tensor]:
         """Return the graphs of packed item ids [m], and X' and H of their nodes (equations 7 to 9).
 
         Returns:
@@ -134,6 +136,6 @@ class PosRec(GraphRecommender):
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [b, d] that predict each session's next interaction (equation 10)."""
         self.require_last(items, ctx, positions)
-        graph, x, hidden = self.nodes(items, ctx)
+        graph, x, hidden = self.encode_nodes(items, ctx)
         readouts = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
         return sum(weight * readout for weight, readout in zip(self.mixture, readouts, strict=True))

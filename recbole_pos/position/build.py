@@ -21,6 +21,9 @@ from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.schemes import REPLACES, SCHEMES, Facts, scheme_names
 from recbole_pos.values import Options, shown
 
+# hooks of attention, and what each changes
+HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
+
 
 @dataclass(frozen=True)
 class Schemes:
@@ -96,8 +99,9 @@ def build_row_encodings(
     return nn.ModuleList(inputs)
 
 
-def describe(name: str, n_layers: int = 2) -> Facts:
+def describe(name: str) -> Facts:
     """Describe a registered scheme, with its parameters counted in a model of common size."""
+    n_layers = 2
     cls: type[PositionScheme] = SCHEMES[name]
     dimensions = Dimensions(
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
@@ -105,19 +109,16 @@ def describe(name: str, n_layers: int = 2) -> Facts:
     schemes = build_schemes(name, dimensions, SCHEMES.defaults(name))
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
-    if issubclass(cls, InputPosition):
-        place = "input"
-    elif issubclass(cls, AttentionPosition) and replaces_attention(cls):
-        place = REPLACES
-    else:
-        inputs = {
-            "rotate": "query, key",
-            "mix_keys": "key",
-            "mix_values": "value",
-            "bias": "logits",
-        }
-        base = AttentionPosition
-        hooks = [hook for hook in inputs if getattr(cls, hook) is not getattr(base, hook)]
-        place = ", ".join(inputs[hook] for hook in hooks) or "none"
+    place = _find_place(cls)
     needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
     return Facts(place, needs, sum(weight.numel() for weight in distinct))
+
+
+def _find_place(cls: type[PositionScheme]) -> str:
+    """Return where a scheme adds order: at the input, in hooks of attention, or instead of it."""
+    if issubclass(cls, InputPosition):
+        return "input"
+    if issubclass(cls, AttentionPosition) and replaces_attention(cls):
+        return REPLACES
+    hooks = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(AttentionPosition, hook)]
+    return ", ".join(HOOKS[hook] for hook in hooks) or "none"

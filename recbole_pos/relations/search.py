@@ -81,6 +81,36 @@ class _Runs:
         return end, end - np.searchsorted(self.codes, low, "left")
 
 
+class _ReadableRuns:
+    """The runs of each cell, which is class and column as one number, that a reader may read."""
+
+    def __init__(
+        self, cell: np.ndarray, classified: np.ndarray, order: EventOrder, across: bool
+    ) -> None:
+        self.order = order
+        self.chains, self.users, self.ranks = (
+            int(x.max(initial=0)) + 1 for x in (order.chain, order.user, order.rank)
+        )
+        chain = cell[classified] * self.chains + order.chain[classified]
+        self.own = _Runs(classified, chain * len(order) + classified)
+        source = classified[order.source[classified]] if across else classified[:0]
+        rank = order.rank[source]
+        self.others = _Runs(source, cell[source] * self.ranks + rank)
+        user = cell[source] * self.users + order.user[source]
+        self.by_user = _Runs(source, user * self.ranks + rank)
+
+    def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return end and size of own runs, those of others' runs, and how many to skip of these."""
+        rank = self.order.rank[reader]
+        start = (cell * self.chains + self.order.chain[reader]) * len(self.order)
+        own = self.own.between(start, start + reader)
+        start = cell * self.ranks
+        others = self.others.between(start, start + rank)
+        start = (cell * self.users + self.order.user[reader]) * self.ranks
+        _, skipped = self.by_user.between(start, start + rank)  # of the reader's user
+        return *own, *others, skipped
+
+
 def top_relations(
     table: RelationTable,
     group: np.ndarray,
@@ -107,19 +137,12 @@ def top_relations(
     batch_classes, class_index = np.unique(group[classified], return_inverse=True)
     offsets, related, strength = _restrict_table(table, batch_classes)
 
-    # Runs are sorted by cell, which is class and column as one number, then by who may read them.
     column = order.column if same_column else np.zeros(m, dtype=np.int64)
-    columns, chains, users, ranks = (
-        int(x.max(initial=0)) + 1 for x in (column, order.chain, order.user, order.rank)
-    )
+    columns = int(column.max(initial=0)) + 1
     cell = column.copy()
     cell[classified] += class_index * columns
     cells = np.unique(cell[classified]).size
-    own = _Runs(classified, (cell[classified] * chains + order.chain[classified]) * m + classified)
-    source = classified[order.source[classified]] if across else classified[:0]
-    rank, user = order.rank, order.user
-    others = _Runs(source, cell[source] * ranks + rank[source])
-    by_user = _Runs(source, (cell[source] * users + user[source]) * ranks + rank[source])
+    runs = _ReadableRuns(cell, classified, order, across)
 
     # so many classes have about 2 k interactions, of which half stand before the reader
     most_classes = min(FIRST_CLASSES, 1 + 2 * k * cells // max(len(classified), 1))
@@ -132,19 +155,14 @@ def top_relations(
         pair = gather_index(next_pair[active], num_classes)
         reader, value = np.repeat(active, num_classes), strength[pair]
         source_cell = related[pair] * columns + column[reader]
-        start = (source_cell * chains + order.chain[reader]) * m
-        own_end, own_count = own.between(start, start + reader)
-        start = source_cell * ranks
-        others_end, others_count = others.between(start, start + rank[reader])
-        # of these the interactions of the reader's user are skipped
-        start = (source_cell * users + user[reader]) * ranks
-        _, skipped = by_user.between(start, start + rank[reader])
+        own_end, own_size, others_end, others_size, skipped = runs.find(source_cell, reader)
         own_taken, others_taken = _allocate(
-            own_count, others_count - skipped, remaining[reader], num_classes
+            own_size, others_size - skipped, remaining[reader], num_classes
         )
-        parts.append(_take_newest(own, own_end, own_taken, own_taken, reader, value))
-        inspected = np.minimum(others_taken + skipped, others_count) * (others_taken > 0)
-        parts.append(_take_newest(others, others_end, others_taken, inspected, reader, value, user))
+        parts.append(_take_newest(runs.own, own_end, own_taken, own_taken, reader, value))
+        inspected = np.minimum(others_taken + skipped, others_size) * (others_taken > 0)
+        ends = others_end, others_taken, inspected
+        parts.append(_take_newest(runs.others, *ends, reader, value, order.user))
         np.subtract.at(remaining, reader, own_taken + others_taken)
         next_pair[active] += num_classes
         active = active[(remaining[active] > 0) & (next_pair[active] < end_pair[active])]
