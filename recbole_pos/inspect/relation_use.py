@@ -150,10 +150,10 @@ def measure_relations(
         order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
         heads, users = lookup.find(rows, order)
         for i, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
-            known[i] += relation.known(rows.events, lookup).sum()
+            known[i] += relation.is_known(rows.events, lookup).sum()
             read[i] += _count_reads(edges, order)
         if users is not None and lookup.user_table is not None:
-            known[-1] += lookup.user_table.known[order.user].sum()
+            known[-1] += lookup.user_table.is_known[order.user].sum()
             read[-1] += _count_reads(users, order)
         num_events += len(order)
         squares += _sum_squares(model, layers, rows)

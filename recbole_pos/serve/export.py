@@ -18,8 +18,7 @@ from torch import Tensor
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.catalogue import NeedsDataset
-from recbole_pos.experiment.run import load, load_without_data
+from recbole_pos.experiment.run import NeedsDataset, load, load_without_data
 from recbole_pos.files import name_write_errors, replace_folder
 from recbole_pos.model.models import registered_name
 from recbole_pos.serve.programs import (

@@ -14,11 +14,10 @@ import pandas as pd
 from recbole_pos.conversion.frames import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.catalogue import Catalogue
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
-from recbole_pos.experiment.run import load, load_without_data
+from recbole_pos.experiment.run import Catalogue, load, load_without_data
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import TemporaryFolder
 

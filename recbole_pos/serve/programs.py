@@ -62,7 +62,7 @@ class Encoder(nn.Module):
         """
         model, values = self.model, dict(zip(self.inputs, inputs, strict=True))
         items, lengths = values.pop("items"), values.pop("lengths")
-        times, at = (model._seconds(values.pop(name, None)) for name in ("times", "at"))
+        times, at = (model.to_seconds(values.pop(name, None)) for name in ("times", "at"))
         events, users = (
             {name.removeprefix(prefix): x for name, x in values.items() if name.startswith(prefix)}
             for prefix in ("events_", "user_")

@@ -20,9 +20,14 @@ from recbole_pos.data.item_vectors import read_new_vectors, to_files
 from recbole_pos.data.windows import gather_index, masks_history
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.run import finds_dataset, load, load_without_data
+from recbole_pos.experiment.run import (
+    Catalogue,
+    NeedsDataset,
+    finds_dataset,
+    load,
+    load_without_data,
+)
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
