@@ -32,6 +32,7 @@ from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET
 from recbole_pos.study.configs import digest_data_options, row_config
 from recbole_pos.study.dispatcher import ActiveRuns
+from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder
@@ -121,18 +122,13 @@ def search(
         if args.resume is None:
             plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
             facts = SearchFacts.from_arguments(args)
-            path = args.run_dir
-            if path is None:
-                path = beside(dataset, f"tune-{time.time_ns()}")
-            if path is None:
-                path = unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
+            path = _choose_path(plan, args, dataset)
             folder = StudyFolder(path)
         else:
             folder = StudyFolder(args.resume)
-            others = {"model": model, "dataset": name, "space": space}
-            plan = extend_plan(
-                folder, args, config_dict, {**others, "config_file_list": config_file_list}
-            )
+            others: dict[str, Any] = {"model": model, "dataset": name, "space": space}
+            others["config_file_list"] = config_file_list
+            plan = extend_plan(folder, args, config_dict, others)
             facts = SearchFacts.read(folder, args)
             stack.enter_context(lock_folder(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
@@ -159,6 +155,14 @@ def search(
         result = SearchResult(folder.path, trials, trials[best], test, seconds, dataset)
         _report(scheduler, result, reporter)
         return result
+
+
+def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
+    """Return the folder of a new search: the given one, beside temporary data, or in saved/."""
+    if args.run_dir is not None:
+        return args.run_dir
+    path = beside(dataset, f"tune-{time.time_ns()}")
+    return path or unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
 
 
 def _prepare_data(scheduler: Scheduler) -> None:
