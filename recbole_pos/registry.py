@@ -50,7 +50,7 @@ class Registry(Mapping[str, type]):
 
     Args:
         kind: what the classes are, in one word.
-        places: name -> ``module:Class``, of the plugin's classes.
+        paths: name -> ``module:Class``, of the plugin's classes.
         folder: folder of ``properties/`` with a yaml file for each of these.
         find_owner: returns who reserves a name, or None.
     """
@@ -58,27 +58,27 @@ class Registry(Mapping[str, type]):
     def __init__(
         self,
         kind: str,
-        places: dict[str, str],
+        paths: dict[str, str],
         folder: str,
         find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        self.kind, self.places, self.folder, self._find_owner = kind, places, folder, find_owner
+        self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}
 
     def __getitem__(self, name: str) -> type:
         if name in self.added:
             return self.added[name].cls
-        module, _, class_name = self.places[name].partition(":")
+        module, _, class_name = self.paths[name].partition(":")
         return getattr(importlib.import_module(module), class_name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places or name in self.added
+        return name in self.paths or name in self.added
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self.places, **self.added})
+        return iter({**self.paths, **self.added})
 
     def __len__(self) -> int:
-        return len(self.places) + len(self.added)
+        return len(self.paths) + len(self.added)
 
     def add(self, name: str, added: Registration) -> None:
         """Register a class; a class of the same ``module:Class`` replaces an earlier one.
@@ -86,18 +86,18 @@ class Registry(Mapping[str, type]):
         Raises:
             UsageError: if the name is not an identifier, or another class has it.
         """
-        place = import_path(added.cls)
+        path = import_path(added.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
-                f"{self.kind} {place}: found the name {shown(name)}, expected letters, digits and "
+                f"{self.kind} {path}: found the name {shown(name)}, expected letters, digits and "
                 "_, and no digit first"
             )
-        owner = self._find_owner(name) or (US if name in self.places else None)
-        if name in self.added and import_path(self.added[name].cls) != place:
+        owner = self._find_owner(name) or (US if name in self.paths else None)
+        if name in self.added and import_path(self.added[name].cls) != path:
             owner = import_path(self.added[name].cls)
         if owner:
             raise UsageError(
-                f"{self.kind} {shown(name)}: the name is taken by {owner}; give {place} another"
+                f"{self.kind} {shown(name)}: the name is taken by {owner}; give {path} another"
             )
         self.added[name] = added
 
@@ -107,33 +107,17 @@ class Registry(Mapping[str, type]):
             return copy.deepcopy(self.added[name].defaults)
         return read_yaml(ROOT / self.folder / f"{name}.yaml")
 
-    def own_options(self, name: str) -> frozenset[str]:
-        """Return the options of a class that neither the plugin nor RecBole has."""
-        return self.added[name].own_options if name in self.added else frozenset()
-
     def find_registration(self, cls: type) -> Registration | None:
-        """Return the registration of a class, or of an earlier one of the same place."""
-        place = import_path(cls)
-        return next((one for one in self.added.values() if import_path(one.cls) == place), None)
+        """Return the registration of a class, or of an earlier one of the same path."""
+        path = import_path(cls)
+        return next((r for r in self.added.values() if import_path(r.cls) == path), None)
 
     def registered_name(self, cls: type) -> str | None:
         """Return a name of a class, its own rather than another, without importing any."""
-        place = import_path(cls)
-        names = [name for name, path in self.places.items() if path == place]
+        path = import_path(cls)
+        names = [name for name, known in self.paths.items() if known == path]
         names += [name for name, added in self.added.items() if added.cls is cls]
         return cls.__name__ if cls.__name__ in names else next(iter(names), None)
-
-    def source(self, name: str) -> str:
-        """Return where a class comes from: this package, or its module."""
-        return self.added[name].cls.__module__ if name in self.added else US
-
-    def find_module(self, name: str) -> str | None:
-        """Return the module whose import registers a name; None if it is ours or there is none."""
-        return self.added[name].module if name in self.added else None
-
-    def modules(self) -> set[str]:
-        """Return the modules of the registered classes."""
-        return {added.cls.__module__ for added in self.added.values()}
 
 
 @contextmanager
@@ -171,8 +155,8 @@ def find_importing_module(frame: FrameType) -> str | None:
 def find_home_module(cls: type) -> str | None:
     """Return the module in which another process finds a class by its name, or None."""
     module = sys.modules.get(cls.__module__)
-    found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
-    return cls.__module__ if found and getattr(module, "__spec__", None) is not None else None
+    is_found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
+    return cls.__module__ if is_found and getattr(module, "__spec__", None) is not None else None
 
 
 def gather_defaults(

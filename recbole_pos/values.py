@@ -75,10 +75,10 @@ def _brief_repr(value: Any, budget: list[int]) -> str:
         return f"{value[: _MAX_LENGTH // 2]!r} ... ({len(value):,} characters)"
     if type(value) in (list, tuple, dict):
         texts = []
-        for part in itertools.islice(value, _MAX_LENGTH):
-            text = _brief_repr(part, budget)
+        for item in itertools.islice(value, _MAX_LENGTH):
+            text = _brief_repr(item, budget)
             is_key = isinstance(value, dict)
-            texts.append(f"{text}: {_brief_repr(value[part], budget)}" if is_key else text)
+            texts.append(f"{text}: {_brief_repr(value[item], budget)}" if is_key else text)
         joined = ", ".join(texts)
         if isinstance(value, tuple):
             return f"({joined},)" if len(value) == 1 else f"({joined})"

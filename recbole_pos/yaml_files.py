@@ -66,10 +66,8 @@ class YamlLoader(_Rules, yaml.SafeLoader):
 
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: int = 0) -> int:
-    """Return the number of values of a node, those of aliases each time, within the bounds.
-
-    ``counts`` has those of nodes that were counted, and None for nodes around this one.
-    """
+    """Return the number of values of a node, those of aliases each time, within the bounds."""
+    # counts has the numbers of nodes that were counted, and None for nodes around this one
     if node in counts:
         if (count := counts[node]) is None:
             raise _yaml_error("an alias stands within its own anchor", node)
@@ -83,7 +81,7 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: i
         count = 1 + len(node.value) // _PER_VALUE
     else:
         is_mapping = isinstance(node, yaml.MappingNode)
-        children = [part for pair in node.value for part in pair] if is_mapping else node.value
+        children = [child for pair in node.value for child in pair] if is_mapping else node.value
         count = 1 + sum(_count_values(child, counts, depth + 1) for child in children)
     if count > _MAX_VALUES:
         problem = f"there are more than {_MAX_VALUES:,} values, those of aliases counted"
@@ -165,7 +163,7 @@ def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[t
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
     content, root = _read_mapping(path, what, YamlLoader)
-    return content, {part: f"{path}, line {line}" for part, line in _find_lines(root)}
+    return content, {keys: f"{path}, line {line}" for keys, line in _find_lines(root)}
 
 
 def _read_mapping(
@@ -202,11 +200,11 @@ def _read_mapping(
 
 def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
     """Yield the path and the line of every key and every value of a list in a node."""
-    parts: list[tuple[Any, yaml.Node, yaml.Node]] = []
+    children: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        parts = [(key.value, key, value) for key, value in node.value]
+        children = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        parts = [(index, value, value) for index, value in enumerate(node.value)]
-    for name, key, value in parts:
+        children = [(index, value, value) for index, value in enumerate(node.value)]
+    for name, key, value in children:
         yield (*path, name), key.start_mark.line + 1
         yield from _find_lines(value, (*path, name))

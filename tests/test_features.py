@@ -212,7 +212,7 @@ def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
         torch.testing.assert_close(model.states(wide.items, ctx, wide.positions), known)
         suffix = "_list"
         behind = rows["item_id" + suffix] == 0
-        features = model._features(rows).map(
+        features = model._read_features(rows).map(
             lambda x: x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 1)
         )
         padded = PaddedContext.from_rows(

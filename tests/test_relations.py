@@ -77,12 +77,12 @@ def test_numbers_of_events(tmp_path: Path, opened) -> None:
     assert np.isnan(stars).any()
     np.testing.assert_array_equal(found["stars"].values, stars)
     lookup, every = opened.model.lookup, np.arange(len(log))
-    np.testing.assert_array_equal(found["timestamp"].numbers(every, lookup), log.times.numpy())
-    np.testing.assert_array_equal(found["position"].numbers(every, lookup), log.ranks)
+    np.testing.assert_array_equal(found["timestamp"].read_numbers(every, lookup), log.times.numpy())
+    np.testing.assert_array_equal(found["position"].read_numbers(every, lookup), log.ranks)
     assert found["timestamp"].scales == (3600.0, 86400.0)  # appendix A.2
     days = open_shop(write(tmp_path, tables()), timestamp_unit="days").model.lookup
     (by_days,) = (head for head in days.heads if getattr(head, "source", "") == "time")
-    np.testing.assert_allclose(by_days.numbers(every, days), 86_400 * log.times.numpy())
+    np.testing.assert_allclose(by_days.read_numbers(every, days), 86_400 * log.times.numpy())
 
 
 def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_column):
@@ -215,7 +215,7 @@ def test_infinite_cells_are_missing(tmp_path: Path) -> None:
     missing = dataset.missing["price"]
     assert missing.sum() == 3 + 2  # padding and the item without a row
     assert torch.isfinite(dataset.item_feat["price"]).all()
-    assert not price.table.known[missing].any() and price.table.known[~missing].all()
+    assert not price.table.is_known[missing].any() and price.table.is_known[~missing].all()
     assert (~np.isfinite(stars.values)).sum() == 1
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.environment import ended_by_signals, find_launcher
+from recbole_pos.experiment.environment import find_launcher, handle_signals
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -387,8 +388,8 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.encoding import inspect_encoding
 
     sizes = {"lengths": args.length, "hidden_size": args.hidden_size}
-    places = {"trained": args.checkpoint, "out": args.out, "data_path": args.data_path}
-    print(inspect_encoding(args.schemes, **sizes, **places))
+    paths = {"trained": args.checkpoint, "out": args.out, "data_path": args.data_path}
+    print(inspect_encoding(args.schemes, **sizes, **paths))
 
 
 @_command(
@@ -545,7 +546,9 @@ def _serve(args: argparse.Namespace) -> None:
     POST /recommend, /similar and /reload; GET /health and /metrics. There is no authentication
     and no TLS. SIGHUP reloads the model.
     """
-    with ended_by_signals():
+    # until uvicorn has its own handlers, and when it raises their signals again at the end: an
+    # exception could come in the middle of an import, which may swallow it
+    with handle_signals(lambda *_: os._exit(0), signal.SIGINT, signal.SIGTERM):
         try:
             from recbole_pos.serve.holder import parse_models
             from recbole_pos.serve.http import serve

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES, runnable
+from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
+from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
@@ -32,7 +33,7 @@ def list_models() -> None:
     """Print what ``run -m`` takes."""
     rows = []
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
-        source = next(table.source(name) for table in TABLES if name in table)
+        source = ADDED.added[name].cls.__module__ if name in ADDED else US
         rows.append((name, source, summary(OURS, name)))
     from_recbole = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
@@ -55,19 +56,19 @@ def list_schemes() -> None:
     show(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
 
 
-def list_options(model: str, given: Mapping[str, Any]) -> None:
-    """Print the options of a model, those of its own first, with defaults and sentences.
+def list_options(model: str, overrides: Mapping[str, Any]) -> None:
+    """Print the options of a model, its own first, with defaults and sentences.
 
-    Of the options ``given``, ``position`` replaces its schemes, and ``plugins`` are imported.
+    Of the ``overrides``, ``position`` replaces the model's schemes, and ``plugins`` are imported.
     """
     from recbole_pos.config.options import IGNORED, find_option
     from recbole_pos.config.plugins import import_named, take_model
 
-    take_model(model, import_named(given.get("plugins")))
+    take_model(model, import_named(overrides.get("plugins")))
     if model not in runnable():
         raise UsageError(f"unknown model {shown(model)}{suggest(model, runnable())}")
     listed: set[str] = set()
-    for title, options, files in _option_sources(model, given.get("position")):
+    for title, options, files in _option_sources(model, overrides.get("position")):
         sentences = {key: text for file in files for key, text in _read_sentences(file).items()}
         rows = []
         for key, default in options.items():
@@ -98,7 +99,9 @@ def describe_log(name: str) -> None:
     from recbole_pos.public.described import public_log
 
     log = public_log(name)
-    counts = ", ".join(f"{count:,} {what}" for what, count in log.counts.items()) or "not known"
+    counts = (
+        ", ".join(f"{count:,} {counted}" for counted, count in log.counts.items()) or "not known"
+    )
     for line in (
         f"{log.title}: {counts}",
         f"source:  {log.source}",
@@ -122,10 +125,10 @@ def summary(table: Mapping[str, type], name: str) -> str:
     The plugin's own classes are read as text, since importing one costs seconds.
     """
     tables = getattr(table, "maps", [table])
-    place = next((one.places[name] for one in tables if name in one.places), None)
-    if place is None:
+    path = next((registry.paths[name] for registry in tables if name in registry.paths), None)
+    if path is None:
         return paragraph(table[name].__doc__)
-    module, _, class_name = place.partition(":")
+    module, _, class_name = path.partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of this package
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))

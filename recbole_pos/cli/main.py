@@ -16,6 +16,7 @@ from typing import Any
 from recbole_pos.cli.commands import make_parser
 from recbole_pos.cli.parser import parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
+from recbole_pos.experiment.environment import handle_signals
 from recbole_pos.values import short, shown, suggest
 
 _USUAL_FORMAT = warnings.formatwarning
@@ -117,14 +118,8 @@ def _heeding_sigterm() -> Iterator[threading.Event]:
             on_ctrl_c = signal.default_int_handler
         on_ctrl_c(signal.SIGINT, frame)
 
-    if threading.current_thread() is not threading.main_thread():  # others may set no handler
+    with handle_signals(end, signal.SIGTERM):
         yield terminated
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield terminated
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

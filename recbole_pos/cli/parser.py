@@ -73,17 +73,21 @@ class Parser(argparse.ArgumentParser):
 
     def add_fields(self, settings_class: type) -> None:
         """Add an option for every field of a settings class."""
-        for one in fields(settings_class):
-            settings = {"dest": one.name, "help": one.metadata["text"], "default": one.default}
-            kind, metavar = find_kind(one), one.metadata["metavar"]
+        for field in fields(settings_class):
+            settings = {
+                "dest": field.name,
+                "help": field.metadata["text"],
+                "default": field.default,
+            }
+            kind, metavar = find_kind(field), field.metadata["metavar"]
             if kind is bool:
-                settings["action"] = "store_false" if one.default else "store_true"
+                settings["action"] = "store_false" if field.default else "store_true"
             elif kind is list:
                 settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
                 settings |= {"type": _TYPES[kind], "metavar": metavar}
-            parent = self.add_to(one.metadata.get("group"))
-            parent.add_argument(f"--{one.metadata.get('flag', one.name)}", **settings)
+            parent = self.add_to(field.metadata.get("group"))
+            parent.add_argument(f"--{field.metadata.get('flag', field.name)}", **settings)
 
     def read_environment(self) -> None:
         """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options.
@@ -148,7 +152,9 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
 
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
     """Return the settings that a command line gives."""
-    values: dict[str, Any] = {one.name: getattr(args, one.name) for one in fields(settings_class)}
+    values: dict[str, Any] = {
+        field.name: getattr(args, field.name) for field in fields(settings_class)
+    }
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     return settings_class(**values)
 

@@ -48,12 +48,12 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
 
     An option that the plugin or RecBole has too means the same there, and is checked as theirs.
     """
-    free: set[str] = set(ADDED.own_options(model)) if model in ADDED else set()
+    free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
     shared = {"position"}
     for name in schemes:
-        if name in SCHEMES:
-            free |= SCHEMES.own_options(name)
-        if name in SCHEMES.places:
+        if name in SCHEMES.added:
+            free |= SCHEMES.added[name].own_options
+        if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
     shared |= {key for key in free if find_option(key).role != MODEL}
     if model in ADDED and not on_our_base(model) and hasattr(ADDED[model], "input_type"):

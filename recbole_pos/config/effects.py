@@ -124,11 +124,11 @@ def if_model_is_not(model: str) -> Condition:
 
 def if_not_refused(option: str) -> Condition:
     """Make the condition of an option that a model's class may refuse (``refuses``: reasons)."""
-    of_recbole = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
+    recbole_refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
 
     def condition(config: Options, value: Any) -> str | None:
         model = config["model"]
-        reasons = of_recbole.get(model, {})
+        reasons = recbole_refuses.get(model, {})
         if model in OURS:
             reasons = getattr(OURS[model], "refuses", {})
         return f"is not read by {model}: {reasons[option]}" if value and option in reasons else None
@@ -230,8 +230,9 @@ def _list_fields_read(config: Options) -> set[str]:
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         value = config[key] if key in config else None
         for entry in [value] if isinstance(value, str) else value or ():
-            is_relation = isinstance(entry, dict)
-            fields = [entry.get("field"), entry.get("within")] if is_relation else [entry]
+            fields = [entry]
+            if isinstance(entry, dict):  # a relation
+                fields = [entry.get("field"), entry.get("within")]
             names.update(field for field in fields if isinstance(field, str))
     for id_field, vector_field in (config["preload_weight"] or {}).items():
         names |= {str(id_field), str(vector_field)}

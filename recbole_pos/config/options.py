@@ -43,8 +43,8 @@ def _rows(names: str, *allowed: Any, only: Any = (), **attributes: Any) -> list[
     # ``allowed`` are choices, or the smallest and the largest number
     if len(allowed) == 1:
         attributes["choices"], allowed = tuple(allowed[0].split()), ()
-    conditions = effects.make_conditions(only)
-    return [Option(name, *allowed, only=conditions, **attributes) for name in names.split()]
+    attributes["only"] = effects.make_conditions(only)
+    return [Option(name, *allowed, **attributes) for name in names.split()]
 
 
 def _group(*groups: list[Option], role: str = MODEL, only: Any = ()) -> list[Option]:

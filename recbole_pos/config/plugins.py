@@ -122,8 +122,8 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 
 def find_modules(model: str, schemes: Iterable[str]) -> list[str]:
     """Return the modules that another process must import to know a model and its schemes."""
-    modules = [ADDED.find_module(model), *map(SCHEMES.find_module, schemes)]
-    return list(dict.fromkeys(module for module in modules if module))
+    entries = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
+    return list(dict.fromkeys(entry.module for entry in entries if entry and entry.module))
 
 
 def pack(model: str) -> bytes:

@@ -88,7 +88,7 @@ def prepare(
 
 def _prepare_data(
     config: PosConfig, fresh: bool, dataset: PosDataset | PosSequentialDataset | None
-) -> tuple[PosDataset | PosSequentialDataset, Dataset, dict[str, Any]]:
+) -> tuple[PosDataset | PosSequentialDataset, Any, dict[str, Any]]:
     """Return the dataset, its training part, and loaders of validation and test by phase."""
     try:
         dataset = read_dataset(config) if dataset is None else dataset

@@ -63,7 +63,8 @@ def is_from_custom_code(error: BaseException) -> bool:
 
     Its author needs the traceback, so such an error is not turned into a message.
     """
-    modules = ADDED.modules() | SCHEMES.modules()
+    custom = (*ADDED.added.values(), *SCHEMES.added.values())
+    modules = {registration.cls.__module__ for registration in custom}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__") in modules for frame in frames)
 

@@ -1,20 +1,18 @@
 """Which process of a run this one is, where torchrun, mpirun or srun have started several.
 
 Such processes are one run: each has its rank from the environment, and none starts others. Nothing
-heavy is imported here, as the command line asks before it imports torch. Also, how a process that
-serves ends.
+heavy is imported here, as the command line asks before it imports torch. Also, signals.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import UsageError
@@ -166,19 +164,14 @@ def _read_number(environ: Mapping[str, str], name: str, default: int | None = No
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the process at once, with exit code 0, in a ``with`` block.
-
-    While requests are answered, uvicorn has its own handlers, and raises the signal again when it
-    is done. An exception instead could come in the middle of an import, which may swallow it.
-    """
-    if threading.current_thread() is not threading.main_thread():  # Python allows no other
+def handle_signals(handler: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
+    """Handle signals by a function in a ``with`` block; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, former in zip(numbers, before, strict=True):
+            signal.signal(number, former)

@@ -141,17 +141,15 @@ def update(
             begun.clear()
         return run(None, None, files, options, run_dir, settings=args)
     reporter.line(f"{begun.path}: unfinished, is resumed")
-    moved = {key: options[key] for key in ("data_path", "plugins") if key in options}
+    moved: dict[str, Any] = {k: options[k] for k in ("data_path", "plugins") if k in options}
     return run(None, None, None, moved, settings=replace(args, run_dir=None, resume=begun.path))
 
 
 def _require_same_update(
     begun: RunFolder, requested: dict[str, Any], options: dict[str, Any]
 ) -> PosConfig:
-    """Return the configuration of an update in progress, if it is the requested one.
-
-    ``requested`` has all options of the requested update, ``options`` those that were given.
-    """
+    """Return the configuration of an update in progress, if it is the requested one."""
+    # ``requested`` are all options of the requested update, ``options`` those that were given
     earlier = begun.read_config() if begun.config.is_file() else {}
     if earlier.get("update_from") != requested["update_from"]:
         begun.require_unused()

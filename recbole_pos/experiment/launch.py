@@ -227,11 +227,12 @@ def run_as_rank(
         resumed = [None if args.resume is None else str(args.resume)]  # torch sends lists
         if args.resume is None:
             if rank.rank == 0:
-                if rendezvous.folder is None:
+                chosen = rendezvous.folder
+                if chosen is None:
                     created = RunFolder.create(run_dir, config["dataset"], config["model"])
-                    rendezvous.folder = str(created.path)
-                run_dir = rendezvous.folder
-                resumed = [run_dir if RunFolder(run_dir).checkpoint.is_file() else None]
+                    chosen = rendezvous.folder = str(created.path)
+                resumed = [chosen if RunFolder(chosen).checkpoint.is_file() else None]
+                run_dir = chosen
             torch.distributed.broadcast_object_list(resumed)
         folder = None if resumed[0] is None else RunFolder(resumed[0])
         reporter = Reporter(False)

@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, limit_workers
-from recbole_pos.data.location import dataset_name
+from recbole_pos.data.identity import Vocabulary
+from recbole_pos.data.location import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import (
@@ -24,7 +27,6 @@ from recbole_pos.experiment.build import (
     read_dataset,
 )
 from recbole_pos.experiment.callbacks import Callback
-from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import check_device
 from recbole_pos.experiment.environment import find_rank
 from recbole_pos.experiment.folder import RunFolder
@@ -33,6 +35,7 @@ from recbole_pos.experiment.result import Result, is_unfinished
 from recbole_pos.experiment.state import load_best, make_config
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
+from recbole_pos.values import Options
 
 
 def run(
@@ -88,7 +91,7 @@ def run(
     """
     args, options = split_keywords(settings or RunArguments(), given)
     config_dict = {**(config_dict or {}), **options}
-    dataset = dataset_name(dataset)
+    dataset = read_dataset_name(dataset)
     allow(config_dict.get("plugins"))
     rank = find_rank(os.environ, args)
     if rank is not None:  # with this, torch counts GPUs without initialising CUDA
@@ -129,6 +132,62 @@ def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConf
         raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
     _require_dataset(config)
     return config
+
+
+class NeedsDataset(UsageError):
+    """A question cannot be answered without the dataset.
+
+    Args:
+        missing: what must be read from the dataset, and why.
+        config: configuration of the run.
+    """
+
+    def __init__(self, missing: str, config: Options) -> None:
+        name, data_path = config["dataset"], Path(config["data_path"]).parent
+        super().__init__(
+            f"{missing} must be read from the dataset {name!r}, which was not found in {data_path};"
+            f" give --data_path (in Python data_path=), the folder that holds {name}/"
+        )
+
+
+class Catalogue:
+    """Names of users and items by id, and how often items occur in training.
+
+    It is read from a run folder and stands in for the dataset, which is enough to answer given
+    histories; anything else that is read of a dataset raises :class:`NeedsDataset`.
+
+    Args:
+        config: configuration of the run.
+        vocabulary: vocabulary of the run, from its folder.
+    """
+
+    has_log = False  # there are no interactions for a model to check
+
+    def __init__(self, config: Options, vocabulary: Vocabulary) -> None:
+        self.config, self.dataset_name = config, config["dataset"]
+        self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+        self.field2id_token, self._vocabulary = vocabulary.tokens, vocabulary
+        self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
+        self.events = int(vocabulary.user_counts.sum())
+
+    @property
+    def popularity(self) -> np.ndarray:
+        """[items] int64 training interactions of each item, by id; not kept by runs of 0.1."""
+        if self._vocabulary.popularity is None:
+            raise NeedsDataset("the popularity of items", self.config)
+        return self._vocabulary.popularity
+
+    def num(self, field: str) -> int:
+        """Return how many ids a field has, padding included."""
+        if field not in self.field2id_token:
+            raise NeedsDataset(f"{self.config['model']}: the field {field!r}", self.config)
+        return len(self.field2id_token[field])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python asks of any object
+            raise AttributeError(name)
+        missing = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
+        raise NeedsDataset(missing, self.config)
 
 
 def load(

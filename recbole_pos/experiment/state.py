@@ -42,9 +42,9 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
             shutil.copy(file, target.path)
     with (
         source.checkpoint.open("rb") as original,
-        atomic_write(target.checkpoint, text=False) as file,
+        atomic_write(target.checkpoint, text=False) as copied,
     ):
-        shutil.copyfileobj(original, file)
+        shutil.copyfileobj(original, copied)
 
 
 def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:

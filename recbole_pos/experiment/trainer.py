@@ -39,6 +39,8 @@ from recbole_pos.model.training import adapter
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
+_FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
 
 class PosTrainer(EvaluatingTrainer):
     """Trains plugin models and RecBole's general, sequential and traditional ones.
@@ -116,9 +118,9 @@ class PosTrainer(EvaluatingTrainer):
         """Build the optimiser of the trained parameters; Adam and AdamW are fused."""
         name = self.learner.lower()
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        if name not in ("adam", "adamw"):
+        if name not in _FUSED:
             return super()._build_optimizer(**{"params": trained, **kwargs})
-        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](
+        return _FUSED[name](
             trained,
             lr=self.learning_rate,
             betas=tuple(self.config["adam_betas"]),
@@ -316,10 +318,7 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
-        """Validate an epoch, if it is due; return whether it is the best so far.
-
-        Early stopping and the best weights are updated, and the epoch's line gets its metrics.
-        """
+        """Validate an epoch, if it is due, into its line; return whether it is the best so far."""
         progress = self.progress
         if not valid_data or self.eval_step <= 0:
             progress.best_epoch = line["epoch"]
@@ -376,7 +375,7 @@ def _require_shareable(config: Options, model: Any) -> None:
             f"nproc: the sequences of a batch of {config['model']} read each other, and a process "
             "would have a part of them; use one process, with threads or a GPU"
         )
-    if getattr(model, "targets_meet", False) and model.later is not None:
+    if getattr(model, "targets_meet", False) and model.later_targets is not None:
         raise UsageError(
             f"nproc: target_window: {config['target_window']} is for one process where targets of "
             "a batch meet (SCE, in_batch); use target_window: 1 or another loss_type"

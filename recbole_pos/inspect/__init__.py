@@ -1,4 +1,1 @@
-"""Looking inside a run: arrays in ``attention_weights``, ``distance`` and ``periods``;
-``run_pictures`` is ``recbole-pos plot``; ``attention_report``, ``encoding`` and ``relation_use``
-are ``recbole-pos inspect``; ``pictures`` is what all of them draw with.
-"""
+"""Look inside a trained model: ``recbole-pos plot`` and ``recbole-pos inspect``."""

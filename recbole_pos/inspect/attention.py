@@ -6,7 +6,8 @@ section 5.3 of TO-RoPE's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,80 +35,86 @@ QUERIES = ("all", "last")
 
 @torch.no_grad()
 def positional_weights(model: Any) -> list[np.ndarray]:
-    """Return the attention weights of every layer whose attention depends on positions only.
+    """Return the attention weights [h, n, n] of every layer that attends by positions only.
 
-    Section 4.7 and Figure 3 of the FPARec paper.
-
-    Returns:
-        One [h, n, n] array per such layer, in order; each row sums to one (with
-        ``positional_mask: after_softmax``, to what the mask leaves). Empty for other models.
+    Each row sums to one (with ``positional_mask: after_softmax``, to what the mask leaves). See
+    section 4.7 and Figure 3 of the FPARec paper.
     """
-    layers = [module for module in model.modules() if isinstance(module, PositionalAttention)]
     matrices = []
-    for layer in layers:
-        weights = layer.weights(model.max_seq_length)
-        if layer.normalised:
-            weights = weights / weights.sum(-1, keepdim=True)
-        matrices.append(weights.cpu().numpy())
+    for layer in model.modules():
+        if isinstance(layer, PositionalAttention):
+            weights = layer.weights(model.max_seq_length)
+            if layer.normalised:
+                weights = weights / weights.sum(-1, keepdim=True)
+            matrices.append(weights.cpu().numpy())
     return matrices
 
 
 @torch.no_grad()
 def kernel_factors(model: Any) -> dict[str, np.ndarray]:
-    """Return the factors of the positional kernel of every layer by name, [n, n] each.
+    """Return the factors [n, n] of the positional kernel of every layer by name.
 
-    ``U, layer 1`` is upper triangular, ``L, layer 1`` lower. A factor that all layers share is
-    there once, as ``L, all layers``. Empty without a kernel.
+    ``U, layer 1`` is upper triangular, ``L, layer 1`` lower; ``L, all layers`` is a shared one.
     """
     kernels = [module for module in model.modules() if isinstance(module, PositionalKernel)]
     matrices: dict[str, np.ndarray] = {}
     for name in ("U", "L"):
         factors = [getattr(kernel, name) for kernel in kernels]
-        shared = len({id(factor) for factor in factors}) == 1 and len(factors) > 1
-        for number, factor in enumerate(factors[:1] if shared else factors, 1):
+        is_shared = len(factors) > 1 and all(factor is factors[0] for factor in factors)
+        for number, factor in enumerate(factors[:1] if is_shared else factors, 1):
             if factor is not None:
                 matrix = factor.matrix(model.max_seq_length)
-                where = "all layers" if shared else f"layer {number}"
-                matrices[f"{name}, {where}"] = (matrix.t() if name == "U" else matrix).cpu().numpy()
+                matrix = matrix.t() if name == "U" else matrix
+                layer = "all layers" if is_shared else f"layer {number}"
+                matrices[f"{name}, {layer}"] = matrix.cpu().numpy()
     return matrices
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
-    """Return the causal attention of every block, in order, subclasses included."""
+    """Return the causal attention of every block, in order."""
     modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     return [module for module in modules if module.causal]
 
 
 def find_replacement(layer: MultiHeadAttention) -> tuple[str, AttentionPosition | None]:
-    """Return the name and scheme that replaces the attention of a layer, ('', None) without."""
-    schemes = layer.position.parts().items()
-    found = ((name, scheme) for name, scheme in schemes if replaces_attention(type(scheme)))
-    return next(found, ("", None))
+    """Return name and scheme of what replaces the attention of a layer; ('', None) for nothing."""
+    for name, scheme in layer.position.parts().items():
+        if replaces_attention(type(scheme)):
+            return name, scheme
+    return "", None
 
 
 def weighs_content(layer: MultiHeadAttention) -> bool:
-    """Return whether the attention weights of a layer depend on content (``layer.weights``)."""
-    _, scheme = find_replacement(layer)
-    return scheme is None
+    """Return whether the attention weights of a layer depend on content."""
+    return find_replacement(layer)[1] is None
 
 
 @torch.no_grad()
 def layer_inputs(
     model: PosRecommender, layers: list[MultiHeadAttention], rows: Interaction
 ) -> tuple[list[Tensor], SequenceContext]:
-    """Return the inputs of every layer when the model encodes the histories of RecBole's rows.
+    """Return the inputs [m, d] of every layer for RecBole's rows, and their context.
 
-    Returns:
-        [m, d] inputs of each layer, and their context, with times wherever the rows have them.
+    The context has times wherever the rows have them.
     """
-    seen: list[tuple[Tensor, SequenceContext]] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, args: seen.append(args)) for layer in layers]
-    try:
+    with record_calls(layers) as calls:
         model.encode_rows(rows)
+    return [x for x, _, _ in calls], calls[0][1]
+
+
+@contextmanager
+def record_calls(
+    layers: Sequence[nn.Module],
+) -> Iterator[list[tuple[Tensor, SequenceContext, Tensor]]]:
+    """Yield a list that collects input [m, d], context and output [m, d] of calls of layers."""
+    calls: list[tuple[Tensor, SequenceContext, Tensor]] = []
+    record = lambda _, args, out: calls.append((*args, out))  # noqa: E731
+    hooks = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
-    return [x for x, _ in seen], seen[0][1]
 
 
 @torch.no_grad()
@@ -115,7 +122,12 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext
     """Return the weights of a layer as it uses them, [b, h or 1, t, t] aligned at the start.
 
     Rows of HSTU's blocks or of ``positional_mask: after_softmax`` do not sum to one, nor do weights
-    by position, which are not divided by their sum here. ``x`` are the layer's inputs [m, d].
+    by position, which are not divided by their sum here.
+
+    Args:
+        layer: attention of a block.
+        x: [m, d] inputs of the layer.
+        ctx: their context.
 
     Raises:
         UsageError: if the scheme of the layer has no attention weights.
@@ -125,31 +137,28 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext
     name, scheme = find_replacement(layer)
     if not isinstance(scheme, PositionalAttention):
         raise UsageError(f"{name} mixes interactions without attention weights")
-    # weights by position are aligned at the end: l events have the last l rows and columns
-    at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
-    at = at.clamp(max=ctx.width - 1)  # [b, t]; tril, as entries of padding are not causal
-    weights = scheme.weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
+    # weights by position are aligned at the end: l interactions have the last l rows and columns
+    index = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
+    index = index.clamp(max=ctx.width - 1)  # [b, t]; padding gets weights that tril removes
+    weights = scheme.weights(ctx.width)[:, index[:, :, None], index[:, None, :]]
     return weights.transpose(0, 1).tril()
 
 
-def _encode_parts(
+def _encode_batches(
     model: PosRecommender,
     layers: list[MultiHeadAttention],
     loader: Any,
     rows: np.ndarray,
     lengths: np.ndarray,
 ) -> Iterator[tuple[list[Tensor], SequenceContext]]:
-    """Yield the inputs of layers for rows of a loader, in batches whose weights fit a chunk.
-
-    Histories of similar length go together, the longest first; one that is too long is a batch of
-    its own.
-    """
-    room = chunk_elements(torch.device(model.device)) // max(layer.n_heads for layer in layers)
+    """Yield the inputs of layers for rows, longest first, in batches that fit a chunk."""
+    num_heads = max(layer.n_heads for layer in layers)
+    max_weights = chunk_elements(torch.device(model.device)) // num_heads
     order, start = np.argsort(-lengths, kind="stable"), 0
     while start < len(order):
-        size = max(1, room // int(lengths[order[start]]) ** 2)
-        part = rows[order[start : start + size]]
-        yield layer_inputs(model, layers, loader.collate_fn(part.tolist())[0].to(model.device))
+        size = max(1, max_weights // int(lengths[order[start]]) ** 2)
+        batch = loader.collate_fn(rows[order[start : start + size]].tolist())[0]
+        yield layer_inputs(model, layers, batch.to(model.device))
         start += size
 
 
@@ -158,9 +167,9 @@ class AttentionMaps:
     """Attention weights averaged over histories.
 
     Attributes:
-        weights: [h, newest, newest] of each layer: row i is a query, the last row the newest event.
+        weights: [h, n, n] of each layer, the newest n interactions; a row is a query.
         histories: number of histories averaged.
-        longest: number of events of the longest history.
+        longest: number of interactions of the longest history.
     """
 
     weights: list[np.ndarray]
@@ -170,21 +179,20 @@ class AttentionMaps:
     @property
     def caption(self) -> str:
         """Text that says which histories are shown."""
-        newest = self.weights[0].shape[-1]
-        if self.longest > newest:
+        n = self.weights[0].shape[-1]
+        if self.longest > n:
             return (
-                f"newest {newest} of up to {self.longest} interactions of {self.histories:,} "
-                "histories"
+                f"newest {n} of up to {self.longest} interactions of {self.histories:,} histories"
             )
-        return f"{self.histories:,} histories of {newest} interactions"
+        return f"{self.histories:,} histories of {n} interactions"
 
 
 @torch.no_grad()
 def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
-    """Average the attention weights of every layer that weighs content over a loader's histories.
+    """Average the attention weights of every layer over the histories of a loader.
 
-    Maps are of the ``newest`` events. Histories with fewer are left out; if all have fewer, the
-    longest are taken. None if attention is replaced, see :func:`positional_weights`.
+    Maps are of the ``newest`` interactions. Histories with fewer are left out; if all have fewer,
+    the longest are taken. None if no layer weighs content, see :func:`positional_weights`.
     """
     layers = [layer for layer in attention_layers(model) if weighs_content(layer)]
     if not layers:
@@ -193,12 +201,12 @@ def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> Atte
     newest = min(newest, int(lengths.max()))
     rows = np.flatnonzero(lengths >= newest)
     totals: list[Any] = [0.0 for _ in layers]
-    for inputs, ctx in _encode_parts(model, layers, loader, rows, lengths[rows]):
-        end = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
-        row = torch.arange(len(end), device=end.device)[:, None, None]
-        for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
+    for inputs, ctx in _encode_batches(model, layers, loader, rows, lengths[rows]):
+        index = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
+        row = torch.arange(len(index), device=index.device)[:, None, None]
+        for i, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
-            totals[number] += weights[row, end[:, :, None], :, end[:, None, :]].sum(0)
+            totals[i] += weights[row, index[:, :, None], :, index[:, None, :]].sum(0)
     means = [(total / len(rows)).permute(2, 0, 1).cpu().numpy() for total in totals]
     return AttentionMaps(means, len(rows), int(lengths[rows].max()))
 
@@ -213,8 +221,8 @@ class Sample:
     Attributes:
         loader: RecBole's loader of validation or test rows.
         rows: [users] indices of rows of the loader.
-        lengths: [users] numbers of events of the histories.
-        qualified: number of users with enough events.
+        lengths: [users] numbers of interactions of the histories.
+        qualified: number of users with enough interactions.
     """
 
     loader: Any
@@ -225,12 +233,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """Means over histories. Without times there are no hours, only the first two measures.
+    """Means over histories of ``MEASURES``; without times there are no hours.
 
     Attributes:
         layers: for each layer [2, measures, h]: means over all queries of a history, and the last
-            query alone, which is the one that predicts; measures in the order of ``MEASURES``.
-        uniform: [2, measures] the same for attention that is equal over all events so far.
+            query, the one that predicts.
+        uniform: [2, measures] the same for attention that is equal over all interactions so far.
         rescaled: whether rows of the model's attention do not sum to one.
     """
 
@@ -242,7 +250,7 @@ class Measured:
 def sample_histories(
     model: PosRecommender, loader: Any, users: int, min_events: int, seed: int
 ) -> Sample:
-    """Sample up to ``users`` users with at least ``min_events`` events from RecBole's loader.
+    """Sample up to ``users`` users with at least ``min_events`` interactions from a loader.
 
     A user with several rows counts with the newest, whose history is longest.
 
@@ -253,16 +261,16 @@ def sample_histories(
     user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
     order = np.lexsort((np.arange(len(user)), length, user))
     newest = order[np.append(user[order][1:] != user[order][:-1], True)]  # a row per user
-    enough = newest[length[newest] >= min_events]
-    if not len(enough):
+    qualified = newest[length[newest] >= min_events]
+    if not len(qualified):
         raise UsageError(
             f"--min_events {min_events}: no history has that many interactions, the longest has "
             f"{length.max()} (MAX_ITEM_LIST_LENGTH is {model.max_seq_length}); give a smaller "
             "--min_events"
         )
-    size = min(users, len(enough))
-    rows = np.sort(np.random.default_rng(seed).choice(enough, size, replace=False))
-    return Sample(loader, rows, length[rows], len(enough))
+    size = min(users, len(qualified))
+    rows = np.sort(np.random.default_rng(seed).choice(qualified, size, replace=False))
+    return Sample(loader, rows, length[rows], len(qualified))
 
 
 @torch.no_grad()
@@ -276,36 +284,35 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
     totals: list[Any] = [0.0 for _ in layers]
     uniform: Any = 0.0
     rescaled = False
-    for inputs, ctx in _encode_parts(model, layers, sample.loader, sample.rows, sample.lengths):
-        for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
+    for inputs, ctx in _encode_batches(model, layers, sample.loader, sample.rows, sample.lengths):
+        for i, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = attention_weights(layer, x, ctx)
             _, scheme = find_replacement(layer)
             if isinstance(scheme, PositionalAttention):
                 rescaled |= not scheme.normalised
             else:
                 rescaled |= not _rows_sum_to_one(weights, ctx)
-            totals[number] += measure(weights, ctx).sum(0)
-        equal = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()
-        uniform += measure(equal.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
-    count = len(sample.rows)
-    means = [(total / count).cpu().numpy() for total in totals]
-    return Measured(means, (uniform / count)[..., 0].cpu().numpy(), rescaled)
+            totals[i] += measure(weights, ctx).sum(0)
+        equal_weights = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()
+        uniform += measure(equal_weights.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
+    num_users = len(sample.rows)
+    means = [(total / num_users).cpu().numpy() for total in totals]
+    return Measured(means, (uniform / num_users)[..., 0].cpu().numpy(), rescaled)
 
 
 def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
     """Return distance, entropy and hours of attention weights, for each history.
 
     With a_ij the absolute weights, each row divided by its sum: distance sum_j a_ij (i - j) in
-    events, entropy -sum_j a_ij ln a_ij in nats, hours sum_j a_ij (t_i - t_j) / 3600. A row of zeros
-    attends to nothing and measures zero.
+    interactions, entropy -sum_j a_ij ln a_ij in nats, hours sum_j a_ij (t_i - t_j) / 3600. A row of
+    zeros measures zero.
 
     Args:
         weights: [b, h, t, t] aligned at the start, zero for the future; of any sign and sum.
         ctx: context of the batch; hours need its times, in seconds.
 
     Returns:
-        [b, 2, 3, h] float64 (2 instead of 3 without times): means over the queries of a history,
-        and the last query.
+        [b, 2, 3 (2 without times), h] float64: means over all queries, and the last query.
     """
     a = weights.double().abs()
     a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
@@ -323,6 +330,6 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
 
 
 def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
-    """Return whether the rows of all events in weights [b, h, t, t] are distributions."""
-    real = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
-    return bool((real >= 0).all() and ((real.sum(-1) - 1).abs() < 1e-3).all())
+    """Return whether all rows of weights [b, h, t, t] but those of padding are distributions."""
+    rows = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
+    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < 1e-3).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from torch import nn
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.files import write_json
 from recbole_pos.inspect.attention import (
     MEASURES,
@@ -25,13 +27,7 @@ from recbole_pos.inspect.attention import (
     sample_histories,
 )
 from recbole_pos.inspect.pictures import BLUE, GRAY, SMALL, VERMILION, new_figure, write
-from recbole_pos.inspect.trained import (
-    Report,
-    describe_run,
-    format_spans,
-    open_run,
-    require_finite,
-)
+from recbole_pos.inspect.trained import Report, describe_run, format_spans, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
 from recbole_pos.values import SECONDS
@@ -56,14 +52,14 @@ NEAR = 0.15  # share by which a period may differ from a calendar period that it
 
 @dataclass(frozen=True)
 class Periods:
-    """The periods after which time angles of a scheme repeat (TO-RoPE), in heads with the same.
+    """Periods after which time angles of a scheme repeat (TO-RoPE), equal in a group of heads.
 
     Attributes:
         layer, heads: numbers of the layer and its heads, from 1.
         scheme: name of the scheme.
         all_heads: whether these are all heads of the layer.
         hours, hours_before_training: finite periods now and before training, shortest first.
-        near: of each period, the calendar period that it is near, or an empty text.
+        near: for each period, the name of the nearest calendar period, or ''.
         planes_without_time: number of planes that do not rotate with time.
     """
 
@@ -92,33 +88,32 @@ class Periods:
 
 @torch.no_grad()
 def learned_periods(model: nn.Module) -> list[Periods]:
-    """Return the periods of every scheme that rotates query and key by time, layer by layer.
-
-    Heads with the same periods are one group. Empty for models without such a scheme.
-    """
+    """Return the periods of every scheme that rotates query and key by time, layer by layer."""
     periods = []
     for number, layer in enumerate(attention_layers(model), 1):
         for name, scheme in layer.position.parts().items():
-            seconds = scheme.time_periods()
-            if seconds is None:
-                continue
-            hours = seconds.double().cpu().numpy() / SECONDS["hours"]  # [h, e / 2]
-            fresh = scheme.fresh_periods
-            started = hours if fresh is None else fresh.double().cpu().numpy() / SECONDS["hours"]
-            heads_by_periods: dict[tuple[tuple[float, float], ...], list[int]] = {}
-            for head, pairs in enumerate(np.stack((hours, started), -1).tolist(), 1):
-                heads_by_periods.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
-            for pairs, heads in heads_by_periods.items():
-                finite = [pair for pair in pairs if np.isfinite(pair[0])]
-                now, then = (tuple(pair[side] for pair in finite) for side in (0, 1))
-                near = tuple(map(find_calendar_period, now))
-                is_all, still = len(heads_by_periods) == 1, len(pairs) - len(finite)
-                group = Periods(number, name, tuple(heads), is_all, now, then, near, still)
-                periods.append(group)
+            if (seconds := scheme.time_periods()) is not None:
+                fresh = seconds if scheme.fresh_periods is None else scheme.fresh_periods
+                hours = torch.stack((seconds, fresh), -1).double().cpu().numpy() / SECONDS["hours"]
+                periods += _group_heads(number, name, hours)
     return periods
 
 
-def find_calendar_period(hours: float) -> str:
+def _group_heads(layer: int, scheme: str, hours: np.ndarray) -> list[Periods]:
+    """Return groups of heads with equal ``hours`` [h, planes, 2], now and before training."""
+    heads_by_pairs: dict[tuple[tuple[float, float], ...], list[int]] = {}
+    for head, pairs in enumerate(hours.tolist(), 1):
+        heads_by_pairs.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
+    is_all, groups = len(heads_by_pairs) == 1, []
+    for pairs, heads in heads_by_pairs.items():
+        finite = [pair for pair in pairs if np.isfinite(pair[0])]
+        now, before = tuple(now for now, _ in finite), tuple(before for _, before in finite)
+        near, num_still = tuple(map(_find_calendar_period, now)), len(pairs) - len(finite)
+        groups.append(Periods(layer, scheme, tuple(heads), is_all, now, before, near, num_still))
+    return groups
+
+
+def _find_calendar_period(hours: float) -> str:
     """Return which of day, week, month and year is within ``NEAR`` of a period, or ''."""
     return next((name for name in MARKED if abs(hours / HOURS[name] - 1) <= NEAR), "")
 
@@ -130,15 +125,15 @@ def inspect_attention(
     seed: int = 0,
     data_path: str | Path | None = None,
 ) -> Report:
-    """Measure the attention of a trained model and write the results into its run folder.
+    """Measure the attention of a trained model.
 
-    Writes attention.json and attention_distance.png, and periods.png for schemes that turn query
-    and key by time.
+    Writes attention.json and attention_distance.png into its run folder, and periods.png for
+    schemes that rotate query and key by time.
 
     Args:
         path, data_path: see :func:`open_run`.
         users: number of users to sample, from the test targets or else those of validation.
-        min_events: least number of events in their histories.
+        min_events: least number of interactions in their histories.
         seed: random seed of the sample.
 
     Raises:
@@ -146,21 +141,12 @@ def inspect_attention(
         CheckpointError: if weights, or the attention they give, are not finite.
     """
     limits = (("users", users, 1), ("min_events", min_events, 1), ("seed", seed, 0))
-    for name, value, least in limits:
-        if value < least:
-            raise UsageError(f"--{name}: {value} is below {least}")
+    for name, value, minimum in limits:
+        if value < minimum:
+            raise UsageError(f"--{name}: {value} is below {minimum}")
     folder, experiment = open_run(path, data_path)
     model, config = experiment.model, experiment.config
-    if not isinstance(model, PosRecommender):
-        raise UsageError(
-            f"{config['model']} has RecBole's layers; only attention of the plugin's own can be "
-            "inspected"
-        )
-    if not attention_layers(model):
-        raise UsageError(f"{type(model).__name__} has no causal attention layers")
-    phase = next((name for name in ("test", "valid") if experiment.loaders[name]), None)
-    if phase is None:
-        raise UsageError("this split holds nothing out, so there are no test or validation rows")
+    phase = _find_phase(experiment)
     sample = sample_histories(model, experiment.loaders[phase], users, min_events, seed)
     measured = measure_attention(model, sample)
     require_finite(measured.layers, "attention")
@@ -200,55 +186,82 @@ def inspect_attention(
     files = [file, draw_measures(measured, headline, folder.path / "attention_distance.png")]
     if any(group.hours for group in periods):
         files.append(draw_periods(periods, name, folder.path / "periods.png"))
-    parts = [_measures_table(content), *(f"{n}: {text}" for n, text in content["measures"].items())]
-    parts += [RESCALED] * measured.rescaled
-    for layer, scheme in dict.fromkeys((group.layer, group.scheme) for group in periods):
-        same = [group for group in periods if (group.layer, group.scheme) == (layer, scheme)]
-        origin = "learned" if any(group.learned for group in same) else "fixed by the configuration"
-        parts += [f"periods of {scheme}, layer {layer} ({origin})", _periods_table(same)]
-    return Report(headline, parts, files, content)
+    return Report(headline, _make_parts(content, periods), files, content)
+
+
+def _find_phase(experiment: Experiment) -> str:
+    """Return the phase to measure; raise a UsageError if there is nothing to measure."""
+    model = experiment.model
+    if not isinstance(model, PosRecommender):
+        raise UsageError(
+            f"{experiment.config['model']} has RecBole's layers; only attention of the plugin can "
+            "be inspected"
+        )
+    if not attention_layers(model):
+        raise UsageError(f"{type(model).__name__} has no causal attention layers")
+    for phase in ("test", "valid"):
+        if experiment.loaders[phase]:
+            return phase
+    raise UsageError("this split holds nothing out, so there are no test or validation rows")
+
+
+def _make_parts(content: dict[str, Any], periods: list[Periods]) -> list[str | pd.DataFrame]:
+    """Return the tables of a report and the lines between them."""
+    parts: list[str | pd.DataFrame] = [_make_measures_table(content)]
+    parts += [f"{measure}: {meaning}" for measure, meaning in content["measures"].items()]
+    if content["rows_rescaled"]:
+        parts.append(RESCALED)
+    for (layer, scheme), same in groupby(periods, lambda group: (group.layer, group.scheme)):
+        groups = list(same)
+        learned = any(group.learned for group in groups)
+        origin = "learned" if learned else "fixed by the configuration"
+        parts += [f"periods of {scheme}, layer {layer} ({origin})", _make_periods_table(groups)]
+    return parts
 
 
 def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return measures [2, measures] as a mapping by queries and measure."""
+    """Return values [2, measures] by queries and measure."""
     return {
         queries: dict(zip(MEASURES, row.tolist(), strict=False))
         for queries, row in zip(QUERIES, values, strict=True)
     }
 
 
-def _measures_table(content: dict[str, Any]) -> pd.DataFrame:
+def _make_measures_table(content: dict[str, Any]) -> pd.DataFrame:
     """Return a table of the measures: a row per head, a mean per layer, and equal attention."""
-    lines: list[tuple[Any, Any, Any]] = []
-    for layer in content["layers"]:
-        heads = layer["heads"] if len(layer["heads"]) > 1 else []
-        lines += [(layer["layer"], number, head) for number, head in enumerate(heads, 1)]
-        lines.append((layer["layer"], "mean", layer["mean"]))
-    lines.append((UNIFORM, "", content[UNIFORM]))
-    rows = []
-    for layer, head, measures in lines:
+    rows: list[dict[str, Any]] = []
+
+    def add_row(layer: Any, head: Any, measures: dict[str, dict[str, float]]) -> None:
         row = {"layer": layer, "head": head}
         for queries, suffix in zip(QUERIES, ("", ", last query"), strict=True):
             for name in content["measures"]:
                 digits = 1 if name == "hours" else 3
                 row[f"{name}{suffix}"] = f"{measures[queries][name]:.{digits}f}"
         rows.append(row)
+
+    for layer in content["layers"]:
+        if len(layer["heads"]) > 1:
+            for number, measures in enumerate(layer["heads"], 1):
+                add_row(layer["layer"], number, measures)
+        add_row(layer["layer"], "mean", layer["mean"])
+    add_row(UNIFORM, "", content[UNIFORM])
     return pd.DataFrame(rows)
 
 
-def _periods_table(periods: list[Periods]) -> pd.DataFrame:
+def _make_periods_table(groups: list[Periods]) -> pd.DataFrame:
     """Return a table of the periods of one scheme in one layer, a row for each period."""
-    rows, mark = [], f"within {NEAR:.0%} of"
-    for group in periods:
+    rows = []
+    for group in groups:
         heads = "all" if group.all_heads else format_spans(group.heads)
-        pairs = zip(group.hours, group.hours_before_training, strict=True)
-        for (hours, started), near in zip(pairs, group.near, strict=True):
-            numbers = map(_format_number, (hours, hours / 24, started))
+        columns = (group.hours, group.hours_before_training, group.near)
+        for hours, hours_before, near in zip(*columns, strict=True):
+            numbers = map(_format_number, (hours, hours / 24, hours_before))
             rows.append([heads, *numbers, f"a {near}" if near else ""])
-        if still := group.planes_without_time:
-            plural = "s" if still > 1 else ""
-            rows.append([heads, "-", "-", "-", f"({still} plane{plural} without time)"])
-    return pd.DataFrame(rows, columns=["heads", "hours", "days", "started at", mark])
+        if count := group.planes_without_time:
+            plural = "s" if count > 1 else ""
+            rows.append([heads, "-", "-", "-", f"({count} plane{plural} without time)"])
+    names = ["heads", "hours", "days", "started at", f"within {NEAR:.0%} of"]
+    return pd.DataFrame(rows, columns=names)
 
 
 def _format_number(value: float) -> str:
@@ -257,11 +270,7 @@ def _format_number(value: float) -> str:
 
 
 def draw_measures(measured: Measured, title: str, file: Path) -> Path:
-    """Draw a panel per measure over the layers: small marks are heads, large ones their mean.
-
-    Returns:
-        The file written.
-    """
+    """Draw a panel per measure over the layers: small marks are heads, large ones their mean."""
     n_heads = max(values.shape[-1] for values in measured.layers)
     # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
     values = np.stack([np.broadcast_to(v, (*v.shape[:-1], n_heads)) for v in measured.layers])
@@ -286,8 +295,8 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
             panel.plot(layers, by_head.mean(-1), "-o", label=queries, **mean_style)
             label = f"{queries}, equal weights"
             panel.axhline(uniform[q, m], color=color, linestyle=":", label=label)
-        top = max(values[:, :, m].max(), uniform[:, m].max())
-        panel.set(xlabel="layer", ylabel=AXES[m], ylim=(0, 1.07 * top or 1))
+        highest = max(values[:, :, m].max(), uniform[:, m].max())
+        panel.set(xlabel="layer", ylabel=AXES[m], ylim=(0, 1.07 * highest or 1))
         panel.set(xlim=(0.5, n_layers + 0.5), xticks=layers[:: math.ceil(n_layers / 16)])
         panel.grid(axis="y", alpha=0.3)
     labelled = panels[0].get_legend_handles_labels()
@@ -297,35 +306,34 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
 
 
 def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
-    """Draw a row of marks per layer, or per group of equal heads, on a logarithmic axis.
-
-    Groups without a finite period have no row.
-    """
+    """Draw the finite periods, a row per group of heads, on a logarithmic axis."""
     periods = [group for group in periods if group.hours]
     figure = new_figure(9.5, 2.3 + 0.4 * len(periods))
     panel: Any = figure.subplots()
-    several = len({group.scheme for group in periods}) > 1
+    has_schemes = len({group.scheme for group in periods}) > 1
     rows = range(len(periods), 0, -1)
     for row, group in zip(rows, periods, strict=True):
         if group.learned:
-            started = group.hours_before_training
-            panel.plot(started, [row] * len(started), "|", color="black", markersize=9, alpha=0.4)
-        for marked, shape, color in ((False, "o", GRAY), (True, "D", VERMILION)):
-            hours = [hour for hour, near in zip(group.hours, group.near) if bool(near) == marked]  # noqa: B905
+            before = group.hours_before_training
+            panel.plot(before, [row] * len(before), "|", color="black", markersize=9, alpha=0.4)
+        is_near = np.array(group.near) != ""
+        for chosen, shape, color in ((~is_near, "o", GRAY), (is_near, "D", VERMILION)):
+            hours = np.array(group.hours)[chosen]
             panel.plot(hours, [row] * len(hours), shape, color=color, alpha=0.75, markersize=7)
-        if still := group.planes_without_time:
-            text = f"{still} of {still + len(group.hours)} planes without time"
-            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
-            place |= {"textcoords": "offset points", "fontsize": SMALL}
-            panel.annotate(text, (1, row), (6, 0), **place)
-    for name, period in HOURS.items():
-        panel.axvline(period, color=BLUE, alpha=0.5, linewidth=1, zorder=0)
-        place = {"xycoords": ("data", "axes fraction"), "ha": "center"}
-        panel.annotate(name, (period, 1), (0, 4), textcoords="offset points", color=BLUE, **place)
+        if count := group.planes_without_time:
+            text = f"{count} of {count + len(group.hours)} planes without time"
+            style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
+            style |= {"textcoords": "offset points", "fontsize": SMALL}
+            panel.annotate(text, (1, row), (6, 0), **style)
+    for name, hour in HOURS.items():
+        panel.axvline(hour, color=BLUE, alpha=0.5, linewidth=1, zorder=0)
+        style = {"xycoords": ("data", "axes fraction"), "ha": "center"}
+        panel.annotate(name, (hour, 1), (0, 4), textcoords="offset points", color=BLUE, **style)
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:,g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set_yticks(rows, [f"{p.scheme}, {p.label}" if several else p.label for p in periods])
+    labels = [f"{p.scheme}, {p.label}" if has_schemes else p.label for p in periods]
+    panel.set_yticks(rows, labels)
     panel.set(ylim=(0.4, len(periods) + 0.6), xlabel="period (hours)")
     panel.grid(axis="x", alpha=0.2)
     learned = any(group.learned for group in periods)

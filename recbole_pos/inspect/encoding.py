@@ -23,11 +23,11 @@ from recbole_pos.position.awareness import backward_columns, encodings, forward_
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
 
-OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
-SIZE_OF_THE_PAPER = 100  # d
-MANY = 4  # most lengths in one picture
-LONG = 1000  # most events of a session
-WIDE = 4096  # most columns of an encoding
+PAPER_SCHEMES = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
+PAPER_SIZE = 100  # d
+MAX_LENGTHS = 4  # in one picture
+MAX_LENGTH = 1000  # of a session
+MAX_COLUMNS = 4096  # of an encoding
 
 
 def inspect_encoding(
@@ -38,16 +38,14 @@ def inspect_encoding(
     out: str | Path | None = None,
     data_path: str | Path | None = None,
 ) -> Report:
-    """Draw the position encodings of a trained model, or fixed encodings, and report on each.
-
-    Writes encoding_<scheme>.png for each.
+    """Draw position encodings of a trained model or fixed ones, each as encoding_<scheme>.png.
 
     Args:
         schemes: names of encodings; by default all of the trained model, else ``spe`` and ``dpe``.
         lengths: lengths of the sessions to draw.
         trained: a run folder, or a checkpoint in one.
         hidden_size: d of fixed encodings, the paper's 100 by default.
-        out: folder to write to; by default the run's, or else the current one.
+        out: folder to write to; by default the run folder, else the current one.
         data_path: see :func:`open_run`.
 
     Raises:
@@ -55,22 +53,22 @@ def inspect_encoding(
     """
     lengths = sorted(set(lengths))
     longest = lengths[-1]
-    if not 2 <= lengths[0] <= longest <= LONG or len(lengths) > MANY:
-        expected = f"expected 1 to {MANY} lengths, at most {LONG} and at least 2"
+    if not 2 <= lengths[0] <= longest <= MAX_LENGTH or len(lengths) > MAX_LENGTHS:
+        expected = f"expected 1 to {MAX_LENGTHS} lengths, at most {MAX_LENGTH} and at least 2"
         raise UsageError(f"--length: {expected}, found {' '.join(map(str, lengths))}")
     if trained is None:
         if data_path is not None:
             raise UsageError("--data_path: goes with --checkpoint; nothing else has a dataset")
-        folder, where = Path("."), ""
-        drawn = fixed_encodings(schemes or OF_THE_PAPER, longest, hidden_size)
+        folder, suffix = Path("."), ""
+        encodings_by_name = fixed_encodings(schemes or PAPER_SCHEMES, longest, hidden_size)
     else:
         if hidden_size is not None:
             raise UsageError("--hidden_size: a trained model has its own")
         run, experiment = open_run(trained, data_path)
         config = experiment.config
-        folder, where = run.path, f"; {config['model']} on {config['dataset']}"
-        drawn = learned_encodings(experiment.model, schemes)
-    for name, scheme in drawn.items():
+        folder, suffix = run.path, f"; {config['model']} on {config['dataset']}"
+        encodings_by_name = learned_encodings(experiment.model, schemes)
+    for name, scheme in encodings_by_name.items():
         if scheme.max_length < longest:
             raise UsageError(
                 f"--length: {name} of this model ends at {scheme.max_length} interactions"
@@ -78,13 +76,15 @@ def inspect_encoding(
     folder = folder if out is None else Path(out)
     make_folder(folder)
     files, rows = [], []
-    for name, scheme in drawn.items():
+    for name, scheme in encodings_by_name.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
         summary = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
-        title = f"{name}, {vectors[longest].shape[1]} columns: {summary}{where}"
+        title = f"{name}, {vectors[longest].shape[1]} columns: {summary}{suffix}"
         files.append(draw_encoding(vectors, title, folder / f"encoding_{name}.png"))
-        aware = (columns(scheme, longest) for columns in (forward_columns, backward_columns))
-        spans = [format_spans(found) if found else "no" for found in aware]
+        spans = [
+            format_spans(columns) if columns else "no"
+            for columns in (forward_columns(scheme, longest), backward_columns(scheme, longest))
+        ]
         rows.append([name, *spans, "yes" if is_unique(scheme, longest) else "no"])
     names = ["encoding", "forward-aware", "backward-aware", "unique in a session"]
     headline = f"columns, in sessions of up to {longest} interactions"
@@ -94,17 +94,17 @@ def inspect_encoding(
 def fixed_encodings(
     names: Sequence[str], max_length: int, hidden_size: int | None
 ) -> dict[str, PositionEncoding]:
-    """Build fixed encodings by name, for sessions of up to ``max_length`` events.
+    """Build fixed encodings by name, for sessions of up to ``max_length`` interactions.
 
     Raises:
-        UsageError: for a name that is not an encoding, or is learned; for a bad size.
+        UsageError: for a name that is not a fixed encoding, or a bad size.
     """
-    d = SIZE_OF_THE_PAPER if hidden_size is None else hidden_size
-    if not 1 <= d <= WIDE:
-        raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {WIDE}'}")
+    d = PAPER_SIZE if hidden_size is None else hidden_size
+    if not 1 <= d <= MAX_COLUMNS:
+        raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {MAX_COLUMNS}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
     # reading a scheme imports it: of other packages' schemes only those that are named
-    schemes = [name for name in SCHEMES if name in SCHEMES.places or name in names]
+    schemes = [name for name in SCHEMES if name in SCHEMES.paths or name in names]
     allowed = [name for name in schemes if issubclass(SCHEMES[name], PositionEncoding)]
     previous_type = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # slow sines are equal by rounding alone in float32
@@ -126,11 +126,12 @@ def fixed_encodings(
 
 def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
     """Return the position encodings of a model by name of the scheme, one of each kind."""
-    own: dict[str, PositionEncoding] = {}
+    found: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            own.setdefault(SCHEMES.registered_name(type(module)) or type(module).__name__, module)
-    return own
+            name = SCHEMES.registered_name(type(module)) or type(module).__name__
+            found.setdefault(name, module)
+    return found
 
 
 def agreement(vectors: np.ndarray) -> np.ndarray:
@@ -140,7 +141,7 @@ def agreement(vectors: np.ndarray) -> np.ndarray:
     A), up to the sum of a row.
 
     Args:
-        vectors: [t, d] encodings of a session, the oldest event first.
+        vectors: [t, d] encodings of a session, the oldest interaction first.
     """
     logits = vectors @ vectors.T / np.sqrt(vectors.shape[1])
     logits = np.where(np.tri(len(logits), dtype=bool), logits, -np.inf)
@@ -153,50 +154,45 @@ def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, Posit
     Raises:
         UsageError: if the model has none, or lacks one of the names.
     """
-    own = encodings_in(model)
-    missing = [name for name in names if name not in own]
-    if missing or not own:
-        has = f"has {', '.join(own)}" if own else "adds no encoding of positions to its input"
+    found = encodings_in(model)
+    missing = [name for name in names if name not in found]
+    if missing or not found:
+        has = f"has {', '.join(found)}" if found else "adds no encoding of positions to its input"
         raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {has}")
-    return {name: scheme for name, scheme in own.items() if not names or name in names}
+    return {name: scheme for name, scheme in found.items() if not names or name in names}
 
 
 def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
-    """Return the vectors of a session's events, [length, d], the oldest event first."""
+    """Return the vectors [length, d] of the interactions of a session, the oldest first."""
     position = torch.arange(length)
     return encodings(scheme, position, torch.full_like(position, length)).numpy()
 
 
 def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
-    """Draw the vectors of sessions, and below them dot products within and between sessions.
-
-    ``vectors`` are [length, d] by length of the session, the oldest event first.
-    """
+    """Draw vectors [length, d] by session length, and dot products within and between sessions."""
     vectors = {length: rows.astype(np.float64) for length, rows in vectors.items()}
     lengths = list(vectors)
-    pairs = [(a, a) for a in lengths] + list(combinations(lengths, 2))
-    products = [vectors[a] @ vectors[b].T for a, b in pairs]
+    pairs = [(length, length) for length in lengths] + list(combinations(lengths, 2))
+    products = [vectors[m] @ vectors[n].T for m, n in pairs]
     columns = min(len(pairs), 4)
     rows = math.ceil(len(pairs) / columns)
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
     halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
-    top = max(np.abs(rows).max() for rows in vectors.values())
+    top, bottom = halves
+    highest = max(np.abs(rows).max() for rows in vectors.values())
     labels = [
         ("column of the encoding", "interaction (0: oldest)", f"{n} interactions") for n in lengths
     ]
-    style = {"label": "value", "cmap": "RdBu_r", "vmin": -top, "vmax": top}
-    _draw_images(halves[0], (1, len(lengths)), list(vectors.values()), labels, **style)
-    low, high = min(map(np.min, products)), max(map(np.max, products))
+    style = {"label": "value", "cmap": "RdBu_r", "vmin": -highest, "vmax": highest}
+    _draw_images(top, (1, len(lengths)), list(vectors.values()), labels, **style)
+    titles = ["within one history" if m == n else "between two" for m, n in pairs]
     labels = [
-        (
-            f"interaction of {b}",
-            f"interaction of {a}",
-            "within one history" if a == b else "between two",
-        )
-        for a, b in pairs
+        (f"interaction of {n}", f"interaction of {m}", title)
+        for (m, n), title in zip(pairs, titles, strict=True)
     ]
-    style = {"label": "dot product", "cmap": "viridis", "vmin": low, "vmax": high}
-    _draw_images(halves[1], (rows, columns), products, labels, **style)
+    limits = {"vmin": min(map(np.min, products)), "vmax": max(map(np.max, products))}
+    style = {"label": "dot product", "cmap": "viridis", **limits}
+    _draw_images(bottom, (rows, columns), products, labels, **style)
     return write(figure, file, title)
 
 
@@ -208,7 +204,7 @@ def _draw_images(
     label: str,
     **style: Any,
 ) -> None:
-    """Draw images into rows and columns of a figure, with labels of x and y and a title each."""
+    """Draw images into a grid of panels, with the labels of x and y and the title of each."""
     panels = figure.subplots(*shape, squeeze=False)
     for panel in panels.flat[len(images) :]:
         panel.set_visible(False)

@@ -16,52 +16,53 @@ NAMED = 50  # most interactions whose items are named; more are numbered by step
 NUMBERED = 400  # most cells that show the change of rank
 
 
-def draw_explanation(found: pd.DataFrame, file: str | Path, title: str = "") -> Path:
+def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -> Path:
     """Draw by how much the score of each item falls without each past interaction.
 
-    Where there is room, a cell shows by how many ranks the item falls (-: rises), if it does.
+    If there is room, a cell shows by how many ranks the item falls (-: rises).
 
     Args:
-        found: as ``Recommender.explain`` returns it.
+        effects: table that ``Recommender.explain`` returns.
         file: to write, such as ``because.png``.
         title: title of the picture, such as whose history it is.
 
     Raises:
-        UsageError: if the history has one interaction only; if the file cannot be written.
+        UsageError: if the history has only one interaction, or the file cannot be written.
         CheckpointError: if scores are not finite.
     """
-    if found["steps_back"].max() == 1:
+    if effects["steps_back"].max() == 1:
         raise UsageError(
             "history: it has one known interaction only, without which nothing is left"
         )
-    require_finite([found["score_change"].to_numpy()], "scores")
-    items = found.drop_duplicates("item").set_index("item")
-    tables = found.pivot(index="item", columns="steps_back").loc[items.index]
-    lost = -tables["score_change"].to_numpy()[:, ::-1]  # the oldest first
-    falls = tables["rank_change"].to_numpy(int)[:, ::-1]
+    require_finite([effects["score_change"].to_numpy()], "scores")
+    items = effects.drop_duplicates("item").set_index("item")
+    tables = effects.pivot(index="item", columns="steps_back").loc[items.index]
+    loss = -tables["score_change"].to_numpy()[:, ::-1]  # the oldest first
+    rank_change = tables["rank_change"].to_numpy(int)[:, ::-1]
     past = tables["past"].iloc[0].to_list()[::-1]
-    k, r = lost.shape  # items, interactions
-    figure = new_figure(min(3.5 + 0.34 * r, 17), 2.6 + 0.34 * k)
+    num_items, length = loss.shape
+    figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
     panel = figure.subplots()
-    image = panel.imshow(lost, aspect="auto", interpolation="nearest", **color_scale([lost]))
+    image = panel.imshow(loss, aspect="auto", interpolation="nearest", **color_scale([loss]))
     ranks = zip(items.index, items["rank"], strict=True)
-    panel.set_yticks(range(k), [f"{shorten(str(name))}  ({rank})" for name, rank in ranks])
+    panel.set_yticks(range(num_items), [f"{shorten(str(name))}  ({rank})" for name, rank in ranks])
     panel.set(ylabel="item (rank)", xlabel="past interaction, the newest on the right")
-    if r <= NAMED:
-        panel.set_xticks(range(r), [shorten(str(name)) for name in past], rotation=90)
+    if length <= NAMED:
+        panel.set_xticks(range(length), [shorten(str(name)) for name in past], rotation=90)
     else:
-        ticks = np.arange(r - 1, -1, -(r // 10))
-        panel.set_xticks(ticks, [str(r - tick) for tick in ticks])
+        ticks = np.arange(length - 1, -1, -(length // 10))
+        panel.set_xticks(ticks, [str(length - tick) for tick in ticks])
         panel.set_xlabel("past interaction, steps back (1: the newest)")
     panel.tick_params(labelsize=SMALL)
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name starts no formula
-    if k * r <= NUMBERED:
-        dark = 0.6 * np.abs(lost).max()  # cells from here on are too dark for black text
-        for row, column in zip(*np.nonzero(falls), strict=True):
-            color = "white" if abs(lost[row, column]) > dark else "black"
+    caption = ""
+    if loss.size <= NUMBERED:
+        caption = "numbers: ranks it falls without the interaction"
+        dark = 0.6 * np.abs(loss).max()  # cells from here on are too dark for black text
+        for row, column in zip(*np.nonzero(rank_change), strict=True):
+            color = "white" if abs(loss[row, column]) > dark else "black"
             style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL - 1}
-            panel.text(column, row, f"{falls[row, column]:+d}", color=color, **style)
+            panel.text(column, row, f"{rank_change[row, column]:+d}", color=color, **style)
     figure.colorbar(image, ax=panel, label="score lost without it")
-    numbers = "numbers: ranks it falls without the interaction" if k * r <= NUMBERED else ""
-    return write(figure, file, title, numbers)
+    return write(figure, file, title, caption)

@@ -1,4 +1,4 @@
-"""Shared parts of all pictures: sizes, colours, titles that fit, heat maps over events, files."""
+"""Shared parts of all pictures: colours, titles that fit, heat maps over interactions, files."""
 
 from __future__ import annotations
 
@@ -34,27 +34,24 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
 
 
 def set_title(figure: Figure, *lines: str) -> None:
-    """Set the title of a whole figure; lines that are too wide are broken.
-
-    Text is not parsed: a dollar in a name starts no formula.
-    """
-    title = figure.suptitle("", fontsize=TITLE, parse_math=False)
-    parts = [part for line in lines if line for part in _break_line(line, figure, title)]
-    title.set_text("\n".join(parts))
+    """Set the title of a whole figure; lines that are too wide are broken."""
+    title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
+    texts = [_wrap_line(line, figure, title) for line in lines if line]
+    title.set_text("\n".join(texts))
 
 
-def _break_line(line: str, figure: Figure, title: Text) -> list[str]:
+def _wrap_line(line: str, figure: Figure, title: Text) -> str:
     """Break a line so that it fits the figure as text of ``title``, at 8 characters at least."""
     canvas: Any = figure.canvas  # FigureCanvasAgg, which has a renderer
-    renderer, room = canvas.get_renderer(), 0.97 * figure.bbox.width
-    width = len(line)
+    renderer, limit = canvas.get_renderer(), 0.97 * figure.bbox.width
+    num_chars = len(line)
     while True:
-        parts = textwrap.wrap(line, width)
-        title.set_text("\n".join(parts))
-        needed = title.get_window_extent(renderer).width
-        if needed <= room or width <= 8:
-            return parts
-        width = max(8, min(width - 1, int(width * room / needed)))
+        text = textwrap.fill(line, num_chars)
+        title.set_text(text)
+        width = title.get_window_extent(renderer).width
+        if width <= limit or num_chars <= 8:
+            return text
+        num_chars = max(8, min(num_chars - 1, int(num_chars * limit / width)))
 
 
 def shorten(name: str, limit: int = LONGEST) -> str:
@@ -65,9 +62,9 @@ def shorten(name: str, limit: int = LONGEST) -> str:
     return f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
 
 
-def set_whole_ticks(axis: Any, most: int | Literal["auto"] = "auto") -> None:
-    """Put the ticks of an axis on whole numbers only, at most ``most`` steps."""
-    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+def set_whole_ticks(axis: Any, limit: int | Literal["auto"] = "auto") -> None:
+    """Put the ticks of an axis on whole numbers only, at most ``limit`` steps."""
+    axis.set_major_locator(MaxNLocator(limit, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def write(figure: Figure, file: str | Path, *titles: str) -> Path:
@@ -87,10 +84,10 @@ def write(figure: Figure, file: str | Path, *titles: str) -> Path:
 
 def color_scale(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
     """Return the colour map of matrices: from zero up, or diverging if a value is below zero."""
-    top = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
+    limit = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
     if min(float(matrix.min()) for matrix in matrices) < 0:
-        return {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
-    return {"cmap": "Blues", "vmin": 0.0, "vmax": top}
+        return {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    return {"cmap": "Blues", "vmin": 0.0, "vmax": limit}
 
 
 def draw_maps(
@@ -102,11 +99,12 @@ def draw_maps(
     columns: int | None = None,
     style: dict[str, Any] | None = None,
 ) -> Path:
-    """Draw square matrices over events, a panel each, on one scale; the last row is the newest.
+    """Draw square matrices over interactions, a panel each, on one scale.
 
     Args:
-        panels: title and [n, n] matrix of each panel; ticks count from 0, the newest event.
-        titles, file: of the picture.
+        panels: title and [n, n] matrix of each panel, the newest interaction last; ticks count
+            back from it, which is 0.
+        titles, file: lines of the title, and file of the picture.
         axes: labels of columns and of rows, shown at outer panels only.
         label: label of the colours.
         columns: number of panels in a row.
@@ -114,24 +112,24 @@ def draw_maps(
     """
     columns = columns or min(len(panels), ABREAST)
     rows = math.ceil(len(panels) / columns)
-    side = min(3.2, max(1.5, 12 / max(columns, rows)))
+    side = min(3.2, max(1.5, 12 / max(columns, rows)))  # of a panel, in inches
     width, height = max(side * columns + 1.8, 5.5), side * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
     style = style or color_scale([matrix for _, matrix in panels])
-    size = 10 if side > 2.2 else 8
+    font_size = 10 if side > 2.2 else 8
     image: Any = None
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
-    for place, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
+    for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
         n = len(matrix)
         extent = (0.5 - n, 0.5, 0.5, 0.5 - n)
         image = panel.imshow(matrix, extent=extent, interpolation="nearest", **style)
-        panel.set_title(name, fontsize=size)
-        first, last = place % columns == 0, place + columns >= len(panels)
-        panel.tick_params(labelsize=size, labelleft=first, labelbottom=last)
-        panel.set_xlabel(axes[0] if last else "", fontsize=size)
-        panel.set_ylabel(axes[1] if first else "", fontsize=size)
+        panel.set_title(name, fontsize=font_size)
+        is_left, is_bottom = index % columns == 0, index + columns >= len(panels)
+        panel.tick_params(labelsize=font_size, labelleft=is_left, labelbottom=is_bottom)
+        panel.set_xlabel(axes[0] if is_bottom else "", fontsize=font_size)
+        panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
         for axis in (panel.xaxis, panel.yaxis):
             set_whole_ticks(axis, max(2, int(2 * side)))
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
@@ -141,16 +139,13 @@ def draw_maps(
 def draw_triangles(
     matrices: dict[str, np.ndarray], titles: Sequence[str], label: str, file: Path
 ) -> Path:
-    """Draw the values of events with the events before them, a panel for each matrix.
-
-    ``matrices`` are [t, t] by name, with values up to 1; above the diagonal nothing is drawn.
-    """
+    """Draw the lower triangles of matrices [t, t] by name, with values up to 1."""
     lower = {
         name: np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
         for name, matrix in matrices.items()
     }
     # colours from the smallest value up: trained vectors may be short, and differ by little
-    low = min(float(np.nanmin(matrix)) for matrix in lower.values())
-    style = {"cmap": "Blues", "vmin": min(low, 1.0 - 1e-6), "vmax": 1.0}  # never an empty range
+    minimum = min(float(np.nanmin(matrix)) for matrix in lower.values())
+    style = {"cmap": "Blues", "vmin": min(minimum, 1.0 - 1e-6), "vmax": 1.0}  # a range, not a point
     axes = ("interaction before (0: newest)", "interaction (0: newest)")
     return draw_maps(list(lower.items()), titles, axes, label, file, style=style)

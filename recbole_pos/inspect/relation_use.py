@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
+from recbole_pos.inspect.attention import record_calls
 from recbole_pos.inspect.pictures import (
     BLUE,
     GREEN,
@@ -27,7 +28,6 @@ from recbole_pos.inspect.pictures import (
 )
 from recbole_pos.inspect.trained import Report, open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME
@@ -49,15 +49,15 @@ MEANING = {
 
 @dataclass(frozen=True)
 class RelationUse:
-    """What one attribute does in the batches looked at; see ``MEANING``.
+    """Use of the relations by one attribute in the measured batches, see ``MEANING``.
 
     Attributes:
         field: field of the relation; of users all their fields, which act as one.
         source: item, behaviour or user.
-        known, read, others: as in ``MEANING``; others is NaN where nothing is read.
-        adds: as in ``MEANING``, for each layer; of users, NaN in layers that do not aggregate.
+        known, read, others: see ``MEANING``; others is NaN where nothing is read.
+        adds: see ``MEANING``, for each layer; of users, NaN in layers that do not aggregate.
         heads: [layers, M'] W^R of equation 8; empty for users.
-        gate: weight of aggregation in each layer, for users only; NaN where there is no gate.
+        gate: weight of aggregation in each layer, only of users; NaN where there is no gate.
     """
 
     field: str
@@ -82,7 +82,7 @@ def inspect_relations(
         batches: number of training batches to measure.
 
     Raises:
-        UsageError: if the run is no trained AttrFormer, or one without relations.
+        UsageError: if the model is not an AttrFormer, or has no relations.
         CheckpointError: if weights, or what relations add, are not finite.
     """
     if batches < 1:
@@ -96,21 +96,26 @@ def inspect_relations(
     model.inference = "batch"  # as in training, also where predictions read no relations
     loader = experiment.loaders["train"]
     select_rows = model.window_rows if loader.packed else model.prefix_rows
-    chosen = islice(loader, min(batches, len(loader)))
-    rows = [select_rows(batch.to(model.device))[0] for batch in chosen]
-    uses, events = measure_relations(model, rows)
+    rows = [select_rows(batch.to(model.device))[0] for batch in islice(loader, batches)]
+    uses, num_events = measure_relations(model, rows)
     content = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
-    content |= {"batches": len(rows), "events": events, "measures": MEANING, "relations": uses}
+    content |= {"batches": len(rows), "events": num_events, "measures": MEANING, "relations": uses}
     file = folder.path / "relations.json"
     file.write_bytes(to_json(content, indent=2, inf_nan_mode="null") + b"\n")
-    title = f"{config['model']} on {config['dataset']}: {events:,} interactions of training batches"
+    run = f"{config['model']} on {config['dataset']}"
+    title = f"{run}: {num_events:,} interactions of training batches"
     picture = draw_relations(uses, title, folder.path / "relations.png")
     table = pd.DataFrame(
-        {"relation": use.field, "source": use.source, "known": f"{use.known:.0%}",
-         "read": f"{use.read:.1f}", "others": f"{use.others:.0%}"}
-        | {f"adds, layer {n}": f"{added:.3f}" for n, added in enumerate(use.adds, 1)}
+        {
+            "relation": use.field,
+            "source": use.source,
+            "known": f"{use.known:.0%}",
+            "read": f"{use.read:.1f}",
+            "others": f"{use.others:.0%}",
+            **{f"adds, layer {n}": f"{added:.3f}" for n, added in enumerate(use.adds, 1)},
+        }
         for use in uses
-    ).replace(["nan", "nan%"], "-")  # fmt: skip
+    ).replace(["nan", "nan%"], "-")
     notes = [f"{name}: {MEANING[name]}" for name in ("known", "read", "others", "adds")]
     notes += [
         f"gate of layer {number}: {gate:.4f}, the {MEANING['gate']}"
@@ -132,39 +137,30 @@ def measure_relations(
         batches: the rows of each batch of its training loader.
 
     Returns:
-        Relations in their order, users last; and the number of events measured, those that
-        overlapping windows repeat as context included.
+        Relations in their order, users last; and the number of interactions measured, with those
+        that overlapping windows repeat as context.
     """
     lookup = model.lookup
     declared = [relation for relation in model.declared if relation.source != "user"]
     layers = list(cast("Iterable[RelationLayer]", model.trm_encoder.layer))
-    count, events = len(declared) + 1, 0  # of rows and columns: the relations, and users last
+    count, num_events = len(declared) + 1, 0  # the relations, and users last
     known, read = np.zeros(count), np.zeros((count, 2))  # all, of other users
-    squares = np.zeros((len(layers), count + 2))  # relations, self-attention, states
+    squares = np.zeros((len(layers), count + 2))  # relations, users, self-attention, states
     for rows in batches:
         order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
         heads, users = lookup.find(rows, order)
-        for number, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
-            known[number] += relation.known(rows.events, lookup).sum()
-            read[number] += _count_reads(edges, order)
+        for i, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
+            known[i] += relation.is_known(rows.events, lookup).sum()
+            read[i] += _count_reads(edges, order)
         if users is not None and lookup.user_table is not None:
-            known[-1] += lookup.user_table.known[order.user].sum()
+            known[-1] += lookup.user_table.is_known[order.user].sum()
             read[-1] += _count_reads(users, order)
-        events += len(order)
-        seen: list[tuple[Tensor, SequenceContext, Tensor]] = []
-        keep = lambda _, args, out, seen=seen: seen.append((*args, out))  # noqa: E731
-        hooks = [layer.register_forward_hook(keep) for layer in layers]
-        try:
-            model.row_states(rows, None)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
-            squares[number] += _sum_squares(layer, x, ctx, out)
+        num_events += len(order)
+        squares += _sum_squares(model, layers, rows)
     require_finite([squares], "what relations add")
     with np.errstate(invalid="ignore", divide="ignore"):
         others = read[:, 1] / read[:, 0]
-        shares = list(zip(known / events, read[:, 0] / events, others, strict=True))
+        shares = list(zip(known / num_events, read[:, 0] / num_events, others, strict=True))
         adds = np.sqrt(squares[:, :-3] / squares[:, -2:-1])
         users_add = np.sqrt(squares[:, -3] / squares[:, -1])
     mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
@@ -179,34 +175,38 @@ def measure_relations(
         )
         for i, relation in enumerate(declared)
     ]
-    if model.lookup.user_table is not None:
+    if lookup.user_table is not None:
         fields = ", ".join(x.field for x in model.declared if x.source == "user")
         gates = [layer.user_gate for layer in layers]
         gate = [float("nan") if weight is None else float(weight) for weight in gates]
         added = np.where([layer.aggregates for layer in layers], users_add, np.nan).tolist()
         uses.append(RelationUse(fields, "user", *shares[-1], added, [], gate))
-    return uses, events
+    return uses, num_events
 
 
 def _count_reads(edges: Edges, order: EventOrder) -> list[int]:
-    """Count the relations that events read: all, and those of other users."""
+    """Count the relations that interactions read: all, and those of other users."""
     is_other = order.user[edges.reader] != order.user[edges.source]
     return [len(is_other), int(is_other.sum())]
 
 
-def _sum_squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor) -> np.ndarray:
-    """Return sums of squares: of what each relation, users and self-attention add; of states.
-
-    ``x`` and ``out`` [m, d] are inputs and outputs of the layer.
-    """
-    attention = layer.multi_head_attention
-    normed = attention.LayerNorm(x) if attention.pre_norm else x
-    parts = []
-    if ctx.relations.heads is not None:
-        parts += list(attention.contributions(normed, ctx.relations))
-    state = TransformerLayer.forward(layer, x, ctx)
-    parts += [out - state, MultiHeadAttention.attention(attention, normed, ctx), state]
-    return np.array([float(part.double().square().sum()) for part in parts])
+def _sum_squares(
+    model: AttrFormer, layers: list[RelationLayer], rows: PackedSequences
+) -> np.ndarray:
+    """Return sums of squares [layers, n]: of relations, users, self-attention and states."""
+    with record_calls(layers) as calls:
+        model.row_states(rows, None)
+    sums = []
+    for layer, (x, ctx, out) in zip(layers, calls, strict=True):
+        attention = layer.multi_head_attention
+        normed = attention.LayerNorm(x) if attention.pre_norm else x
+        vectors: list[Tensor] = []
+        if ctx.relations.heads is not None:
+            vectors += attention.contributions(normed, ctx.relations)
+        state = TransformerLayer.forward(layer, x, ctx)
+        vectors += [out - state, MultiHeadAttention.attention(attention, normed, ctx), state]
+        sums.append([float(vector.double().square().sum()) for vector in vectors])
+    return np.array(sums)
 
 
 def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
@@ -220,14 +220,14 @@ def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
     widths += [max(1.2, 0.6 + 0.14 * weight.shape[1]) for weight in weights]
     figure = new_figure(sum(widths) + 1.2, 2.2 + 0.22 * (layers + 1) * len(uses))
     bars, *maps = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    place, bottom = np.arange(len(uses)), (len(uses) - 0.5, -0.5)
+    y, y_limits = np.arange(len(uses)), (len(uses) - 0.5, -0.5)
     for layer in range(layers):
         shift = 0.8 * ((layer + 0.5) / layers - 0.5)
         # colours repeat, lighter
-        color, light = LAYERS[layer % len(LAYERS)], 0.6 ** (layer // len(LAYERS))
-        style: dict[str, Any] = {"color": color, "alpha": light, "label": f"layer {layer + 1}"}
-        bars.barh(place + shift, [use.adds[layer] for use in uses], 0.8 / layers, **style)
-    bars.set(yticks=place, ylim=bottom, xlim=(0, None), xlabel="adds (self-attention = 1)")
+        color, alpha = LAYERS[layer % len(LAYERS)], 0.6 ** (layer // len(LAYERS))
+        style: dict[str, Any] = {"color": color, "alpha": alpha, "label": f"layer {layer + 1}"}
+        bars.barh(y + shift, [use.adds[layer] for use in uses], 0.8 / layers, **style)
+    bars.set(yticks=y, ylim=y_limits, xlim=(0, None), xlabel="adds (self-attention = 1)")
     bars.set_yticklabels(names, parse_math=False)
     bars.grid(axis="x", alpha=0.3)
     if layers > 1:
@@ -236,7 +236,7 @@ def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
         image = panel.imshow(weight, interpolation="nearest", aspect="auto", **color_scale(weights))
         panel.set_facecolor("0.92")  # shows in the rows of users, which have no W^R
         ticks = np.arange(weight.shape[1])
-        panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head", ylim=bottom, yticks=[])
+        panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head", ylim=y_limits, yticks=[])
         panel.set_title(f"$W^R$, layer {layer}", fontsize=10)
     if maps:
         figure.colorbar(image, ax=maps, label="weight")

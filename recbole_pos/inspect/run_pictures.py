@@ -37,7 +37,12 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
 
     Writes curves.png, and attention.png, kernel.png and positions.png where the model has them.
 
-    ``path`` is a run folder; for ``data_path`` see :func:`open_run`. Returns the files written.
+    Args:
+        path: a run folder.
+        data_path: see :func:`open_run`.
+
+    Returns:
+        The files written.
 
     Raises:
         UsageError: if there is no finished epoch to draw, or metrics.jsonl is damaged.
@@ -46,17 +51,17 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
     folder = RunFolder(path).require()
     experiment = open_run(folder.path, data_path)[1]
     metric = experiment.config["valid_metric"].lower()
-    history, note = read_metrics(folder.metrics, metric)
+    epochs, note = read_metrics(folder.metrics, metric)
     name, model = describe_run(experiment), experiment.model
     bigger = experiment.config["valid_metric_bigger"]
-    files = [draw_curves(history, metric, bigger, (name, note), folder.path / "curves.png")]
+    files = [draw_curves(epochs, metric, bigger, (name, note), folder.path / "curves.png")]
     weights = positional_weights(model)
     loader = experiment.loaders["test"] or experiment.loaders["valid"]
     picture = folder.path / "attention.png"
     if weights:  # each row divided by its largest weight, as in FPARec's Figure 3
         require_finite(weights, "attention")
-        floor = np.finfo(weights[0].dtype).tiny
-        scaled = [matrix / np.maximum(matrix.max(-1, keepdims=True), floor) for matrix in weights]
+        tiny = np.finfo(weights[0].dtype).tiny
+        scaled = [matrix / np.maximum(matrix.max(-1, keepdims=True), tiny) for matrix in weights]
         titles = (f"{name}: attention by position", "every row divided by its largest weight")
         files.append(draw_attention(scaled, titles, "weight / largest of its row", picture))
     elif isinstance(model, PosRecommender) and loader and (maps := attention_maps(model, loader)):
@@ -67,8 +72,8 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
         files.append(draw_kernel(factors, name, folder.path / "kernel.png"))
     if encodings := encodings_in(model):
         matrices = {
-            kind: agreement(session_vectors(scheme, scheme.max_length))
-            for kind, scheme in encodings.items()
+            scheme_name: agreement(session_vectors(scheme, scheme.max_length))
+            for scheme_name, scheme in encodings.items()
         }
         require_finite(list(matrices.values()), "encodings of positions")
         titles = (f"{name}: positions", "exp(p_i . p_j / sqrt(d)), rows divided by their largest")
@@ -93,7 +98,7 @@ def draw_attention(
 
 
 def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
-    """Draw the factors of a kernel [n, n] by name, minus the identity, which fresh factors are."""
+    """Draw the factors of a kernel [n, n] by name, without the identity that they begin as."""
     panels = [
         (name.replace(",", " - I,", 1), matrix - np.eye(len(matrix)))
         for name, matrix in factors.items()
@@ -105,40 +110,38 @@ def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
 
 
 def draw_curves(
-    history: Sequence[dict[str, Any]],
-    metric: str,
-    bigger: bool,
-    titles: Sequence[str],
-    file: Path,
+    epochs: Sequence[dict[str, Any]], metric: str, bigger: bool, titles: Sequence[str], file: Path
 ) -> Path:
     """Draw training loss and validation metric per epoch, the best epoch marked.
 
     Args:
-        history: lines of metrics.jsonl.
-        metric: name of the validation metric; higher is better if ``bigger``.
-        titles, file: of the picture.
+        epochs: lines of metrics.jsonl.
+        metric: name of the validation metric.
+        bigger: whether higher is better.
+        titles, file: lines of the title, and file of the picture.
     """
-    scores = [(line["epoch"], line["valid"][metric]) for line in history if line["valid"]]
+    scores = [(line["epoch"], line["valid"][metric]) for line in epochs if line["valid"]]
     figure = new_figure(7.5, 5.6 if scores else 3.6)
     panels = figure.subplots(1 + bool(scores), 1, sharex=True, squeeze=False)[:, 0]
-    style = {"marker": "o", "markersize": 4} if len(history) <= FEW else {}
-    losses = [(line["epoch"], line["loss"]) for line in history]
+    style = {"marker": "o", "markersize": 4} if len(epochs) <= FEW else {}
+    losses = [(line["epoch"], line["loss"]) for line in epochs]
     panels[0].plot(*zip(*losses, strict=True), color=GRAY, **style)
     panels[0].set_ylabel("training loss")
     caption = "no epoch was validated"
     if scores:
         panels[1].plot(*zip(*scores, strict=True), color=BLUE, **style)
+        choose = max if bigger else min
+        best_score = choose(score for _, score in scores)
         # of equal ones the latest, as RecBole's early stopping has it
-        value, best = max((score if bigger else -score, epoch) for epoch, score in scores)
-        value = value if bigger else -value
-        panels[1].plot(best, value, "o", color=BLUE, markersize=9)
+        best_epoch = max(epoch for epoch, score in scores if score == best_score)
+        panels[1].plot(best_epoch, best_score, "o", color=BLUE, markersize=9)
         panels[1].set_ylabel(f"validation {metric}")
         better = "higher" if bigger else "lower"
-        caption = f"best epoch {best} (dot): {metric} {value:.4f}, {better} is better"
+        caption = f"best epoch {best_epoch} (dot): {metric} {best_score:.4f}, {better} is better"
     for panel in panels:
         panel.grid(alpha=0.3)
     panels[-1].set_xlabel("epoch")
-    first, last = history[0]["epoch"], history[-1]["epoch"]
+    first, last = epochs[0]["epoch"], epochs[-1]["epoch"]
     pad = max(0.04 * (last - first), 0.3)
     panels[-1].set_xlim(first - pad, last + pad)
     set_whole_ticks(panels[-1].xaxis)
@@ -157,10 +160,9 @@ class _Line(BaseModel):
 def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
     """Read the epochs of a run's metrics.jsonl with loss and, where validated, ``metric``.
 
-    An incomplete last line, which a killed process leaves, is left out.
-
     Returns:
-        Lines in the order of their epochs, and a note about a line left out, or an empty text.
+        Lines in the order of their epochs, and a note if an incomplete last line was left out,
+        which a killed process leaves.
 
     Raises:
         UsageError: if the file cannot be read, has no complete line, or a damaged one.
@@ -169,7 +171,7 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
         lines = file.read_bytes().split(b"\n") if file.exists() else []
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
-    history: list[dict[str, Any]] = []
+    epochs: list[dict[str, Any]] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
@@ -177,21 +179,21 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
             line = _Line.model_validate_json(text).model_dump()
             if line["valid"] and metric not in line["valid"]:
                 raise ValueError(f"valid: there is no {metric}")
-            if history and line["epoch"] <= history[-1]["epoch"]:
-                raise ValueError(f"epoch {line['epoch']} comes after {history[-1]['epoch']}")
+            if epochs and line["epoch"] <= epochs[-1]["epoch"]:
+                raise ValueError(f"epoch {line['epoch']} comes after {epochs[-1]['epoch']}")
         except ValueError as error:
             problem = str(error)
             if isinstance(error, ValidationError):
                 first = error.errors(include_url=False, include_context=False)[0]
-                if history and number == len(lines) and first["type"] == "json_invalid":
+                if epochs and number == len(lines) and first["type"] == "json_invalid":
                     logging.getLogger(__name__).warning("%s: %s", file.parent, HALF_A_LINE)
-                    return history, HALF_A_LINE
+                    return epochs, HALF_A_LINE
                 problem = ": ".join([*map(str, first["loc"]), first["msg"]])
             raise UsageError(
                 f"{file}, line {number}: {problem}. `recbole-pos run --resume {file.parent}` "
                 "writes the file again from the checkpoint"
             ) from error
-        history.append(line)
-    if not history:
+        epochs.append(line)
+    if not epochs:
         raise UsageError(f"{file.parent} has no finished epoch yet: no line in {file.name}")
-    return history, ""
+    return epochs, ""

@@ -20,11 +20,11 @@ from recbole_pos.position.schemes import scheme_names
 
 @dataclass(frozen=True)
 class Report:
-    """What an inspection has found; printed by ``print``.
+    """Results of an inspection, as ``print`` shows them.
 
     Attributes:
         headline: what was inspected.
-        parts: tables of text, and lines between them.
+        parts: tables, and lines between them.
         files: the files written.
         content: content of the json file, if there is one.
     """
@@ -35,8 +35,11 @@ class Report:
     content: dict[str, Any]
 
     def __str__(self) -> str:
-        parts = (x if isinstance(x, str) else f"\n{x.to_string(index=False)}\n" for x in self.parts)
-        return "\n".join([self.headline, *parts, *map(str, self.files)])
+        texts = [
+            part if isinstance(part, str) else f"\n{part.to_string(index=False)}\n"
+            for part in self.parts
+        ]
+        return "\n".join([self.headline, *texts, *map(str, self.files)])
 
 
 def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[RunFolder, Experiment]:
@@ -44,7 +47,7 @@ def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[Run
 
     Args:
         path: the folder or the checkpoint.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        data_path: the folder that holds the folder of the dataset; by default that of the run.
 
     Raises:
         UsageError: if the path is neither.
@@ -60,11 +63,7 @@ def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[Run
 
 
 def require_finite(values: Iterable[np.ndarray], what: str) -> None:
-    """Check that ``what`` was computed from a model is finite: huge finite weights may overflow.
-
-    Raises:
-        CheckpointError: if some values are NaN or infinite.
-    """
+    """Raise a CheckpointError if values, named ``what`` in it, are NaN or infinite."""
     if not all(np.isfinite(array).all() for array in values):
         raise CheckpointError(
             f"{what} of this model is NaN or infinite: its weights are numbers, but too large to "
@@ -81,7 +80,7 @@ def describe_run(experiment: Experiment) -> str:
 
 
 def format_spans(numbers: Iterable[int]) -> str:
-    """Return rising numbers as text, such as ``1-3, 5``."""
+    """Return ascending numbers as text, such as ``1-3, 5``."""
     numbers = list(numbers)
-    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+    spans = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)

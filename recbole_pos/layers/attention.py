@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -48,10 +48,10 @@ class BlockOptions:
             torch materialise [b, h, t, t]: on CPU attention then takes 2x (t = 50) to 6x (200).
         activation: name in ``ACTIVATIONS``.
         norm: ``pre`` normalises the input of a sub-layer, ``post`` the sum with the residual.
-        bias: whether attention's projections have a bias.
+        bias: whether query, key and value have a bias.
         output: whether a linear layer (``dense``) follows the heads.
         layer_norm_eps: epsilon of the layer norms.
-        causal: whether an event sees only itself and older ones, or all of its sequence.
+        causal: whether an interaction sees only itself and older ones, or all of its sequence.
     """
 
     hidden_size: int
@@ -68,7 +68,7 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, config: Options, **fixed: Any) -> BlockOptions:
-        """Read the block options of a model's configuration; ``fixed`` ones are given instead."""
+        """Return the options of a model's configuration, those that no key sets as ``fixed``."""
         return cls(
             hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],
@@ -93,10 +93,10 @@ class MultiHeadAttention(nn.Module):
         d, bias = options.hidden_size, options.bias
         self.n_heads = options.n_heads
         self.head_size = d // options.n_heads
-        reads = position.projections
-        self.query = nn.Linear(d, d, bias=bias) if "query" in reads else None
-        self.key = nn.Linear(d, d, bias=bias) if "key" in reads else None
-        self.value = nn.Linear(d, d, bias=bias) if "value" in reads else None
+        needed = position.projections
+        self.query = nn.Linear(d, d, bias=bias) if "query" in needed else None
+        self.key = nn.Linear(d, d, bias=bias) if "key" in needed else None
+        self.value = nn.Linear(d, d, bias=bias) if "value" in needed else None
         self.dense = nn.Linear(d, d, bias=bias) if options.output else None
         self.position = position
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
@@ -126,10 +126,7 @@ class MultiHeadAttention(nn.Module):
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
-        """Project inputs [m, d] to query, key and value, [m, h, e] each.
-
-        A query or key that the scheme does not read is None; an unread value is x itself.
-        """
+        """Project x [m, d] to query, key, value, [m, h, e]; unread: None, None, and x itself."""
         layers = self.projections
         projected = iter(self._project_jointly(x, layers).unbind(1) if layers else ())
         query = None if self.query is None else next(projected)
@@ -152,7 +149,7 @@ class MultiHeadAttention(nn.Module):
         query, key = position.rotate(query, key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
         block = ctx.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
-        q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
+        q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
         return q, k, v, position.bias(q, k, ctx)
 
     def _dot_product(
@@ -165,7 +162,8 @@ class MultiHeadAttention(nn.Module):
         elif not (self.causal or ctx.is_full):
             bias = ~self._mask(ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
-        if bias is not None and bias.requires_grad and dropout == 0 and _is_shared(bias):
+        is_shared = bias is not None and (bias.dim() < 4 or bias.size(0) == 1)  # by all sequences
+        if bias is not None and is_shared and bias.requires_grad and dropout == 0:
             bias = bias.expand(1, q.size(1), ctx.width, ctx.width)
             return ctx.unpad(biased_attention(q, k, v, bias).transpose(1, 2), "start")
         out = F.scaled_dot_product_attention(
@@ -188,18 +186,12 @@ class MultiHeadAttention(nn.Module):
         return logits.masked_fill(self._mask(ctx), -torch.inf).softmax(-1)
 
 
-def _is_shared(bias: Tensor) -> bool:
-    """Return whether a bias, broadcastable to [b, h, t, t], is the same for all sequences."""
-    return bias.dim() < 4 or bias.size(0) == 1
-
-
 class _BiasedAttention(torch.autograd.Function):
-    """Fused attention forward; backward in chunks of sequences, since fused kernels have no
-    gradient to a bias and torch would keep the weights of the whole batch for it."""
+    """Fused attention whose gradient to the bias, which fused kernels lack, is made in chunks."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        # detached: torch takes the fused kernel only for a mask that wants no gradient
+        # detached: torch uses the fused kernel only for a mask that requires no gradient
         q, k, v, bias = (x.detach() for x in (q, k, v, bias))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         ctx.save_for_backward(q, k, v, bias, out)
@@ -212,16 +204,16 @@ class _BiasedAttention(torch.autograd.Function):
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
         scale = q.size(-1) ** -0.5
-        for part in chunks(q.size(0), bias.numel(), q.device):
-            scaled_q, grad_out = q[part] * scale, grad[part]
-            weights = (scaled_q @ k[part].transpose(-1, -2)).add_(bias).softmax(-1)
-            grad_v[part] = weights.transpose(-1, -2) @ grad_out
+        for rows in chunks(q.size(0), bias.numel(), q.device):
+            scaled_q, grad_out = q[rows] * scale, grad[rows]
+            weights = (scaled_q @ k[rows].transpose(-1, -2)).add_(bias).softmax(-1)
+            grad_v[rows] = weights.transpose(-1, -2) @ grad_out
             # of softmax: w * (dw - sum(w * dw)), where the sum is that of grad_out * out
-            grad_logits = grad_out @ v[part].transpose(-1, -2)
-            grad_logits -= (grad_out * out[part]).sum(-1, keepdim=True)
+            grad_logits = grad_out @ v[rows].transpose(-1, -2)
+            grad_logits -= (grad_out * out[rows]).sum(-1, keepdim=True)
             grad_logits *= weights
-            grad_q[part] = (grad_logits @ k[part]) * scale
-            grad_k[part] = grad_logits.transpose(-1, -2) @ scaled_q
+            grad_q[rows] = (grad_logits @ k[rows]) * scale
+            grad_k[rows] = grad_logits.transpose(-1, -2) @ scaled_q
             grad_bias += grad_logits.sum(0, keepdim=True)
         return grad_q, grad_k, grad_v, grad_bias.to(bias.dtype)
 
@@ -233,8 +225,8 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         q, k, v: [b, h, t, e], as the result.
         bias: [1, h, t, t], -inf where a query must not look; it gets a gradient.
     """
-    whole = torch.compiler.is_compiling()  # one graph for any number of sequences
-    if whole or q.size(0) * bias.numel() <= chunk_elements(q.device):  # torch's own is faster
+    is_small = q.size(0) * bias.numel() <= chunk_elements(q.device)
+    if torch.compiler.is_compiling() or is_small:  # chunks are no graph, and slower where small
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     with torch.autocast(q.device.type, enabled=False):
         return _BiasedAttention.apply(*(x.to(v.dtype) for x in (q, k, v, bias)))
@@ -260,12 +252,15 @@ class FeedForward(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """One block: attention, then feed-forward."""
+    """One block: attention, then feed-forward, each of the class that a subclass may replace."""
+
+    attention_class: ClassVar[type[MultiHeadAttention]] = MultiHeadAttention
+    feed_forward_class: ClassVar[type[nn.Module]] = FeedForward
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
         super().__init__()
-        self.multi_head_attention = MultiHeadAttention(options, position)
-        self.feed_forward = FeedForward(options)
+        self.multi_head_attention = self.attention_class(options, position)
+        self.feed_forward = self.feed_forward_class(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
         """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
@@ -279,8 +274,8 @@ class TransformerEncoder(nn.Module):
     Args:
         options: options of the blocks.
         n_layers: number of blocks.
-        position: builds the scheme of a block.
-        block: builds a block from options and scheme; its ``multi_head_attention`` has the scheme.
+        position: builds the scheme of a block, from the first block on.
+        block: builds a block, with the scheme in its ``multi_head_attention``.
     """
 
     def __init__(

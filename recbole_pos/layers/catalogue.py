@@ -1,4 +1,7 @@
-"""Scores of the whole catalogue, a part at a time: memory is rows x part, whatever its size."""
+"""Scores of the whole catalogue, a part at a time: memory is [rows, part], whatever its size.
+
+Shapes: c items of a part, d the size of vectors; a row is a history whose items are ranked.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 PART = 1 << 15  # items that are scored at once
-GROUP = 64  # columns of a group in ``_largest``, which first compares the maxima of groups
+GROUP = 64  # columns of a group in ``_select_in_groups``, which compares their maxima first
 
 Scores = Callable[[Tensor], Tensor]
 Parts = Iterable[tuple[Tensor, Tensor]]
@@ -29,8 +32,8 @@ class Choice:
 
     def column(self, items: Tensor) -> Tensor:
         """Return the column of each id among the ranked ``items``; -1 for an id not ranked."""
-        place = torch.searchsorted(self.items, items).clamp_(max=len(self.items) - 1)
-        return torch.where(self.items[place] == items, place, -1)
+        column = torch.searchsorted(self.items, items).clamp_(max=len(self.items) - 1)
+        return torch.where(self.items[column] == items, column, -1)
 
 
 def score_parts(
@@ -43,16 +46,16 @@ def score_parts(
         choice: the items to rank.
         barred: [p] rows and [p] ids of the pairs to exclude: their score becomes -inf.
     """
-    column = None if barred is None else choice.column(barred[1])
+    barred_rows, barred_items = barred if barred is not None else (choice.items[:0],) * 2
+    column = choice.column(barred_items)
     for begin in range(0, len(choice.items), PART):
         items = choice.items[begin : begin + PART]
-        part = scores(items)
+        part_scores = scores(items)
         if choice.bonus is not None:
-            part = part + choice.bonus[begin : begin + PART]
-        if column is not None and barred is not None:
-            in_part = (column >= begin) & (column < begin + len(items))
-            part[barred[0][in_part], column[in_part] - begin] = -torch.inf
-        yield items, part
+            part_scores = part_scores + choice.bonus[begin : begin + PART]
+        in_part = (column >= begin) & (column < begin + len(items))
+        part_scores[barred_rows[in_part], column[in_part] - begin] = -torch.inf
+        yield items, part_scores
 
 
 def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
@@ -63,14 +66,15 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
         where fewer are left.
     """
     best = best_items = torch.empty(0)
-    for number, (items, part) in enumerate(parts):
-        value, place = _largest(part, min(k, len(items)))
-        if not number:
-            best, best_items = value, items[place]
+    for part_index, (items, scores) in enumerate(parts):
+        part_best, column = _select_in_groups(scores, min(k, len(items)))
+        if part_index == 0:
+            best, best_items = part_best, items[column]
             continue
-        best, best_items = torch.cat((best, value), 1), torch.cat((best_items, items[place]), 1)
-        best, place = _highest(best, min(k, best.size(1)))
-        best_items = best_items.gather(1, place)
+        best = torch.cat((best, part_best), 1)
+        best_items = torch.cat((best_items, items[column]), 1)
+        best, column = _select(best, min(k, best.size(1)))
+        best_items = best_items.gather(1, column)
     return best, best_items
 
 
@@ -87,16 +91,18 @@ def scores_and_ranks(
         [rows, k] scores, and [rows, k] ranks in the order of :func:`select_best`, from 1.
     """
     column, begin = choice.column(ids), 0
-    own = torch.full(ids.shape, torch.nan)
-    for items, part in score_parts(scores, choice, barred):
+    id_scores = torch.full(ids.shape, torch.nan)
+    for items, part_scores in score_parts(scores, choice, barred):
         in_part = (column >= begin) & (column < begin + len(items))
-        score = part.gather(1, (column - begin).clamp(0, len(items) - 1))
-        own, begin = torch.where(in_part, score, own.to(score)), begin + len(items)
-    rank = torch.ones_like(ids)
-    for items, part in score_parts(scores, choice, barred):
-        for k, (score, item) in enumerate(zip(own.T[..., None], ids.T[..., None], strict=True)):
-            rank[:, k] += ((part > score) | ((part == score) & (items < item))).sum(1)
-    return own, rank
+        score = part_scores.gather(1, (column - begin).clamp(0, len(items) - 1))
+        id_scores, begin = torch.where(in_part, score, id_scores.to(score)), begin + len(items)
+    ranks = torch.ones_like(ids)
+    for items, part_scores in score_parts(scores, choice, barred):
+        for k in range(ids.size(1)):
+            score, item = id_scores[:, k, None], ids[:, k, None]
+            is_before = (part_scores > score) | ((part_scores == score) & (items < item))
+            ranks[:, k] += is_before.sum(1)
+    return id_scores, ranks
 
 
 def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
@@ -112,41 +118,38 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
     return states @ vectors[items].t()
 
 
-def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the same as ``_highest``, faster on long rows, where ``topk`` is slow.
-
-    The k highest are in the k groups of columns with the highest maxima, or in the rest of the
-    division. One group more is taken, since ``_highest`` asks for one more, and ``topk`` is slower
-    where rows have fewer than 64 times as many columns.
-    """
+def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return what :func:`_select` does, faster on long rows, where ``topk`` is slow."""
     groups = scores.size(1) // GROUP
     if groups < 4 * k or scores.is_cuda:
-        return _highest(scores, k)
+        return _select(scores, k)
+    # The k highest are in the k groups with the highest maxima, or behind the last group. One
+    # group more, since ``_select`` compares one score more than k.
     end = groups * GROUP
     maxima = scores[:, :end].unflatten(1, (groups, GROUP)).amax(2)
-    chosen = _highest(maxima, min(k + 1, groups))[1].sort(1)[0]
-    column = (chosen[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    _, chosen = _select(maxima, min(k + 1, groups))
+    column = (chosen.sort(1)[0][:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
     column = torch.cat((column, torch.arange(end, scores.size(1)).expand(len(scores), -1)), 1)
-    value, place = _highest(scores.gather(1, column), k)
-    return value, column.gather(1, place)
+    value, index = _select(scores.gather(1, column), k)
+    return value, column.gather(1, index)
 
 
-def _highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest of every row and their columns; of equal ones, the first column first.
-
-    ``topk`` leaves open which of several equal ones it takes, and in what order.
-    """
+def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k highest of every row and their columns; of equal ones the first column first."""
+    # topk leaves open which of several equal scores it returns, and in what order
     value, column = scores.topk(min(k + 1, scores.size(1)))
     equal = value[:, 1:] == value[:, :-1]
     value, column = value[:, :k], column[:, :k]
     if not equal.any():
         return value, column
-    is_cut = equal[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)  # one left out is as high
+    # rows where a score that is left out equals the lowest one selected
+    is_cut = equal[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)
     if len(row := is_cut.nonzero()[:, 0]):
-        cut, last = scores[row], value[row, -1:]
-        above, same = ~(cut <= last), cut == last  # ``not <=``: topk puts NaN first, too
-        same &= same.cumsum(1) <= k - above.sum(1, keepdim=True)
-        column[row] = (above | same).nonzero()[:, 1].view(len(row), k)
+        row_scores, lowest = scores[row], value[row, -1:]
+        is_above = ~(row_scores <= lowest)  # not ``>``: topk puts NaN first, too
+        is_equal = row_scores == lowest
+        is_equal &= is_equal.cumsum(1) <= k - is_above.sum(1, keepdim=True)
+        column[row] = (is_above | is_equal).nonzero()[:, 1].view(len(row), k)
     column = column.sort(1)[0]
     value, order = scores.gather(1, column).sort(dim=1, descending=True, stable=True)
     return value, column.gather(1, order)

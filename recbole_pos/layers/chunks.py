@@ -1,4 +1,4 @@
-"""How much of a large product is alive at a time."""
+"""Slices of a large product, so that memory does not grow with batch times catalogue."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-# Elements of a chunk of logits or weights, so that memory does not grow with the batch times the
-# catalogue. On CPU 4 MB stay in cache; a GPU needs larger products.
+# Elements of a chunk of logits or weights: on CPU 4 MB stay in cache; a GPU needs larger products.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 
@@ -17,14 +16,9 @@ def chunk_elements(device: torch.device) -> int:
 
 
 def chunks(rows: int, elements: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices of rows, so that a slice has about ``chunk_elements`` elements.
+    """Yield slices of ``rows`` rows of ``elements`` each, with about ``chunk_elements`` in a slice.
 
     A traced graph must not depend on the number of slices, so there it is one slice of all rows.
-
-    Args:
-        rows: number of rows.
-        elements: elements of a row.
-        device: where they are computed.
     """
     if torch.compiler.is_compiling():
         yield slice(None)

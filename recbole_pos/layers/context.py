@@ -1,17 +1,17 @@
 """What a layer may know about a batch of sequences.
 
-Shapes, here and in every layer: b sequences in the batch, m real events in the batch (no padding),
-t the length of the longest sequence, n the maximum length a model is built for, d the hidden size,
-h heads of size e = d / h.
+Shapes, here and in every layer: b sequences in the batch, m real interactions in the batch (no
+padding), t the length of the longest sequence, n the maximum length a model is built for, d the
+hidden size, h heads of size e = d / h.
 
-Events are kept *packed*, as [m, ...] tensors holding the sequences one after the other, so that
-everything that treats events one by one costs nothing for padding. A padded block exists only where
-events meet. Its *alignment* is a choice of the layer:
+Interactions are kept *packed*, as [m, ...] tensors holding the sequences one after the other, so
+that computing on single interactions costs nothing for padding. A padded block exists
+only where interactions meet. Its *alignment* is a choice of the layer:
 
 - ``start``: every sequence begins at column 0 and padding follows it. Under a causal mask no real
   query can see that padding, so no further mask is needed.
 - ``end``: every sequence ends at column t - 1, as in the papers of SASRec's line, so row i of a
-  position matrix means the same distance to the newest event in all sequences.
+  position matrix means the same distance to the newest interaction in all sequences.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Alignment = Literal["start", "end"]
 
 
 class lazy_attribute:  # noqa: N801  (as ``property`` is written)
-    """``functools.cached_property`` without its lock, which a compiler of graphs cannot enter."""
+    """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self.make, self.__doc__ = make, make.__doc__
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class lazy_attribute:  # noqa: N801  (as ``property`` is written)
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        value = instance.__dict__[self.name] = self.make(instance)
+        value = instance.__dict__[self.name] = self.compute(instance)
         return value
 
 
@@ -47,19 +47,18 @@ class lazy_attribute:  # noqa: N801  (as ``property`` is written)
 class SequenceContext:
     """Lengths, positions and times of one packed batch. Built with :meth:`from_lengths`."""
 
-    lengths: Tensor  # [b] int64, number of events of each sequence, at least 1
-    row: Tensor  # [m] int64, the sequence an event belongs to
-    index: Tensor  # [m] int64, 0 for the oldest event of its sequence
+    lengths: Tensor  # [b] int64, number of interactions of each sequence, at least 1
+    row: Tensor  # [m] int64, the sequence an interaction belongs to
+    index: Tensor  # [m] int64, 0 for the oldest interaction of its sequence
     width: int  # t
     max_length: int  # n
     times: Tensor | None = None  # [m] float64, seconds since 1970
-    items: Tensor | None = None  # [m] int64 item of each event
-    # what the host computes of a batch, for models that read it: BatchRelations, graphs
-    relations: Any = None
-    at: Tensor | None = None  # [b] float64, time of the request after the newest event
+    items: Tensor | None = None  # [m] int64 item of each interaction
+    relations: Any = None  # what ``prepare`` of a model computed: BatchRelations, or graphs
+    at: Tensor | None = None  # [b] float64, time of the request after the newest interaction
     features: Any = None  # Features, of interactions and users, for models that read them
 
-    either: ClassVar[Alignment] = "start"  # for layers to which both are the same
+    any_alignment: ClassVar[Alignment] = "start"  # the cheaper one, where a layer accepts both
 
     @classmethod
     def from_lengths(
@@ -76,14 +75,9 @@ class SequenceContext:
         """Return the context of packed sequences.
 
         Args:
-            lengths: [b] number of events of each sequence, from 1 to ``max_length``.
-            max_length: the largest length that the model accepts.
-            times: [m] seconds of the events.
-            items: [m] their items; with these and ``width`` no step waits for the GPU.
-            relations: what the model has prepared between events; kept as it is.
+            lengths, max_length, times, items, relations, at, features: see the class; lengths are
+                from 1 to ``max_length``. With items and width no step waits for the GPU.
             width: the largest length where it is known; not verified.
-            at: [b] seconds of the requests.
-            features: features of the events and of users; kept as they are.
 
         Raises:
             ValueError: if a sequence is longer than ``max_length``.
@@ -107,27 +101,27 @@ class SequenceContext:
 
     @property
     def is_full(self) -> bool:
-        """True when all sequences have the same length: then a block holds no padding."""
+        """Whether all sequences have the same length, so that a block holds no padding."""
         return self.row.numel() == self.batch_size * self.width
 
     @lazy_attribute
     def first(self) -> Tensor:
-        """[b] index of the oldest event of each sequence among the packed events."""
+        """[b] index of the oldest interaction of each sequence among the packed interactions."""
         return self.lengths.cumsum(0) - self.lengths
 
     @lazy_attribute
     def last(self) -> Tensor:
-        """[b] index of the newest event of each sequence among the packed events."""
+        """[b] index of the newest interaction of each sequence among the packed interactions."""
         return self.lengths.cumsum(0) - 1
 
     @lazy_attribute
     def follows(self) -> Tensor:
-        """[m] boolean, whether an event has an older one in its sequence, the one packed before."""
+        """[m] boolean, whether the interaction packed before is of the same sequence."""
         return self.index > 0
 
     @lazy_attribute
     def age(self) -> Tensor:
-        """[m] how many events of the sequence are newer: 0 for the newest."""
+        """[m] how many interactions of the sequence are newer: 0 for the newest."""
         return self.lengths[self.row] - 1 - self.index
 
     @lazy_attribute
@@ -137,9 +131,9 @@ class SequenceContext:
 
     @lazy_attribute
     def elapsed(self) -> Tensor:
-        """[m] float64, seconds since the oldest event of the sequence.
+        """[m] float64, seconds since the oldest interaction of the sequence.
 
-        Counted from a later event, rounding would carry later times to earlier events.
+        Counted from a later interaction, rounding would carry later times to earlier interactions.
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
@@ -147,11 +141,11 @@ class SequenceContext:
 
     @lazy_attribute
     def request(self) -> SequenceContext:
-        """The same events at the times of their requests, which queries see (``request_time``).
+        """The same interactions at the times of their requests, for queries (``request_time``).
 
-        The state after event k answers the request at t_{k+1}, the time of the next event, and the
-        newest event answers the request at ``at``. ``elapsed`` counts from the oldest event as
-        before. Without times of requests it is the context itself.
+        The state after interaction k answers the request at t_{k+1}, the time of the next
+        interaction, and the newest interaction answers the request at ``at``. ``elapsed`` counts
+        from the oldest interaction as before. Without times of requests it is the context itself.
         """
         if self.at is None or self.times is None:
             return self
@@ -160,14 +154,14 @@ class SequenceContext:
         context.__dict__["elapsed"] = request_times - self.times[self.first][self.row]
         return context
 
-    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of ``make``, which is called once a batch for each ``key``.
+    def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return the value of ``compute``, which is called once a batch for each ``key``.
 
         The value may depend on lengths, times and fixed numbers only, not on parameters.
         """
         cache = self.__dict__.setdefault("_cached", {})
         if key not in cache:
-            cache[key] = make()
+            cache[key] = compute()
         return cache[key]
 
     def block_width(self, align: Alignment) -> int:
@@ -175,19 +169,19 @@ class SequenceContext:
         return self.width
 
     def column(self, align: Alignment) -> Tensor:
-        """Return [m] the column of every event in a padded block."""
+        """Return [m] the column of every interaction in a padded block."""
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
-        """Return [m] the index of every event in a flattened [b, t] (time-major: [t, b]) block."""
+        """Return [m] the index of each interaction in a flat [b, t] (time-major: [t, b]) block."""
 
-        def make() -> Tensor:
+        def compute() -> Tensor:
             column = self.column(align)
             if time_major:
                 return column * self.batch_size + self.row
             return self.row * self.block_width(align) + column
 
-        return self.cached(("slots", align, time_major), make)
+        return self.cached(("slots", align, time_major), compute)
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Pad packed [m, ...] with zeros to a block [b, t, ...] (time-major: [t, b, ...])."""
@@ -200,12 +194,11 @@ class SequenceContext:
         return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Pack the real events of a block as [m, ...], the inverse of :meth:`pad`."""
-        if self.is_full:
-            block = block.transpose(0, 1) if time_major else block
-            return block.reshape(self.batch_size * self.width, *block.shape[2:])
+        """Pack the real interactions of a block as [m, ...], the inverse of :meth:`pad`."""
+        if self.is_full and time_major:
+            block = block.transpose(0, 1)
         flat = block.reshape(self.batch_size * self.width, *block.shape[2:])
-        return _Unpad.apply(flat, self.slots(align, time_major))
+        return flat if self.is_full else _Unpad.apply(flat, self.slots(align, time_major))
 
 
 class _Unpad(torch.autograd.Function):
@@ -228,13 +221,3 @@ class _Unpad(torch.autograd.Function):
 def future_mask(t: int, device: torch.device) -> Tensor:
     """Return [t, t] boolean, True where the key (column) is newer than the query (row)."""
     return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
-
-
-def trim_padding(rows: Tensor, lengths: Tensor, on_host: bool = False) -> Tensor:
-    """Return right-padded rows [B, L] without the columns that are padding in all of them.
-
-    With ``on_host`` rows on a device are returned as they are: the host has trimmed them.
-    """
-    if on_host and rows.device.type != "cpu":
-        return rows
-    return rows[:, : int(lengths.max())]

@@ -26,8 +26,7 @@ FREQUENCIES = 16  # k of ``PeriodicField``
 class Features:
     """Values of fields in a batch of m interactions in b sequences, by name of the field.
 
-    Tokens are int64, 0 for none, lists of them [., s] with 0 behind; numbers are float, NaN for
-    none.
+    Tokens are int64, 0 for none, lists padded with 0; numbers are float, NaN for none.
 
     Attributes:
         events: [m] or [m, s], of interactions.
@@ -40,7 +39,7 @@ class Features:
     def map(
         self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Features:
-        """Return features whose columns of interactions and of users are changed by a function."""
+        """Return features with a function applied to the columns of interactions, and of users."""
         return Features(
             {name: events(column) for name, column in self.events.items()},
             {name: users(column) for name, column in self.users.items()},
@@ -125,8 +124,8 @@ class BinnedField(TokenField):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return vectors [m, d] of numbers [m]; a number equal to an edge counts as above it."""
-        place = torch.bucketize(values.to(self.edges), self.edges, right=True) + 1
-        return super().forward(place.masked_fill(values.isnan(), 0))
+        bins = torch.bucketize(values.to(self.edges), self.edges, right=True) + 1
+        return super().forward(bins.masked_fill(values.isnan(), 0))
 
 
 class FeatureFusion(nn.Module):
@@ -170,20 +169,21 @@ class EventFeatures(nn.Module):
 
     def by_table(self) -> dict[str, dict[str, Any]]:
         """Return the embeddings by table of a history (``events``, ``user``) and by field."""
-        fields = iter(self.fields)
-        names = {"events": self.events, "user": self.users}
-        return {table: {name: next(fields) for name in own} for table, own in names.items()}
+        fields, count = list(self.fields), len(self.events)
+        events = dict(zip(self.events, fields[:count], strict=True))
+        return {"events": events, "user": dict(zip(self.users, fields[count:], strict=True))}
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return item vectors [m, d] joined with the fields in ``ctx``; absent ones are missing."""
         features = Features() if ctx.features is None else ctx.features
-        values = [features.events.get(name) for name in self.events]
-        values += [features.users.get(name) for name in self.users]
-        vectors = []
-        for place, (value, embed) in enumerate(zip(values, self.fields, strict=True)):
-            vector = torch.zeros_like(x) if value is None else embed(value)
-            is_per_user = value is not None and place >= len(self.events)
-            vectors.append(vector[ctx.row] if is_per_user else vector)
+        vectors, missing = [], torch.zeros_like(x)
+        tables = self.by_table()
+        for name, embed in tables["events"].items():
+            values = features.events.get(name)
+            vectors.append(missing if values is None else embed(values))
+        for name, embed in tables["user"].items():
+            values = features.users.get(name)
+            vectors.append(missing if values is None else embed(values)[ctx.row])
         return self.fusion(x, vectors)
 
 
@@ -203,20 +203,21 @@ class ItemFeatures(ItemPart):
         super().__init__()
         self.fields = nn.ModuleList(fields.values())
         self.fusion = FeatureFusion(len(fields), size, fusion)
-        for place, name in enumerate(fields):
-            self.register_buffer(f"values_{place}", columns[name], persistent=False)
+        for index, name in enumerate(fields):
+            self.register_buffer(f"values_{index}", columns[name], persistent=False)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        columns = [getattr(self, f"values_{place}") for place in range(len(self.fields))]
-        if items is not None:
-            columns = [column[items.reshape(-1)] for column in columns]
-        embedded = zip(self.fields, columns, strict=True)
-        return self.fusion(vectors, [embed(column).view_as(vectors) for embed, column in embedded])
+        embedded = []
+        for index, embed in enumerate(self.fields):
+            column = getattr(self, f"values_{index}")
+            column = column if items is None else column[items.reshape(-1)]
+            embedded.append(embed(column).view_as(vectors))
+        return self.fusion(vectors, embedded)
 
     def extend(self, vectors: Any) -> None:
         """Add an item without known fields for each of ``vectors``."""
-        for place in range(len(self.fields)):
-            column = getattr(self, f"values_{place}")
+        for index in range(len(self.fields)):
+            column = getattr(self, f"values_{index}")
             missing = math.nan if column.is_floating_point() else 0
             new_values = column.new_full((len(vectors), *column.shape[1:]), missing)
-            setattr(self, f"values_{place}", torch.cat((column, new_values)))
+            setattr(self, f"values_{index}", torch.cat((column, new_values)))

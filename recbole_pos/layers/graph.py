@@ -1,11 +1,9 @@
 """Sessions as graphs: one node per item of a session, an edge for every transition.
 
-PosRec, section 4.3.1 (graph) and 4.3.2 (anchors). Shapes as in ``context.py``, and besides: k nodes
-in the batch, packed session by session, n nodes in the session that has most, a anchors in the
-batch. A transition of an item to itself is an edge like any other, as the paper's procedure has it.
-
-Graphs are a sort away from their events, so nothing is kept between batches: those of a batch of
-100 take 0.6 ms where its cross-entropy takes 100.
+PosRec, section 4.3.1 (graph) and 4.3.2 (anchors). Shapes as in ``context.py``, with k nodes in the
+batch, packed session by session, n nodes in the largest session, and a anchors in the batch. As in
+the paper a transition of an item to itself is an edge like any other. Graphs are made again for
+each batch, which takes 0.6 ms for 100 sessions on a CPU.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from recbole_pos.layers.padded import PaddedContext
 class SessionGraph:
     """Weighted directed graphs of b sessions. Built with :meth:`build`."""
 
-    events: SequenceContext  # of the m events
+    events: SequenceContext  # of the m interactions
     nodes: SequenceContext  # of the k nodes; those of a session in order of their items
     items: Tensor  # [k] int64
-    first: Tensor  # [k] int64, events of the session before the node's first appearance
-    age: Tensor  # [k] int64, events of the session after the node's last appearance
+    first: Tensor  # [k] int64, interactions of the session before the node's first appearance
+    age: Tensor  # [k] int64, interactions of the session after the node's last appearance
     count: Tensor  # [k] int64, appearances
-    alias: Tensor  # [m] int64, the node of each event
+    alias: Tensor  # [m] int64, the node of each interaction
 
     @classmethod
     def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
@@ -40,10 +38,10 @@ class SessionGraph:
         if isinstance(events, PaddedContext):
             return cls._padded(items, events)
         key, order = (events.row * (items.max() + 1) + items).sort(stable=True)
-        new = torch.ones_like(key, dtype=torch.bool)
-        torch.ne(key[1:], key[:-1], out=new[1:])
-        alias = torch.empty_like(order).index_copy_(0, order, new.cumsum(0) - 1)
-        start = new.nonzero().squeeze(1)  # the first appearance of each node, in sorted order
+        is_new = torch.ones_like(key, dtype=torch.bool)
+        torch.ne(key[1:], key[:-1], out=is_new[1:])
+        alias = torch.empty_like(order).index_copy_(0, order, is_new.cumsum(0) - 1)
+        start = is_new.nonzero().squeeze(1)  # the first appearance of each node, in sorted order
         count = torch.diff(start, append=start.new_tensor([order.numel()]))
         first, last = order[start], order[start + count - 1]
         lengths = torch.bincount(events.row[first], minlength=events.batch_size)
@@ -59,45 +57,42 @@ class SessionGraph:
 
     @classmethod
     def _padded(cls, items: Tensor, events: PaddedContext) -> SessionGraph:
-        """Build graphs of fixed shapes: as many nodes as places, k = m.
-
-        Nodes are in the order of their first appearance; the rest of each row is padding.
-        """
+        """Build graphs of fixed shapes, k = m: nodes by first appearance, then padding."""
         b, t = events.batch_size, events.width
         rows, real = items.view(b, t), ~events.padding
         step = torch.arange(t, device=items.device)
-        same = (rows[:, :, None] == rows[:, None]) & real[:, :, None] & real[:, None]
-        first_step = same.long().argmax(2)  # [b, t] where an event's item stands first
-        new = (first_step == step) & real
-        place = (new.cumsum(1) - 1).clamp(min=0).gather(1, first_step)  # [b, t] node of an event
-        is_of_node = (place[:, None] == step[:, None]) & real[:, None]  # [b, nodes, events]
+        is_same_item = (rows[:, :, None] == rows[:, None]) & real[:, :, None] & real[:, None]
+        first_step = is_same_item.long().argmax(2)  # [b, t] first interaction with the same item
+        is_new = (first_step == step) & real
+        node = (is_new.cumsum(1) - 1).clamp(min=0).gather(1, first_step)  # [b, t] of interactions
+        is_of_node = (node[:, None] == step[:, None]) & real[:, None]  # [b, nodes, interactions]
         count = is_of_node.sum(2)
         first = torch.where(is_of_node, step, t).amin(2)
         last = torch.where(is_of_node, step, -1).amax(2)
         first, last = first.masked_fill(count == 0, 0), last.clamp(min=0)
-        nodes = PaddedContext.from_rows(rows.gather(1, first), new.sum(1), events.max_length)
+        nodes = PaddedContext.from_rows(rows.gather(1, first), is_new.sum(1), events.max_length)
         assert nodes.items is not None
         age = (events.lengths[:, None] - 1 - last).masked_fill(count == 0, 0)
-        alias = events.first[:, None] + place
+        alias = events.first[:, None] + node
         flat = (x.reshape(b * t) for x in (first, age, count, alias))
         return cls(events, nodes, nodes.items, *flat)
 
     @cached_property
     def first_node(self) -> Tensor:
-        """[b] the node of each session's oldest event."""
+        """[b] the node of each session's oldest interaction."""
         return self.alias[self.events.first]
 
     @cached_property
     def last_node(self) -> Tensor:
-        """[b] the node of each session's newest event."""
+        """[b] the node of each session's newest interaction."""
         return self.alias[self.events.last]
 
     @cached_property
     def transitions(self) -> Tensor:
         """[b, n, n] how often node j (column) follows node i (row) directly."""
         b, n, row = self.nodes.batch_size, self.nodes.width, self.events.row
-        place = self.nodes.index[self.alias]
-        edge = (row[:-1] * n + place[:-1]) * n + place[1:]
+        node = self.nodes.index[self.alias]
+        edge = (row[:-1] * n + node[:-1]) * n + node[1:]
         inside = self.events.follows[1:].to(torch.get_default_dtype())
         return inside.new_zeros(b * n * n).index_add_(0, edge, inside).view(b, n, n)
 
@@ -125,9 +120,8 @@ class Anchors:
         into[graph.first_node] = True
         out = out.index_fill(0, graph.last_node, True)
         if isinstance(graph.events, PaddedContext):  # all nodes, some of which send nothing
-            return cls(
-                torch.arange(into.size(0), device=into.device), into, out, _all_distances(graph)
-            )
+            node = torch.arange(into.size(0), device=into.device)
+            return cls(node, into, out, _all_distances(graph))
         node = (into | out).nonzero().squeeze(1)
         return cls(node, into[node], out[node], distances(graph, node))
 
@@ -135,23 +129,20 @@ class Anchors:
 def distances(graph: SessionGraph, start: Tensor) -> Tensor:
     """Count steps from nodes to all nodes of their session; edges have no weight or direction.
 
-    A session is a walk through its graph, so on the way from one event to another along the session
-    every step is an edge; a shortest path is made of such stretches, and changes from one to the
-    next where an item stands again. A sweep along the session and back relaxes all stretches of all
-    paths; it takes as many sweeps as a session has repeated items, and one. For a hundred sessions
-    of 50 items that is 0.6 ms; a search by levels, which takes as many rounds as the graph is wide,
-    took 15.
+    A session is a walk through its graph, so a shortest path is made of stretches of the session,
+    and changes from one to the next where an item occurs again. A sweep along the session and back
+    relaxes all stretches of all paths; one sweep is needed for each repeated item, and one more.
 
     Returns:
         [a, n] int64 number of steps from the nodes ``start`` [a]; 0 at padding.
     """
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
-    row, place = nodes.row[start], nodes.index[start]
+    row, start_index = nodes.row[start], nodes.index[start]
     block = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t], n at padding
     node = torch.cat((block, block.flip(1)), 1)[row]  # [a, 2t], onwards and back
     step = torch.arange(events.width, device=start.device)
     far = 2 * events.width  # longer than any path
-    distance = torch.where(node == place[:, None], 0, far)
+    distance = torch.where(node == start_index[:, None], 0, far)
     repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
     for _ in range(int(repeated) + 1):
         paths = distance.view(len(start), 2, -1) - step
@@ -165,18 +156,15 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
 
 
 def _all_distances(graph: SessionGraph) -> Tensor:
-    """Return ``distances`` from all nodes, [k, n], in a number of rounds that no data change.
-
-    Each round doubles the steps that a path may have, at n^3 operations a session.
-    """
+    """Return ``distances`` from all nodes, [k, n]; each round doubles the steps of a path."""
     nodes, n = graph.nodes, graph.nodes.width
     edges = graph.transitions + graph.transitions.transpose(1, 2)
     same = torch.eye(n, dtype=torch.bool, device=edges.device)
     far = 2 * nodes.max_length  # longer than any path
     steps = torch.where(edges > 0, 1, far).masked_fill(same, 0)
     parts = []
-    for part in chunks(nodes.batch_size, n**3, edges.device):
-        distance = steps[part]
+    for rows in chunks(nodes.batch_size, n**3, edges.device):
+        distance = steps[rows]
         for _ in range(math.ceil(math.log2(max(nodes.max_length - 1, 1)))):
             distance = (distance[:, :, :, None] + distance[:, None]).amin(2)
         parts.append(distance)
@@ -198,18 +186,17 @@ def neighbourhoods(
     The paper adds anchors to the neighbours of every node, "the distance" being the weight between
     an anchor and other nodes. It leaves open an anchor that is a neighbour by an edge of weight w
     (at distance 1), and the anchor itself (at distance 0). By default an anchor counts once, with
-    its distance, and sends nothing to itself.
-
-    Messages are sums, as equation 7 has them; with distances for weights they do not explode.
+    its distance, and sends nothing to itself. Messages are sums, as in equation 7.
 
     Args:
         graph: graphs of b sessions.
         anchors: their anchors, or None for the edges only.
-        overlap: of an anchor that is a neighbour, weighs its ``distance`` (read as a set, whose
-            weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
+        overlap: weight of an anchor that is a neighbour: its ``distance`` (1), its ``edge`` (w), or
+            the ``sum`` of both (w + 1).
         self_weight: weight of an anchor's message to itself; 0 as its distance.
-        mean: divide the weights a node receives by their sum, in and out separately, as SR-GNN.
-        counted: an edge weighs its number of transitions; else 1, as in the code of SR-GNN.
+        mean: whether the weights a node receives are divided by their sum, in and out separately,
+            as in SR-GNN.
+        counted: whether an edge weighs its number of transitions; else 1, as in SR-GNN's code.
 
     Returns:
         [b, 2, n, n]: to node i (row) from node j (column), by N_in and by N_out.
@@ -217,16 +204,16 @@ def neighbourhoods(
     edges = graph.transitions if counted else graph.transitions.clamp(max=1)
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
     if anchors is not None:
-        row, place = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
+        row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
         sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
-        edges = sending[row, :, place]  # [a, 2, n]
+        edges = sending[row, :, index]  # [a, 2, n]
         side = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
         sent = (anchors.distance[:, None] * side).to(weights.dtype)
         joined = _join(edges, sent, overlap)
         if self_weight:  # a self-transition is an edge to another appearance, not this message
-            own = torch.arange(place.size(0), device=place.device), slice(None), place
-            joined[own] = edges[own] + self_weight * side[:, :, 0]
-        sending[row, :, place] = joined
+            itself = torch.arange(index.size(0), device=index.device), slice(None), index
+            joined[itself] = edges[itself] + self_weight * side[:, :, 0]
+        sending[row, :, index] = joined
     if mean:
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
     return weights

@@ -23,7 +23,7 @@ class PGGNN(nn.Module):
         m_t  = sum_t' w_in[t, t'] x_t' W_in  ||  sum_t' w_out[t, t'] x_t' W_out
         x'_t = GRU(x_t, m_t)                       m_t the input, x_t the state
 
-    Whether anchors are among the neighbours is a matter of the weights, see ``neighbourhoods``.
+    The weights decide whether anchors are among the neighbours, see ``neighbourhoods``.
 
     Args:
         hidden_size: d.
@@ -68,20 +68,17 @@ class WGAT(nn.Module):
         nn.init.xavier_uniform_(self.attention)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
-        """Return the nodes [k, d] after one step of attention.
+        """Return nodes [k, d] updated by attention.
 
-        Args:
-            x: [k, d] nodes.
-            weights: [b, n, n] weight of the edge to node i (row) from node j (column), 0 for no
-                edge. Every node, padding too, needs an edge to itself: a softmax over none is NaN.
-            nodes: the context of the nodes.
+        ``weights`` [b, n, n] are those of edges to node i (row) from node j (column), 0 for none.
+        Every node, padding too, needs an edge to itself: a softmax over none is NaN.
         """
         d = x.size(1)
-        to, from_, edge = self.attention.split((d, d, 1), 1)
+        a_target, a_source, a_edge = self.attention.split((d, d, 1), 1)
         projected = torch.einsum("hed,kd->hke", self.weight, x)
-        ends = torch.einsum("hke,she->ksh", projected, torch.stack((to, from_)))
-        to, from_ = nodes.pad(ends, "start").permute(2, 3, 0, 1)  # [h, b, n] both
-        logits = to[..., None] + from_[:, :, None] + edge[:, :, None, None] * weights
+        ends = torch.einsum("hke,she->ksh", projected, torch.stack((a_target, a_source)))
+        target, source = nodes.pad(ends, "start").permute(2, 3, 0, 1)  # [h, b, n] both
+        logits = target[..., None] + source[:, :, None] + a_edge[:, :, None, None] * weights
         logits = nn.functional.leaky_relu(logits, 0.2)
         logits = logits.masked_fill(weights == 0, -torch.inf)
         values = nodes.pad(projected.transpose(0, 1), "start").permute(2, 0, 1, 3)  # [h, b, n, d]

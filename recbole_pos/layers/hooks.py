@@ -1,10 +1,9 @@
-"""What a position scheme is: a small object that fills some of the places where order enters.
+"""What a position scheme is: a small module that fills some of the hooks where order enters.
 
-A scheme sees tensors and a :class:`SequenceContext`, never a config or RecBole's Interaction.
-The attention layer owns projections, causal mask, softmax and dropout, so a scheme that fills only
-``rotate`` or ``bias`` works inside masked attention; one that mixes along the sequence or replaces
-attention must itself be causal (``tests/test_schemes.py`` checks
-every registered scheme by gradient).
+A scheme sees tensors and a :class:`SequenceContext`, never a configuration or RecBole's
+Interaction. The attention layer has projections, causal mask, softmax and dropout. A scheme that
+mixes along the sequence or replaces attention must itself be causal (``tests/test_schemes.py``
+checks every registered scheme by gradient). Shapes as in ``context.py``.
 """
 
 from __future__ import annotations
@@ -25,11 +24,14 @@ Projected: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables.
+    """What a scheme may read of its model.
 
-    ``layer`` counts from 0: the layer a scheme of attention is built for. ``attribute`` returns a
-    field of items by its name, [items, s] int64 tokens with 0 for padding. ``request_time`` is
-    whether contexts have the time of a request.
+    Attributes:
+        max_length, hidden_size, n_heads: n, d and h.
+        initializer_range: standard deviation of fresh tables.
+        layer: the layer that a scheme of attention is built for, from 0.
+        request_time: whether contexts have the time of a request.
+        attribute: returns a field of items by its name, [items, s] int64 tokens, padded with 0.
     """
 
     max_length: int
@@ -53,8 +55,8 @@ class PositionScheme(nn.Module):
     Attributes:
         options: names of the yaml keys handed to the constructor; their defaults stand in
             ``properties/position/<name>.yaml`` and nowhere else.
-        needs_time: whether ``ctx.times`` must be there.
-        reads_request: whether queries read ``ctx.request``, the time at which they are asked.
+        needs_time: whether the scheme reads ``ctx.times``.
+        reads_request: whether queries read ``ctx.request``, the times of their requests.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
@@ -65,14 +67,11 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def share_with(self, first: Any) -> None:
-        """Take over the parameters of the first layer's scheme that serve all layers.
-
-        Called for every layer but the first, with the first layer's scheme of the same name.
-        """
+        """Take over the parameters that layers share from the first layer's scheme of this name."""
 
 
 class InputPosition(PositionScheme):
-    """The place before the first layer, once per model: x0 = x + P."""
+    """Base of encodings before the first layer, once per model: x0 = x + P."""
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return item vectors [m, d] with positions, [m, d]."""
@@ -80,23 +79,23 @@ class InputPosition(PositionScheme):
 
 
 class AttentionPosition(PositionScheme):
-    """The places inside attention, once per layer. Every hook is the identity by default.
+    """Base of schemes inside attention, once per layer. Every hook is the identity by default.
 
     Attributes:
         projections: which of query, key and value the layer must compute. A scheme that replaces
             attention leaves out what it does not read; without ``value`` it gets the layer's input.
-        fresh_periods: what ``time_periods`` gave before training, to compare with; None if unknown.
+        fresh_periods: :meth:`time_periods` before training; None if unknown.
     """
 
     projections: tuple[str, ...] = PROJECTIONS
     fresh_periods: Tensor | None = None
 
     def parts(self) -> Mapping[str, Any]:
-        """Return the schemes that this one is composed of, by name; itself if of one."""
+        """Return the schemes that this one is composed of, by name, or itself only."""
         return {type(self).__name__: self}
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Rotate packed query and key, [m, h, e] both, to the same shapes."""
+        """Rotate packed query and key to R q and R k, [m, h, e] both."""
         return q, k
 
     def time_periods(self) -> Tensor | None:
@@ -107,15 +106,15 @@ class AttentionPosition(PositionScheme):
         return None
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """Mix keys along each sequence, K to U^T K; packed [m, h, e], to the same shape."""
+        """Mix packed keys along each sequence, K to U^T K, [m, h, e]."""
         return k
 
     def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        """Mix values along each sequence, V to L V; packed [m, h, e], to the same shape."""
+        """Mix packed values along each sequence, V to L V, [m, h, e]."""
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        """Return the term of the scaled logits, broadcastable to [b, h, t, t]; None for none.
+        """Return B, which is added to the scaled logits, broadcastable to [b, h, t, t], or None.
 
         ``q`` and ``k`` are [b, h, t, e], rotated and mixed, aligned at the start, zero at padding.
         """
@@ -129,10 +128,10 @@ class AttentionPosition(PositionScheme):
         ctx: SequenceContext,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Replace dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
+        """Return the output of another attention, [m, h, e], of packed [m, h, e]; None for none."""
         return None
 
 
 def replaces_attention(scheme: type[AttentionPosition]) -> bool:
-    """Return whether a scheme stands in for dot-product attention as a whole."""
+    """Return whether a scheme replaces dot-product attention."""
     return scheme.attend is not AttentionPosition.attend

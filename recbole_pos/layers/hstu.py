@@ -1,5 +1,7 @@
 """HSTU's block: attention without a softmax, gated, and no feed-forward network.
 
+Shapes as in ``context.py``.
+
 Reference:
     Jiaqi Zhai et al. "Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers
     for Generative Recommendations." ICML 2024, equations 1 to 3.
@@ -7,7 +9,6 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,14 +24,14 @@ from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 
 
 class PointwiseAttention(MultiHeadAttention):
-    """HSTU's attention sub-layer, with the places of every other one for positions.
+    """HSTU's attention sub-layer with the hooks of ``hooks.py`` (equations 1 to 3).
 
         U, V, Q, K = split(SiLU(f1(Norm(x))))
         A = SiLU(Q K^T + B) / n  under the causal mask
         y = f2(Norm(A V) * U) + x
 
-    Logits are not scaled, and n is the maximum length, so neither padding nor neighbours in the
-    batch matter. f1 is ``query``, ``key``, ``value`` and ``gate``; f2 is ``dense``. Dropout is
+    Logits are not scaled, and n is the maximum length, so that results do not depend on the batch.
+    f1 is ``query``, ``key``, ``value`` and ``gate``; f2 is ``dense``. Dropout is
     before f2, where the authors' code has it, and with ``attn_dropout`` on A, where it has none.
     Other differences to that code: both norms learn scale and shift, f1 has a bias where f2 has one
     (``bias``), and all sizes and fresh weights are the backbone's.
@@ -61,8 +62,8 @@ class PointwiseAttention(MultiHeadAttention):
         """Apply the sub-layer with residual, [m, d] to [m, d]."""
         query, key, value, gate = self._project_gated(x)
         q, k, v, bias = self._apply_hooks(query, key, value, ctx)
-        whole = torch.compiler.is_compiling()  # one graph for any number of sequences
-        if whole or (self.training and self.attn_dropout.p > 0):
+        drops_weights = self.training and self.attn_dropout.p > 0
+        if drops_weights or torch.compiler.is_compiling():  # a graph holds no loop over chunks
             out = self.attn_dropout(_weights(q, k, bias, ctx.max_length)) @ v
         else:
             out = pointwise_attention(q, k, v, bias, ctx.max_length)
@@ -96,7 +97,7 @@ class HSTULayer(nn.Module):
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
-    """Return SiLU(q k^T + bias) / n, [b, h, t, t], zero for the future."""
+    """Return A = SiLU(q k^T + bias) / n, [b, h, t, t], zero for the future (equation 2)."""
     logits = q @ k.transpose(-1, -2)
     logits = logits if bias is None else logits + bias
     return (F.silu(logits) / n).tril()
@@ -110,50 +111,43 @@ class _PointwiseAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, bias)
         ctx.n = n
         out = torch.empty_like(v)
-        for part in _chunks(q):
-            part_bias = None if bias is None else _slice_bias(bias, part)
-            weight = _weights(q[part], k[part], part_bias, n)
-            torch.matmul(weight, v[part], out=out[part])
+        for rows in chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
+            weight = _weights(q[rows], k[rows], _slice_bias(bias, rows), n)
+            torch.matmul(weight, v[rows], out=out[rows])
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias = ctx.saved_tensors
-        grads = [torch.empty_like(x) for x in (q, k, v)]
+        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = None
         if ctx.needs_input_grad[3]:
             dtype = torch.promote_types(bias.dtype, torch.float32)
             grad_bias = torch.zeros_like(bias, dtype=dtype)
         future = future_mask(q.size(2), q.device)
-        for part in _chunks(q):
-            logits = q[part] @ k[part].transpose(-1, -2)
+        for rows in chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
+            logits = q[rows] @ k[rows].transpose(-1, -2)
             if bias is not None:
-                logits += _slice_bias(bias, part)
+                logits += _slice_bias(bias, rows)
             gate = logits.sigmoid()
             weight = (logits * gate).masked_fill_(future, 0).div_(ctx.n)
-            dout = grad[part]
-            grads[2][part] = weight.transpose(-1, -2) @ dout
+            grad_v[rows] = weight.transpose(-1, -2) @ grad[rows]
             # silu'(s) = sigmoid(s) (1 + s (1 - sigmoid(s)))
             slope = (1 - gate).mul_(logits).add_(1).mul_(gate).masked_fill_(future, 0).div_(ctx.n)
-            dlogits = (dout @ v[part].transpose(-1, -2)).mul_(slope)
-            grads[0][part] = dlogits @ k[part]
-            grads[1][part] = dlogits.transpose(-1, -2) @ q[part]
+            grad_logits = (grad[rows] @ v[rows].transpose(-1, -2)).mul_(slope)
+            grad_q[rows] = grad_logits @ k[rows]
+            grad_k[rows] = grad_logits.transpose(-1, -2) @ q[rows]
             if grad_bias is not None:
-                target = _slice_bias(grad_bias, part)
-                target += dlogits.sum_to_size(target.shape)
-        return *grads, None if grad_bias is None else grad_bias.to(bias.dtype), None
+                bias_rows = _slice_bias(grad_bias, rows)
+                bias_rows += grad_logits.sum_to_size(bias_rows.shape)
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_q, grad_k, grad_v, grad_bias, None
 
 
-def _chunks(q: Tensor) -> Iterator[slice]:
-    """Yield slices of sequences of q [b, h, t, e] whose weights [h, t, t] fit a chunk together."""
-    b, h, t, _ = q.shape
-    return chunks(b, h * t * t, q.device)
-
-
-def _slice_bias(bias: Tensor, part: slice) -> Tensor:
-    """Return the bias, [1 or b, 1 or h, t, t], of the sequences in ``part``."""
-    return bias if bias.size(0) == 1 else bias[part]
+def _slice_bias(bias: Any, rows: slice) -> Any:
+    """Return the bias, [1 or b, 1 or h, t, t] or None, of a slice of the sequences."""
+    return bias if bias is None or bias.size(0) == 1 else bias[rows]
 
 
 def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:

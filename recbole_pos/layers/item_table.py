@@ -1,6 +1,6 @@
-"""What an item is to a model: a row of a table, and what is made of the item's content.
+"""Item vectors: rows of a table, and what is computed of features and content of items.
 
-m is a number of items that are looked up, n the number of all, padding included.
+Shapes: m items that are looked up, n items in all, padding included, d the size of vectors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recbole_pos.layers.row_gradients import RowLookup, takes_rows
 
 
 class ItemPart(nn.Module):
-    """Base of what adds to the vectors of items something other than their ids."""
+    """Base of modules that add to item vectors."""
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
         """Return the item vectors with this part added, [m, d].
@@ -28,13 +28,13 @@ class ItemPart(nn.Module):
 
 
 class ItemTable(nn.Embedding):
-    """The vectors of items: read at the input (``table(items)``) and by scores (``vectors``).
+    """Item vectors, read at the input (``table(items)``) and by scores (``vectors``).
 
     Without parts it is torch's embedding, with a gradient by rows under ``kept_gradient``.
 
     Attributes:
         parts: modules that add to the rows, by name and in this order.
-        has_ids: whether items have vectors of their own; else parts alone make them.
+        has_ids: whether every id has a vector; else only parts make the vectors of items.
         start: ids [k] whose rows start as given vectors [k, up to d], or None.
     """
 
@@ -46,19 +46,19 @@ class ItemTable(nn.Embedding):
         self._shared: Tensor | None = None
 
     def drop_ids(self) -> None:
-        """Remove the vectors of ids, so that parts alone make the vectors of items."""
+        """Remove the vectors of ids, so that only parts make the vectors of items."""
         self.has_ids = False
         self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Write the vectors of ``start`` into the table, after fresh weights are drawn."""
+        """Write the vectors of ``start`` into the table, after its random initialisation."""
         if self.start is not None:
             rows, vectors = self.start
             self.weight[rows, : vectors.size(1)] = vectors
 
     def extend(self, count: int) -> None:
-        """Make room for further items, whose ids come last and whose own vectors are zeros."""
+        """Add ``count`` items behind the others; the vectors of their ids are zeros."""
         self.num_embeddings += count
         if self.has_ids:
             rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, count))
@@ -91,14 +91,7 @@ class ItemTable(nn.Embedding):
 
     @contextmanager
     def shared(self) -> Iterator[Tensor]:
-        """Compute the vectors of all items once, for use in a ``with`` block.
-
-        Inside the block, lookups (``table(items)``) and ``vectors`` read this matrix: a loss over
-        the catalogue needs it anyway. Blocks may be nested.
-
-        Yields:
-            [n, d] vectors of all items, see :meth:`vectors`.
-        """
+        """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block."""
         outer, self._shared = self._shared, self.vectors()
         try:
             yield self._shared

@@ -1,5 +1,7 @@
 """Gated residual blocks: a gate on the input decides how much of a sub-layer's output is added.
 
+Shapes as in ``context.py``.
+
 References:
     Fedor Borisyuk et al. "From Features to Transformers: Redefining Ranking for Scalable Impact."
     2025 (LiGR).
@@ -13,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition
 
 
 class GatedAttention(MultiHeadAttention):
-    """x + sigmoid(W x) * Attention(Norm(x)), with the places of every attention for positions."""
+    """x + sigmoid(W x) * Attention(Norm(x)), with the hooks of ``hooks.py`` (LiGR)."""
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
         if options.norm != "pre":
@@ -53,15 +55,8 @@ class GatedFeedForward(nn.Module):
         return x + self.gate(x).sigmoid() * out
 
 
-class LiGRLayer(nn.Module):
+class LiGRLayer(TransformerLayer):
     """One block: gated attention, then a gated feed-forward layer; ``activation`` is not used."""
 
-    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        super().__init__()
-        self.multi_head_attention = GatedAttention(options, position)
-        self.feed_forward = GatedFeedForward(options)
-
-    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
-        x = self.multi_head_attention(x, ctx)
-        return self.feed_forward(x if positions is None else x[positions])
+    attention_class = GatedAttention
+    feed_forward_class = GatedFeedForward

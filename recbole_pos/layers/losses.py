@@ -1,4 +1,7 @@
-"""Training losses over the item catalogue."""
+"""Training losses over the item catalogue.
+
+Shapes: m positions with n targets each, states [m, d], item vectors [items, d]; item 0 is padding.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from torch.autograd.function import once_differentiable
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.row_gradients import row_gradient
 
-MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
+MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
 
-# On GPUs, from torch 2.8 on, products of a shorter type give float32 without a copy of the factors.
+# On GPUs torch 2.8 and later multiplies shorter types to float32 without a copy of the factors.
 _MIXED = "dtype_out" in torch.ops.aten.mm.overloads()
 
 
@@ -27,55 +30,38 @@ def _loss_and_gradients(
     factor_type: torch.dtype | None,
     needs_gradient: Sequence[bool] = (True, True),
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute a linear layer and cross-entropy with any targets, in chunks of positions.
-
-    The gradient is made in the forward pass, while the probabilities of a chunk are at hand, so
-    nothing of size [m, items] is kept or computed twice: three matrix products in all. Inputs are
-    those of :func:`weighted_cross_entropy`; ``factor_type`` is the type that factors of products
-    are rounded to, None for that of the weights, which everything else has.
-
-    Returns:
-        The scalar loss and its gradients to ``hidden`` and ``weight``, None where not needed.
-    """
+    """Return the loss of ``weighted_cross_entropy`` and its gradients to states and items."""
+    # Gradients are made in the forward pass, while the probabilities of a chunk of positions exist:
+    # three matrix products in all, and nothing of size [m, items] is kept or computed twice.
     m, items = hidden.size(0), weight.size(0)
-    has_one_target = betas is None and prior is None
     needs_hidden, needs_weight = needs_gradient
-    rows = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
-    buffer = hidden.new_empty(min(rows, m), items)
+    chunk_size = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
+    buffer = hidden.new_empty(min(chunk_size, m), items)
     grad_hidden = torch.empty_like(hidden) if needs_hidden else None
     grad_weight = torch.zeros_like(weight) if needs_weight else None
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     rounded, table = (x if factor_type is None else x.to(factor_type) for x in (hidden, weight))
-    for start in range(0, m, rows):
-        part = slice(start, start + rows)
-        chunk, target = rounded[part], targets[part]
-        beta = hidden.new_ones(target.shape) if betas is None else betas[part]
-        probability = buffer[: chunk.size(0)]
-        logits = product(chunk, table.t(), out=probability)
-        linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
-        scale = beta.sum(1, keepdim=True)
-        if prior is not None:
-            linear += logits @ prior[:, None]
-            scale += prior.sum()
-        logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
-        highest = logits.amax(1, keepdim=True)
-        torch.softmax(logits, 1, out=probability)
-        # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
-        log_sum_exp = highest - probability.amax(1, keepdim=True).log()
-        total += (scale * log_sum_exp - linear).sum(dtype=torch.float64)
+    for start in range(0, m, chunk_size):
+        rows = slice(start, start + chunk_size)
+        states, target = rounded[rows], targets[rows]
+        beta = hidden.new_ones(target.shape) if betas is None else betas[rows]
+        logits = product(states, table.t(), out=buffer[: len(states)])
+        losses, scale = _compute_losses(logits, target, beta, prior)
+        total += losses.sum(dtype=torch.float64)
+        grad_logits = logits  # which are probabilities now
         if needs_hidden or needs_weight:
-            if not has_one_target:
-                probability *= scale
+            if betas is not None or prior is not None:  # else all of scale is 1
+                grad_logits *= scale
             if prior is not None:
-                probability -= prior
-            probability.scatter_add_(1, target, -beta)
+                grad_logits -= prior
+            grad_logits.scatter_add_(1, target, -beta)
         if factor_type is not None:
-            probability = probability.to(factor_type)
+            grad_logits = grad_logits.to(factor_type)
         if grad_hidden is not None:
-            product(probability, table, out=grad_hidden[part])
+            product(grad_logits, table, out=grad_hidden[rows])
         if grad_weight is not None:  # rounded factors are divided at the end: float16 underflows
-            scaled = chunk / m if factor_type is None else chunk
-            add_product(grad_weight, probability.t(), scaled)
+            scaled = states / m if factor_type is None else states
+            add_product(grad_weight, grad_logits.t(), scaled)
     if grad_hidden is not None:
         grad_hidden.div_(m)
     if grad_weight is not None and factor_type is not None:
@@ -83,11 +69,25 @@ def _loss_and_gradients(
     return (total / m).to(hidden.dtype), grad_hidden, grad_weight
 
 
-class EarlyGradients(torch.autograd.Function):
-    """Base of losses whose gradients are made in the forward pass and kept for the backward one.
+def _compute_losses(
+    logits: Tensor, target: Tensor, beta: Tensor, prior: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return losses and their factors of lse, [rows, 1]; logits become softmax in place."""
+    linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
+    scale = beta.sum(1, keepdim=True)
+    if prior is not None:
+        linear += logits @ prior[:, None]
+        scale += prior.sum()
+    logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
+    highest = logits.amax(1, keepdim=True)
+    torch.softmax(logits, 1, out=logits)
+    # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
+    log_sum_exp = highest - logits.amax(1, keepdim=True).log()
+    return scale * log_sum_exp - linear, scale
 
-    The first two inputs are states and item vectors; ``forward`` calls :meth:`keep`.
-    """
+
+class EarlyGradients(torch.autograd.Function):
+    """Base of losses of states and item vectors whose gradients ``forward`` makes and keeps."""
 
     @staticmethod
     def keep(
@@ -97,10 +97,7 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save the gradients to the states and to the item vectors for ``backward``.
-
-        With ``rows``, ascending ids, ``weight`` has these of the ``size`` of the item vectors only.
-        """
+        """Save the gradients to states and item vectors, the latter [size] or at ``rows`` only."""
         ctx.save_for_backward(hidden, weight)
         ctx.rows, ctx.size = rows, size
 
@@ -108,7 +105,9 @@ class EarlyGradients(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
-        if not is_one(grad):  # spares a copy of the catalogue
+        # a copy of the catalogue, spared where reading the factor is free and finds 1
+        is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not is_readable or grad.item() != 1:
             grads = [None if saved is None else saved * grad for saved in grads]
         hidden, weight = grads
         if weight is not None and ctx.rows is not None:
@@ -129,15 +128,14 @@ class _CatalogueLoss(EarlyGradients):
         prior: Tensor | None,
         factor_type: torch.dtype | None,
     ) -> Tensor:
-        loss, *grads = _loss_and_gradients(
+        loss, grad_hidden, grad_weight = _loss_and_gradients(
             hidden, weight, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
         )
-        EarlyGradients.keep(ctx, grads[0], grads[1])
+        EarlyGradients.keep(ctx, grad_hidden, grad_weight)
         return loss
 
 
-# ``_loss_and_gradients`` as one operation of a compiled graph, which would unroll the loop over
-# chunks, and compile it again for each number of chunks.
+# ``_loss_and_gradients`` as one operation of a compiled graph, which would unroll the chunks.
 _SCHEMA = (
     "(Tensor hidden, Tensor weight, Tensor targets, Tensor? betas, Tensor? prior, "
     "ScalarType? factor_type) -> (Tensor, Tensor, Tensor)"
@@ -163,12 +161,6 @@ def _scale_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None,
 _compiled_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
-def is_one(grad: Tensor) -> bool:
-    """Return whether a scalar is known to be 1: on the CPU only, where reading it is free."""
-    is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
-    return is_readable and grad.item() == 1
-
-
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of targets against all items (FPARec, equation 11).
 
@@ -188,7 +180,7 @@ def weighted_cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy of positions with several targets, and with every item.
 
-    Of a position, with z the products of a position with items 1.. and lse their log-sum-exp,
+    Of a position, with z the products of its state with items 1.. and lse their log-sum-exp,
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
@@ -216,24 +208,24 @@ def autocast_type(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
-def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Write a @ b, of the type of ``out`` or a shorter one, into ``out``, summed in its type."""
-    if a.dtype == out.dtype:
-        return torch.mm(a, b, out=out)
-    if a.is_cuda and _MIXED and out.dtype == torch.float32:
-        return torch.mm(a, b, out_dtype=out.dtype, out=out)
-    return torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly
+def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """Write left @ right, of the type of ``out`` or a shorter one, into it, summed in its type."""
+    if left.dtype == out.dtype:
+        return torch.mm(left, right, out=out)
+    if left.is_cuda and _MIXED and out.dtype == torch.float32:
+        return torch.mm(left, right, out_dtype=out.dtype, out=out)
+    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Add a @ b to ``total``, summed in its type; see :func:`product`."""
-    if a.dtype == total.dtype:
-        return total.addmm_(a, b)
-    return total.add_(product(a, b, torch.empty_like(total)))
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Add left @ right to ``total``, summed in its type; see :func:`product`."""
+    if left.dtype == total.dtype:
+        return total.addmm_(left, right)
+    return total.add_(product(left, right, torch.empty_like(total)))
 
 
 def dirichlet_prior(counts: Tensor) -> Tensor:
-    """Return [items] the expectation of Dir(c + 1) for training counts c (equation 14)."""
+    """Return p [items], the expectation of Dir(c + 1) for counts c (AttrFormer, equation 14)."""
     alpha = counts.double() + 1
     alpha[0] = 0  # padding is no item
     return alpha / alpha.sum()

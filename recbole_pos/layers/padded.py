@@ -1,7 +1,7 @@
-"""A batch whose sizes are symbols: what a model is traced with for serving.
+"""A batch of symbolic sizes, with which a model is traced for serving.
 
-The number of packed events depends on the data, which no graph of fixed shape can know. Here every
-place of a [b, t] block is an event, padding too: it is computed like any other and never read.
+The number of packed interactions depends on the data, which a traced graph cannot express. Here all
+columns of a [b, t] block are interactions, padding too: it is computed like any other and not read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from recbole_pos.layers.features import Features
 class PaddedContext(SequenceContext):
     """A :class:`SequenceContext` of whole rows, m = b * t, padded on the right.
 
-    Events of the padding are the last ones of their row, so that under a causal mask no real one
-    sees them, and blocks are zero there as they always are. Layers compute the
-    same of real events as when they are packed, but for rounding.
+    Padding follows the interactions of its row, so that under a causal mask none of them
+    sees it; blocks are zero there. Layers compute the same as with packed interactions, but for
+    rounding.
     """
 
-    either: ClassVar[Alignment] = "end"
+    any_alignment: ClassVar[Alignment] = "end"
 
     @classmethod
     def from_rows(
@@ -35,18 +35,9 @@ class PaddedContext(SequenceContext):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedContext:
-        """Return the context of whole rows.
-
-        Args:
-            items: [b, t] padded on the right.
-            lengths: [b], each in 1..t.
-            max_length: n.
-            times: [b, t] seconds.
-            at: [b] seconds, times of the requests.
-            features: with those of interactions [b, t] or [b, t, s].
-        """
+        """Return the context of rows: items and times [b, t], features [b, t] or [b, t, s]."""
         b, t = items.shape
-        # checks come first, or a tracer takes equal sizes for different symbols
+        # checks come first, or a tracer gives equal sizes different symbols
         torch._check(lengths.size(0) == b)
         if times is not None:
             torch._check(times.size(0) == b)
@@ -83,7 +74,7 @@ class PaddedContext(SequenceContext):
 
     @lazy_attribute
     def age(self) -> Tensor:
-        """[m] how many events of the sequence are newer; 0 at padding."""
+        """[m] how many interactions of the sequence are newer; 0 at padding."""
         return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
 
     @lazy_attribute
@@ -102,7 +93,7 @@ class PaddedContext(SequenceContext):
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         b, width, is_padding = self.batch_size, self.block_width(align), self.padding
         if align == "end":
-            # index of the event at each place, negative where padding stands before the row
+            # index of the interaction in each column, negative for padding before the row
             index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
             is_padding = index < 0
             x = x.index_select(0, (self.first[:, None] + index.clamp(min=0)).view(-1))

@@ -3,8 +3,8 @@
 Shapes as in ``context.py``; M relations of items and behaviour, M' relation heads of size e'.
 
 Equation 6 normalises the relation of each attribute, equation 7 reads as if it were their mixture.
-Here it is the former, or an attribute of many and large relations would leave little of the others.
-W^R is linear, so the mixture need not be formed: with V_j the value of head j,
+Here it is each attribute's, or one of many large relations would leave little of the others. W^R is
+linear, so the mixture need not be formed: with V_j the value of head j,
 
     ( sum_i W_ij Norm(R_i) ) V_j  =  sum_i W_ij (Norm(R_i) V_j)              equations 6 to 8
 
@@ -12,11 +12,10 @@ one sparse product for all heads, E M' e' multiplications, and a small dense one
 no gradient; W^R gets its own from the dense part. Heads have values V_j of their own, as "relation
 dimension" (B.3) suggests.
 
-Relations of heads leave out the event itself, whose value the residual and self-attention carry;
-for users it is kept. Section 3.1.3 prints H' = Norm(R^U) H, which keeps little of the own state:
-``user_update: replace``. With the smoothed state added at weight 1 instead, the items of ten other
-users stay in every state, and the layers above cannot weigh them down; so its weight is learned,
-from 0.
+Relations of heads leave out the interaction itself, whose value the residual and self-attention
+carry; for users it is kept. Section 3.1.3 prints H' = Norm(R^U) H, which keeps little of the own
+state: ``user_update: replace``. Added at weight 1 instead, the items of ten other users would stay
+in every state; so the weight of the aggregate is learned, from 0.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.attention import (
-    BlockOptions,
-    MultiHeadAttention,
-    TransformerLayer,
-)
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition
 
@@ -44,9 +39,9 @@ from recbole_pos.layers.hooks import AttentionPosition
 class SparseProduct:
     """A constant sparse matrix [rows, cols] that multiplies dense ones, [cols, d] to [rows, d].
 
-    Kept by rows and, for the gradient, by columns: entry p of row r stands at offset[r] <= p, with
-    ``index[p]`` its column and ``weight[p]`` its value. Rows are summed one by one by
-    ``embedding_bag``, which takes a twentieth of the time of torch's own sparse product on a CPU.
+    Entries are kept by rows and, for the gradient, by columns: those of row r begin at offset[r],
+    each with its column in ``index`` and its value in ``weight``. ``embedding_bag`` sums the rows
+    in a twentieth of the time of torch's own sparse product on a CPU.
     """
 
     index: Tensor
@@ -67,20 +62,20 @@ class SparseProduct:
         device: torch.device,
         dtype: torch.dtype,
     ) -> SparseProduct:
-        """Build the matrix of a shape from its entries, sorted by row."""
+        """Build the matrix [rows, cols] from its entries [E], sorted by row."""
 
-        def count_offsets(place: np.ndarray, size: int) -> Tensor:
+        def compute_offsets(index: np.ndarray, size: int) -> Tensor:
             """Return [size] where the entries of each row (or column) begin."""
-            count = np.bincount(place, minlength=size)
+            count = np.bincount(index, minlength=size)
             return torch.from_numpy(np.cumsum(count) - count).to(device)
 
         by_col = np.argsort(col, kind="stable")
         return cls(
             torch.from_numpy(col).to(device),
-            count_offsets(row, rows),
+            compute_offsets(row, rows),
             torch.from_numpy(weight).to(device, dtype),
             torch.from_numpy(row[by_col]).to(device),
-            count_offsets(col, cols),
+            compute_offsets(col, cols),
             torch.from_numpy(weight[by_col]).to(device, dtype),
         )
 

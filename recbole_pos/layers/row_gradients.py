@@ -1,9 +1,8 @@
 """Gradients of a large table by the rows that a step touched, not as a matrix of zeros.
 
-A dense gradient of a million items is 256 MB, made again by everything that reads the table in a
-step: blocks of that size are mapped from the kernel page by page, filled with zeros, added up and
-given back. Between the ends of :func:`kept_gradient` one such matrix stays, and a step writes the
-rows that it touched; an optimiser reads it as ever, to the same bits.
+A dense gradient of a million items is 256 MB, allocated and zeroed by everything that reads the
+table in a step. In a :func:`kept_gradient` block one such matrix stays, and a step writes only the
+rows that it touched; optimisers read it as usual, to the same bits.
 """
 
 from __future__ import annotations
@@ -22,93 +21,87 @@ _kept: list[KeptGradient] = []
 
 
 class KeptGradient:
-    """The dense ``grad`` of a table, which stays from step to step and is zero between them.
+    """The dense ``grad`` of a table, kept from step to step and zero between them.
 
     Args:
         weight: [rows, d] the table.
-        whole: zero all rows, not only the touched ones. Needed where gradients change before a
+        clears_all: zero all rows, not only the touched ones. Needed where gradients change before a
             step: clipping makes all rows NaN if one is.
     """
 
-    def __init__(self, weight: nn.Parameter, whole: bool) -> None:
-        self.weight, self.whole = weight, whole
+    def __init__(self, weight: nn.Parameter, clears_all: bool) -> None:
+        self.weight, self.clears_all = weight, clears_all
         self.dense = torch.zeros_like(weight, requires_grad=False)
         self._touched: list[Tensor] = []
-        self._all = False  # whether a gradient was dense after all
+        self._has_dense = False  # whether a gradient was dense after all
 
     def note(self, grad: Tensor) -> None:
         """Note the rows of a gradient before it is added; called by a hook of the table."""
         if grad.is_sparse:
             self._touched.append(grad._indices()[0])
         else:
-            self._all = True
+            self._has_dense = True
 
     def clear(self) -> None:
         """Zero the gradient, as an optimiser's ``zero_grad`` does for other parameters."""
-        if self.whole or self._all:
+        if self.clears_all or self._has_dense:
             self.dense.zero_()
         else:
             for rows in self._touched:
                 self.dense.index_fill_(0, rows, 0)
-        self._touched, self._all = [], False
+        self._touched, self._has_dense = [], False
         self.weight.grad = self.dense
 
 
 @contextmanager
-def kept_gradient(weight: nn.Parameter, whole: bool = False) -> Iterator[KeptGradient]:
-    """Keep the dense gradient of a table, for use in a ``with`` block around training.
+def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
+    """Keep the dense gradient of a table in a ``with`` block around training.
 
-    Inside the block lookups give gradients by rows; afterwards the table has no gradient.
+    In the block lookups give gradients by rows; afterwards the table has no gradient.
 
     Args:
-        weight, whole: see :class:`KeptGradient`.
+        weight, clears_all: see :class:`KeptGradient`.
 
     Yields:
         The gradient, to clear between steps.
     """
-    kept = KeptGradient(weight, whole)
-    hook = weight.register_hook(kept.note)
-    kept.clear()
-    _kept.append(kept)
+    gradient = KeptGradient(weight, clears_all)
+    hook = weight.register_hook(gradient.note)
+    gradient.clear()
+    _kept.append(gradient)
     try:
-        yield kept
+        yield gradient
     finally:
-        _kept.remove(kept)
+        _kept.remove(gradient)
         hook.remove()
         weight.grad = None
 
 
 def takes_rows(weight: Tensor) -> bool:
     """Return whether the gradient of a table may be sparse: where a dense one is kept for it."""
-    return any(kept.weight is weight and weight.grad is kept.dense for kept in _kept)
+    return any(x.weight is weight and weight.grad is x.dense for x in _kept)
 
 
 def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-    """Return which rows the gradient of a table has, and where it has those of ``ids``.
+    """Return the rows that the gradient of a table has, and the indices of ``ids`` among them.
 
     Args:
         weight: [rows, d] the table.
         ids: int64 rows that a step touches, tensors of any shape.
 
     Returns:
-        The rows, ascending and each once, and the places of ``ids`` among them; None and ``ids``
+        The distinct rows, ascending, and a tensor of indices for each of ``ids``; None and ``ids``
         themselves where the gradient must have all rows.
     """
     if not takes_rows(weight):
         return None, list(ids)
-    rows, places = torch.cat([x.flatten() for x in ids]).unique(return_inverse=True)
-    parts = places.split([x.numel() for x in ids])
-    return rows, [part.view(x.shape) for part, x in zip(parts, ids, strict=True)]
+    rows, index = torch.cat([x.flatten() for x in ids]).unique(return_inverse=True)
+    pieces = index.split([x.numel() for x in ids])
+    return rows, [piece.view(x.shape) for piece, x in zip(pieces, ids, strict=True)]
 
 
 def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
-    """Return the sparse gradient of a table.
-
-    Args:
-        rows: [n] int64 touched rows, ascending and each once.
-        values: [n, d] gradients of these rows.
-        size: shape of the table, (items, d).
-    """
+    """Return the sparse gradient of a table of shape ``size``, [n, d] at [n] ascending rows."""
     return torch.sparse_coo_tensor(
         rows[None], values, size, is_coalesced=True, check_invariants=False
     )
@@ -127,8 +120,8 @@ class RowLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (items,) = ctx.saved_tensors
-        rows, place = items.unique(return_inverse=True)
-        values = torch.ops.aten.embedding_dense_backward(grad, place, len(rows), -1, False)
+        rows, index = items.unique(return_inverse=True)
+        values = torch.ops.aten.embedding_dense_backward(grad, index, len(rows), -1, False)
         if ctx.padding is not None:
             values[rows == ctx.padding] = 0
         return row_gradient(rows, values, ctx.size), None, None

@@ -1,9 +1,8 @@
 """Losses of a target against sampled items, in products of positions with negatives they share.
 
-A batch of m positions is dealt into groups of n, each of which shares n sampled items: about m are
-sampled in all, their vectors are no more than the states, and what is computed is [n, d] by [d, n]
-group by group. The gradient of a position is an expectation over its own negatives, so it has the
-same mean whether others see them or not; sharing only makes the noise of a group common to it.
+A batch of m positions is split into groups of n, each of which shares n sampled items: about m are
+sampled in all, and the product of a group is [n, d] by [d, n]. Sharing keeps the expectation of a
+position's gradient, and makes the noise of a group common to it.
 
 A negative that is its position's target is left out. With z the products of a state, t its target,
 q the distribution that negatives j come from and sums over those that are not t:
@@ -26,7 +25,7 @@ Reference:
     standard: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
     Recommendations", RecSys 2019.
     refined: Khrylchenko et al., "Correcting the LogQ Correction", RecSys 2025 (arXiv 2507.09331).
-    Its loss is that of the negatives alone, weighted by 1 - P(t) without a gradient; where P(t) is
+    Its loss is that of the negatives only, weighted by 1 - P(t) without a gradient; where P(t) is
     estimated from the same negatives, its gradient is the one here, whose value is comparable. The
     authors count the negatives that are not t; n (1 - q_t) is the expectation of their number.
 """
@@ -64,6 +63,7 @@ class SampledLoss:
             chance; or ``in_batch``, among the targets of the batch.
         logq_correction: ``none``, ``standard`` or ``refined``.
         gbce_t: calibration of gBCE; 0 makes it BCE.
+        log_q, cumulative: [items] log of q, and the running sum of what is proportional to q.
     """
 
     loss_type: str
@@ -96,13 +96,13 @@ class SampledLoss:
         """Sample negatives for targets [m] of states [m, d], and return the mean loss."""
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
-            items = distinct.expand(_groups(targets, len(distinct)), -1)
+            items = distinct.expand(_count_groups(targets, len(distinct)), -1)
             return self.against(hidden, weight, targets, items, repeats.double().log())
         return self.against(hidden, weight, targets, self.sample(targets))
 
     def sample(self, targets: Tensor) -> Tensor:
         """Return [groups, n] negatives of a batch with targets [m]."""
-        device, shape = targets.device, (_groups(targets, self.negatives), self.negatives)
+        device, shape = targets.device, (_count_groups(targets, self.negatives), self.negatives)
         if self.negative_sampler == "uniform":
             return torch.randint(1, len(self.log_q), shape, device=device)
         if self.negative_sampler == "in_batch":
@@ -131,49 +131,49 @@ class SampledLoss:
         if self.loss_type in BINARY:
             rate = min(items.size(1) / max(len(self.log_q) - 2, 1), 1.0)
             beta = 1 - self.gbce_t * (1 - rate)
-            own = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
+            target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
         else:
-            own, shifts = self._logit_shifts(targets, items, log_repeats)
+            target_terms, shifts = self._logit_shifts(targets, items, log_repeats)
         distinct = items if log_repeats is None else items[0]  # in_batch repeats them
-        rows, (at_targets, at_items) = index_rows(weight, targets, distinct)
+        rows, (target_index, item_index) = index_rows(weight, targets, distinct)
         with torch.autocast(hidden.device.type, enabled=False):
-            hidden, own = hidden.to(weight.dtype), own.to(weight.dtype)
+            hidden, target_terms = hidden.to(weight.dtype), target_terms.to(weight.dtype)
             shifts = None if shifts is None else shifts.to(weight.dtype)
-            places = rows, at_targets, at_items.expand_as(items)
+            row_indices = rows, target_index, item_index.expand_as(items)
             return _SharedNegatives.apply(
-                hidden, weight, targets, items, own, shifts, beta, *places
+                hidden, weight, targets, items, target_terms, shifts, beta, *row_indices
             )
 
     def _logit_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return a [m] and b [groups, n] of the formulas above; None for a b of zeros."""
-        own = torch.zeros_like(self.log_q[targets])
+        target_shift = torch.zeros_like(self.log_q[targets])
         if self.logq_correction == "none":
-            return own, None if log_repeats is None else log_repeats.expand(items.shape)
+            return target_shift, None if log_repeats is None else log_repeats.expand(items.shape)
         if self.logq_correction == "standard":
-            own = -self.log_q[targets]
+            target_shift = -self.log_q[targets]
         else:
-            own += math.log(items.size(1) if log_repeats is None else max(len(targets) - 1, 1))
+            n = items.size(1) if log_repeats is None else max(len(targets) - 1, 1)
+            target_shift += math.log(n)
         shifts = -self.log_q[items]
-        return own, shifts if log_repeats is None else shifts + log_repeats
+        return target_shift, shifts if log_repeats is None else shifts + log_repeats
 
 
-def _groups(targets: Tensor, n: int) -> int:
+def _count_groups(targets: Tensor, n: int) -> int:
     """Return the number of groups: of n positions each, of fewer where logits would be many."""
     size = min(n, max(MIN_ROWS, chunk_elements(targets.device) // n))
     return math.ceil(len(targets) / size)
 
 
-class _SharedNegatives(EarlyGradients):
-    """The loss of all groups in chunks, with gradients made while the logits of a chunk exist.
+def _split(x: Tensor, groups: int, size: int) -> Tensor:
+    """Split [m, ...] into groups, [groups, size, ...], filled up with zeros."""
+    filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, groups * size - len(x)))
+    return filled.view(size, groups, *x.shape[1:]).transpose(0, 1).contiguous()
 
-    Args:
-        own: [m] the shift of the target's logit or, given ``beta``, the weight of its negatives.
-        shifts: [groups, n] shifts of the negatives' logits; None for none.
-        beta: weight of the target in a binary loss; None for a softmax.
-        rows, at_targets, at_items: see ``index_rows``.
-    """
+
+class _SharedNegatives(EarlyGradients):
+    """The loss of all groups in chunks, with gradients made while the logits of a chunk exist."""
 
     @staticmethod
     def forward(
@@ -182,78 +182,68 @@ class _SharedNegatives(EarlyGradients):
         weight: Tensor,
         targets: Tensor,
         items: Tensor,
-        own: Tensor,
-        shifts: Tensor | None,
-        beta: float | None,
-        rows: Tensor | None,
-        at_targets: Tensor,
-        at_items: Tensor,
+        target_terms: Tensor,  # [m] shifts of targets' logits; with beta, weights of negatives
+        shifts: Tensor | None,  # [groups, n] of the negatives' logits
+        beta: float | None,  # weight of the target in a binary loss; None for a softmax
+        rows: Tensor | None,  # as the following two see ``index_rows``
+        target_index: Tensor,
+        item_index: Tensor,
     ) -> Tensor:
         m, groups, n = len(hidden), *items.shape
         size = math.ceil(m / groups)
-
-        def deal(x: Tensor) -> Tensor:
-            """Deal [m, ...] into groups, [groups, size, ...], filled up with zeros."""
-            filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, groups * size - m))
-            return filled.view(size, groups, *x.shape[1:]).transpose(0, 1).contiguous()
-
         vectors = weight[targets]
-        states, target = deal(hidden), deal(targets)
-        logit, own = deal((hidden * vectors).sum(1)), deal(own)
-        share = deal(torch.full_like(hidden[:, 0], 1 / m))
+        per_position = hidden, targets, (hidden * vectors).sum(1), target_terms
+        states, target, logit, terms = (_split(x, groups, size) for x in per_position)
+        # 0 for what fills up a group
+        mean_weight = _split(torch.full_like(hidden[:, 0], 1 / m), groups, size)
         grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
         grad_weight: Tensor | None = None
         if ctx.needs_input_grad[1]:
             grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for part in chunks(groups, size * n, hidden.device):
-            columns = weight[items[part]]
-            z = states[part] @ columns.mT
+        for chunk in chunks(groups, size * n, hidden.device):
+            columns = weight[items[chunk]]
+            z = states[chunk] @ columns.mT
             if shifts is not None:
-                z += shifts[part, None]
-            z.masked_fill_(items[part, None] == target[part, :, None], -torch.inf)
+                z += shifts[chunk, None]
+            z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
+            of_targets = logit[chunk], terms[chunk], mean_weight[chunk]
             if beta is None:
-                losses, grad_logit[part] = _softmax(z, logit[part], own[part], share[part])
+                losses, grad_logit[chunk] = _softmax(z, *of_targets)
             else:
-                losses, grad_logit[part] = _binary(z, logit[part], own[part], share[part], beta)
+                losses, grad_logit[chunk] = _binary(z, *of_targets, beta)
             total += losses.sum(dtype=torch.float64)
-            torch.bmm(z, columns, out=grad_states[part])  # z has become its gradient
+            torch.bmm(z, columns, out=grad_states[chunk])  # z has become its gradient
             if grad_weight is not None:
-                into = at_items[part].flatten()
-                grad_weight.index_add_(0, into, (z.mT @ states[part]).flatten(0, 1))
+                negative_rows = item_index[chunk].flatten()
+                grad_weight.index_add_(0, negative_rows, (z.mT @ states[chunk]).flatten(0, 1))
         grad_hidden = grad_states.transpose(0, 1).flatten(0, 1)[:m]
         scale = grad_logit.t().flatten()[:m, None]
         if grad_weight is not None:
-            grad_weight.index_add_(0, at_targets, scale * hidden)
+            grad_weight.index_add_(0, target_index, scale * hidden)
         grad_hidden = grad_hidden.addcmul(scale, vectors)
         EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
         return total.to(hidden.dtype)
 
 
-def _softmax(z: Tensor, logit: Tensor, own: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax losses of targets with logits [c, g] among negatives z [c, g, n].
-
-    ``z`` is overwritten with its gradients; ``own`` are shifts of targets, ``share`` the weights of
-    positions, [c, g] both.
-
-    Returns:
-        [c, g] losses, and gradients to ``logit``; both times ``share``.
-    """
-    logit = logit + own
+def _softmax(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return softmax losses of targets [c, g] and gradients to ``logit``, both times ``weight``."""
+    # z [c, g, n], the negatives' logits, is overwritten with its gradient
+    logit = logit + shift
     highest = torch.maximum(z.amax(2), logit)
     z.sub_(highest[..., None]).exp_()
     others, target = z.sum(2), (logit - highest).exp()
     total = others + target
-    z.mul_((share / total)[..., None])
-    return (total.log() + highest - logit) * share, -others / total * share
+    z.mul_((weight / total)[..., None])
+    return (total.log() + highest - logit) * weight, -others / total * weight
 
 
 def _binary(
-    z: Tensor, logit: Tensor, own: Tensor, share: Tensor, beta: float
+    z: Tensor, logit: Tensor, negative_weight: Tensor, weight: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the same of binary losses: ``beta`` weighs targets, ``own`` their negatives."""
-    share = share / (z.size(2) + 1)
-    others = F.logsigmoid(-z).sum(2) * own
-    loss = -(beta * F.logsigmoid(logit) + others) * share
-    z.sigmoid_().mul_((share * own)[..., None])
-    return loss, -beta * torch.sigmoid(-logit) * share
+    """Return what :func:`_softmax` does of binary losses, whose targets have the weight beta."""
+    weight = weight / (z.size(2) + 1)
+    others = F.logsigmoid(-z).sum(2) * negative_weight
+    loss = -(beta * F.logsigmoid(logit) + others) * weight
+    z.sigmoid_().mul_((weight * negative_weight)[..., None])
+    return loss, -beta * torch.sigmoid(-logit) * weight

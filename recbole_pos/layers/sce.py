@@ -1,15 +1,19 @@
 """Scalable cross-entropy: the loss of every position against the items that matter most to it.
 
-Buckets are exact: the largest products of 500,000 items with a bucket are a running top-k with a
-threshold, chunk by chunk, so [buckets, items] never exists. The gradient is made in the forward
-pass, as for full cross-entropy.
+Shapes: m positions, n buckets of x positions and y items each. Buckets are exact: the largest
+products with all items are a running top-k, chunk by chunk, so [n, items] never exists. Gradients
+are made in the forward pass, as for full cross-entropy.
+
+Reference:
+    Mezentsev, Gusak, Oseledets, Frolov. "Scalable Cross-Entropy Loss for Sequential Recommendations
+    with Large Item Catalogs." RecSys 2024.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,9 +37,7 @@ def scalable_cross_entropy(
 ) -> Tensor:
     """Return cross-entropy within buckets of positions and items that point the same way.
 
-    Mezentsev, Gusak, Oseledets and Frolov, "Scalable Cross-Entropy Loss for Sequential
-    Recommendations with Large Item Catalogs", RecSys 2024. The directions are drawn from torch's
-    default generator; sizes are cut to what exists.
+    Directions are sampled with torch's default generator; sizes are cut to what exists.
 
     Args:
         hidden, weight, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
@@ -73,18 +75,17 @@ def bucket_cross_entropy(
         hidden, candidates = hidden.to(weight.dtype), weight.detach()[1:]
         positions = largest_products(buckets, hidden.detach(), size_x)
         items = largest_products(buckets, candidates, size_y) + 1
-        rows, (at_targets, at_items) = index_rows(weight, targets, items)
+        rows, (target_index, item_index) = index_rows(weight, targets, items)
         return _BucketCrossEntropy.apply(
-            hidden, weight, targets, positions, items, rows, at_targets, at_items
+            hidden, weight, targets, positions, items, rows, target_index, item_index
         )
 
 
 def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     """Return which rows have the largest products with each bucket, exactly.
 
-    Rows are taken in chunks. The k-th best so far is a threshold, and of a chunk only groups of
-    products whose maximum lies above it are looked at: few after the first chunk. Candidates
-    wait until there are as many of them as of the best.
+    Of a chunk of rows, only groups of products whose maximum lies above the k-th best so far are
+    compared: few after the first chunk.
 
     Returns:
         [n, min(k, rows)] int64 indices of ``rows`` [rows, d], for ``buckets`` [n, d].
@@ -92,94 +93,109 @@ def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     n, total = len(buckets), len(rows)
     groups = max(1, chunk_elements(rows.device) // n // GROUP)  # of a chunk
     width = groups * GROUP
-    member = torch.arange(0, width, groups, device=rows.device)  # a group has a stride
-    largest = _Largest(n, k, rows)
+    offsets = torch.arange(0, width, groups, device=rows.device)  # columns of the first group
+    top = _RunningTopK(n, k, rows)
     buffer = rows.new_empty(n, min(width, total))
     for start in range(0, total, width):
         chunk = rows[start : start + width]
         products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
-        if largest.best.size(1) < k:
-            largest.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
+        if top.best.size(1) < k:
+            top.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
         elif len(chunk) < width:
-            largest.defer(*largest.select_above(products), start)
+            top.defer(*top.select_above(products), start)
         else:
-            bucket, group, _ = largest.select_above(products.view(n, GROUP, groups).amax(1))
-            columns = group[:, None] + member
-            largest.defer(*largest.select_above(products, bucket[:, None], columns), start)
-    return largest.merge_waiting()
+            bucket, group, _ = top.select_above(products.view(n, GROUP, groups).amax(1))
+            columns = group[:, None] + offsets
+            top.defer(*top.select_above(products, bucket[:, None], columns), start)
+    return top.merge_deferred()
 
 
-class _Largest:
-    """The k largest products of each of n buckets so far, and candidates that wait to be merged."""
+class _RunningTopK:
+    """The k largest products of n buckets so far, and candidates that are not yet merged."""
 
     def __init__(self, n: int, k: int, like: Tensor) -> None:
         self.k = k
         self.best = like.new_empty(n, 0)
         self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)
-        self.waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.deferred: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def select_above(
         self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return bucket, column and value [candidates] of the products above the threshold.
+        """Return bucket, column and value [candidates] of the products above the k-th best.
 
-        Args:
-            products: [n, columns].
-            bucket, column: [c, 1] and [c, g] places to look at; None for all.
+        ``products`` are [n, columns]; with ``bucket`` [c, 1] and ``column`` [c, g] only these are
+        compared.
         """
+        # ``not <=`` instead of ``>``: NaN is a candidate, so that it ends up in the loss
         if bucket is None or column is None:
-            rows, columns = _not_below(products, self.least).nonzero(as_tuple=True)
+            buckets, columns = (products <= self.least).logical_not_().nonzero(as_tuple=True)
         else:
-            value, least = products[bucket, column], self.least[bucket[:, 0]]
-            which, member = _not_below(value, least).nonzero(as_tuple=True)
-            rows, columns = bucket[which, 0], column[which, member]
-        return rows, columns, products[rows, columns]
+            is_above = (products[bucket, column] <= self.least[bucket[:, 0]]).logical_not_()
+            group, member = is_above.nonzero(as_tuple=True)
+            buckets, columns = bucket[group, 0], column[group, member]
+        return buckets, columns, products[buckets, columns]
 
     def defer(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
-        """Keep candidates (see ``select_above``) of the rows from ``start`` on, to merge later."""
-        self.waiting.append((bucket, value, column + start))
-        if sum(len(bucket) for bucket, _, _ in self.waiting) > self.best.numel():
-            self.merge_waiting()
+        """Keep candidates of the rows from ``start`` on until there are as many as of the best."""
+        self.deferred.append((bucket, value, column + start))
+        if sum(len(bucket) for bucket, _, _ in self.deferred) > self.best.numel():
+            self.merge_deferred()
 
-    def merge_waiting(self) -> Tensor:
-        """Merge all waiting candidates into the best, and return these: [n, k] rows."""
-        if self.waiting:
-            bucket, value, where = map(torch.cat, zip(*self.waiting, strict=True))
-            self.waiting = []
+    def merge_deferred(self) -> Tensor:
+        """Merge all deferred candidates, and return the rows of the best, [n, k]."""
+        if self.deferred:
+            bucket, value, index = map(torch.cat, zip(*self.deferred, strict=True))
+            self.deferred = []
             # the candidates of each bucket as a row of a matrix, padded by products of -inf
             order = bucket.argsort(stable=True)
-            bucket, value, where = bucket[order], value[order], where[order]
+            bucket, value, index = bucket[order], value[order], index[order]
             count = bucket.bincount(minlength=len(self.best))
             first = count.cumsum(0) - count
-            place = torch.arange(len(bucket), device=bucket.device) - first[bucket]
+            column = torch.arange(len(bucket), device=bucket.device) - first[bucket]
             products = value.new_full((len(count), int(count.amax())), -torch.inf)
-            products[bucket, place] = value
-            rows = where.new_zeros(products.shape)
-            rows[bucket, place] = where
+            products[bucket, column] = value
+            rows = index.new_zeros(products.shape)
+            rows[bucket, column] = index
             self.merge(products, rows)
         return self.index
 
-    def merge(self, products: Tensor, where: Tensor) -> None:
-        """Merge products [n, c] of the rows at [c] or [n, c] into the largest."""
-        where = torch.cat([self.index, where.expand_as(products)], 1)
+    def merge(self, products: Tensor, rows: Tensor) -> None:
+        """Merge products [n, c] of rows [c] or [n, c] into the best."""
+        rows = torch.cat([self.index, rows.expand_as(products)], 1)
         products = torch.cat([self.best, products], 1)
-        self.best, kept = products.topk(min(self.k, products.size(1)), 1, sorted=False)
-        self.index = where.gather(1, kept)
+        self.best, column = products.topk(min(self.k, products.size(1)), 1, sorted=False)
+        self.index = rows.gather(1, column)
         self.least = self.best.amin(1, keepdim=True)
 
 
-def _not_below(products: Tensor, least: Tensor) -> Tensor:
-    """Return where products are above ``least`` or NaN, so that NaN ends up in the loss."""
-    return (products <= least).logical_not_()
+class _Buckets(NamedTuple):
+    """Positions [n, x] and items [n, y] of buckets, and what their logits [n, x, y] are made of."""
+
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    positions: Tensor
+    items: Tensor
+
+    def chunks(self) -> Iterator[slice]:
+        """Yield slices of buckets by their logits and vectors, see ``chunks``."""
+        (n, x), y, d = self.positions.shape, self.items.size(1), self.hidden.size(1)
+        return chunks(n, max(x * y, x * d, y * d), self.hidden.device)
+
+    def logits(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states [c, x, d], item vectors [c, y, d], logits [c, x, y], -inf at targets."""
+        positions, items = self.positions[chunk], self.items[chunk]
+        states, columns = self.hidden[positions], self.weight[items]
+        logits = states @ columns.mT
+        logits.masked_fill_(items[:, None] == self.targets[positions][..., None], -torch.inf)
+        return states, columns, logits
 
 
 class _BucketCrossEntropy(EarlyGradients):
-    """Losses of all buckets, then the gradient of those that are their position's largest.
+    """Losses of all buckets, then the gradient of those that are their position's largest."""
 
-    Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
-    the items, and nothing of that size is kept. ``rows``, ``at_targets`` and ``at_items`` are those
-    of ``index_rows``.
-    """
+    # Both passes make the logits, chunk by chunk: cheap beside choosing the items.
 
     @staticmethod
     def forward(
@@ -187,17 +203,18 @@ class _BucketCrossEntropy(EarlyGradients):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        positions: Tensor,
-        items: Tensor,
-        rows: Tensor | None,
-        at_targets: Tensor,
-        at_items: Tensor,
+        positions: Tensor,  # [n, x]
+        items: Tensor,  # [n, y]
+        rows: Tensor | None,  # as the following two see ``index_rows``
+        target_index: Tensor,
+        item_index: Tensor,
     ) -> Tensor:
+        buckets = _Buckets(hidden, weight, targets, positions, items)
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
-        for part in _chunks(positions, items, hidden.size(1)):
-            _, _, logits = _bucket_logits(hidden, weight, targets, positions[part], items[part])
-            losses[part] = logits.logsumexp(2) - losses[part]
+        for chunk in buckets.chunks():
+            _, _, logits = buckets.logits(chunk)
+            losses[chunk] = logits.logsumexp(2) - losses[chunk]
         losses = losses.logaddexp(losses.new_zeros(()))
         largest = hidden.new_full((len(hidden),), -torch.inf)
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
@@ -206,47 +223,39 @@ class _BucketCrossEntropy(EarlyGradients):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = grad_weight = None
         if needs_hidden or needs_weight:
-            # equal largest losses share the gradient, as torch's amax does
-            chosen = (losses == largest[positions]).to(losses.dtype)
-            ties = torch.zeros_like(largest).index_add_(0, positions.flatten(), chosen.flatten())
-            share = chosen / ties.clamp(min=1)[positions] / count
             grad_logit = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
             if needs_hidden:
                 grad_hidden = grad_logit * weight[targets]
             if needs_weight:
-                grad_weight = weight.new_zeros(
-                    len(weight if rows is None else rows), weight.size(1)
-                )
-                grad_weight.index_add_(0, at_targets, grad_logit * hidden)
-            for part in _chunks(positions, items, hidden.size(1)):
-                at = positions[part]
-                states, columns, logits = _bucket_logits(hidden, weight, targets, at, items[part])
-                log_sum_exp = losses[part] + target_logit[at]
-                logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
-                if grad_hidden is not None:
-                    grad_hidden.index_add_(0, at.flatten(), (logits @ columns).flatten(0, 1))
-                if grad_weight is not None:
-                    into = at_items[part].flatten()
-                    grad_weight.index_add_(0, into, (logits.mT @ states).flatten(0, 1))
+                shape = len(weight if rows is None else rows), weight.size(1)
+                grad_weight = weight.new_zeros(shape)
+                grad_weight.index_add_(0, target_index, grad_logit * hidden)
+            # equal largest losses share the gradient, as torch's amax does
+            is_largest = (losses == largest[positions]).to(losses.dtype)
+            ties = torch.zeros_like(largest)
+            ties.index_add_(0, positions.flatten(), is_largest.flatten())
+            share = is_largest / ties.clamp(min=1)[positions] / count
+            log_sum_exp = losses + target_logit[positions]
+            _add_gradients(buckets, log_sum_exp, share, grad_hidden, grad_weight, item_index)
         EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
 
 
-def _chunks(positions: Tensor, items: Tensor, d: int) -> Iterator[slice]:
-    """Yield slices of buckets by their logits and vectors, see ``chunks``."""
-    n, x, y = *positions.shape, items.size(1)
-    return chunks(n, max(x * y, x * d, y * d), positions.device)
-
-
-def _bucket_logits(
-    hidden: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, items: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return states, item vectors and logits of c buckets.
-
-    Returns:
-        [c, x, d], [c, y, d] and [c, x, y], which is -inf at the target of a position.
-    """
-    rows, columns = hidden[positions], weight[items]
-    logits = rows @ columns.mT
-    logits.masked_fill_(items[:, None] == targets[positions][..., None], -torch.inf)
-    return rows, columns, logits
+def _add_gradients(
+    buckets: _Buckets,
+    log_sum_exp: Tensor,
+    share: Tensor,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    item_index: Tensor,
+) -> None:
+    """Add the gradients of the buckets' items, weighted by ``share`` [n, x]."""
+    for chunk in buckets.chunks():
+        states, columns, logits = buckets.logits(chunk)
+        logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
+        if grad_hidden is not None:
+            position = buckets.positions[chunk].flatten()
+            grad_hidden.index_add_(0, position, (logits @ columns).flatten(0, 1))
+        if grad_weight is not None:
+            item_rows = item_index[chunk].flatten()
+            grad_weight.index_add_(0, item_rows, (logits.mT @ states).flatten(0, 1))

@@ -1,4 +1,4 @@
-"""Products with lower-triangular matrices that do not pay for the zeros."""
+"""Products with lower-triangular matrices [t, t] that skip blocks of zeros; c columns of x."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Rows of a block: smaller ones skip more zeros, larger ones make faster products.
+# Rows of a block: smaller blocks skip more zeros, larger ones make faster products.
 BLOCK = {"cpu": 64, "cuda": 512}
 # Above this length a Toeplitz product is cheaper by FFT (results/speed_positions.md, on CPU).
 FFT_LENGTH = 768
@@ -49,7 +49,7 @@ def block_rows(device: torch.device) -> int:
 
 
 def _blocks(matrix: Tensor, band: int) -> Iterator[tuple[slice, slice]]:
-    """Yield row blocks, each with the columns that may be other than zero in it."""
+    """Yield row blocks, each with the columns that are not all zero in it."""
     t, size = len(matrix), block_rows(matrix.device)
     for start in range(0, t, size):
         end = min(start + size, t)
@@ -70,8 +70,8 @@ def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
     """Return [t, t] with ``weight[i - j]`` at [i, j]; zero above the diagonal and past the band.
 
-    The weights are padded with zeros, repeated for every row and viewed with rows one longer, which
-    shifts them by a column a row. Without an index the gradient is a plain sum.
+    A view with rows one longer shifts the repeated weights by a column a row; without an index the
+    gradient is a plain sum.
     """
     padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
     shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
@@ -82,11 +82,11 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
     """Return the causal convolution out[i] = sum over lags s of weight[s] x[i - s].
 
     Long sequences are halved: both halves are convolved alike, and the newer half adds an FFT of
-    the older half only. One FFT over the whole sequence would carry rounding back in time.
+    the older half only, since one FFT over both would carry rounding back in time.
 
     Args:
         weight: [band] by lag, from 0.
-        x: [t, c], the oldest event first; so is the result.
+        x: [t, c], the oldest interaction first; so is the result.
     """
     t, c = x.shape
     if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
@@ -94,7 +94,7 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
     half = (t + 1) // 2
     older, newer = x[:half], F.pad(x[half:], (0, 0, 0, 2 * half - t))
     within = toeplitz_product(weight, torch.cat((older, newer), 1))
-    # circular, of length 2 half: what wraps around lands in rows below half, which are not read
+    # circular, of length 2 * half: only rows below half wrap around, and these are not read
     spectrum = torch.fft.rfft(weight[:t], 2 * half)
     crossed = torch.fft.irfft(torch.fft.rfft(older.t(), 2 * half) * spectrum, 2 * half)
     return torch.cat((within[:, :c], within[: t - half, c:] + crossed[:, half:t].t()))

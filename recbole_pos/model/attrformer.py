@@ -1,4 +1,4 @@
-"""AttrFormer: attributes as explicit relations between events, within and across sequences.
+"""AttrFormer: attributes as explicit relations between interactions, within and across sequences.
 
 Reference:
     Gang Liu et al. "Learning Attribute as Explicit Relation for Sequential Recommendation."
@@ -23,11 +23,11 @@ section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
 
-``RelationLookup.order`` alone decides what an event may read; ``relations/lookup.py`` explains why
-nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
-are of random windows (``length_pool: 1``): sorted by length, one of long histories would be a few
-of them, one of short histories many. Positions of section 3.1.3 count from the oldest event of a
-window.
+Only ``RelationLookup.order`` decides what an interaction may read; ``relations/lookup.py`` explains
+why nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
+are of random windows (``length_pool: 1``). Section 3.1.3 counts positions from
+the oldest interaction of a window. Shapes as in ``layers/relations.py``, and B rows of RecBole's
+batches, k targets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import PackedSequences, RelationLookup
 from recbole_pos.values import Options, is_number, shown
 
-MOST_EVENTS = 1 << 16  # events of the histories that are encoded at once
+MOST_EVENTS = 1 << 16  # interactions of histories that are encoded at once
 
 
 class AttrFormer(PosSASRec):
@@ -75,8 +75,7 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        declared = read_relations(config["relations"], dataset)
-        self.declared = declared
+        self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
         self.reads_request = False  # neighbours in a batch would learn when a target happens
         self.linked = config["chunking"]
@@ -86,7 +85,7 @@ class AttrFormer(PosSASRec):
                     f"chunking: links the windows of {key}: {needed}; found "
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
-        users = [relation.field for relation in declared if relation.source == "user"]
+        users = [relation.field for relation in self.declared if relation.source == "user"]
         if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
             self.notices.append(
                 f"relations: {', '.join(users)} of users is read by no layer: user_layers is "
@@ -95,25 +94,29 @@ class AttrFormer(PosSASRec):
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.lookup = RelationLookup(
-            declared,
+            self.declared,
             dataset,
             top_k=config["top_k"],
             cross_sequence=config["cross_sequence"],
             max_length=self.max_seq_length,
             seconds=self.time_unit,
-            unknown=float(config["user_update"] == "replace"),
+            default_self_relation=float(config["user_update"] == "replace"),
         )
         self.notices += self.lookup.notices
         self._check_clock(config, dataset)
         self.bank_users = self._choose_bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
-        self.future = LaterTargets(dataset.split, betas)
+        self.posterior_targets = LaterTargets(dataset.split, betas)
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
+    @property
+    def _device(self) -> torch.device:
+        return self.item_embedding.weight.device
+
     def _check_clock(self, config: Options, dataset: Dataset) -> None:
-        """Check the timestamps if relations need them; for position schemes PosSASRec has."""
+        """Check the timestamps if only relations need them."""
         if self.needs_time:
             return
         log, unit = dataset.log, config["timestamp_unit"]
@@ -128,22 +131,22 @@ class AttrFormer(PosSASRec):
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         users = [relation for relation in self.declared if relation.source == "user"]
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
-        number = count(1)
+        layer_number = count(1)
 
-        def block(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
+        def build_layer(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
             relations = RelationOptions(
                 relations=len(self.declared) - len(users),
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
-                users=bool(users) and next(number) % 2 in remainders,
+                users=bool(users) and next(layer_number) % 2 in remainders,
                 gated=config["user_update"] == "gated",
             )
             return RelationLayer(options, position, relations)
 
-        return block
+        return build_layer
 
     def _choose_bank_users(self, size: int) -> np.ndarray:
-        """Return the ids of up to ``size`` users with training events, sampled by the seed only."""
+        """Return the ids of up to ``size`` users with training interactions, by the seed only."""
         trained = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
         rng = np.random.default_rng(self.seed)
         return np.sort(rng.choice(trained, min(size, len(trained)), replace=False))
@@ -160,13 +163,13 @@ class AttrFormer(PosSASRec):
             return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch with relations, times and future items, which the host looks up."""
+        """Return a batch on the host with its relations, times and future items."""
         rows, target = self.window_rows(batch)
         relations, times = self._look_up(rows, self.lookup, batch.items.device)
         return replace(batch, prepared=(relations, times, self._look_up_future(target)))
 
     def pack_rows(self, interaction: Interaction) -> SequenceBatch:
-        """Pack RecBole's rows as windows, with the places of their events in the log."""
+        """Pack RecBole's rows as windows, with the places of their interactions in the log."""
         rows, last = self._read_histories(interaction)
         batch = SequenceBatch(
             items=self.lookup.items[torch.from_numpy(rows.events)],
@@ -174,7 +177,7 @@ class AttrFormer(PosSASRec):
             targets=interaction[self.POS_ITEM_ID],
             width=int(rows.lengths.max()),
             positions=torch.from_numpy(last),
-            events=torch.from_numpy(rows.events),
+            log_rows=torch.from_numpy(rows.events),
         )
         return self.prepare(batch)
 
@@ -186,47 +189,43 @@ class AttrFormer(PosSASRec):
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
     def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
-        """Return the rows of a training batch of windows, and the places [k] of its targets."""
-        assert batch.events is not None  # ``needs_events``
-        events = batch.events.cpu().numpy()
-        # windows may overlap; an event is a source where it has a target of its own
-        source, trained = np.ones(len(events), dtype=bool), events
+        """Return the rows of a training batch of windows, and where its targets are in the log."""
+        assert batch.log_rows is not None  # ``needs_events``
+        events = batch.log_rows.cpu().numpy()
+        # windows may overlap; an interaction is a source where it has a target
+        source, before_target = np.ones(len(events), dtype=bool), events
         if batch.positions is not None:
             positions = batch.positions.cpu().numpy()
             source = np.isin(np.arange(len(events)), positions)
-            trained = events[positions]
+            before_target = events[positions]
         rows = self.lookup.windows(events, batch.lengths.cpu().numpy(), source, self.linked)
-        return rows, trained + 1
+        return rows, before_target + 1
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
-        """Return the loss of states [k, d] before target events with ``items`` [k].
-
-        ``future`` is as of ``_look_up_future``, None for the next item only.
-        """
+        """Return the loss of states [k, d]: of ``future`` (equation 17), or of ``items`` [k]."""
         if future is None:
             return self.loss(hidden, *self.training_candidates(self.item_vectors(), items))
-        targets, betas = (part.to(hidden.device) for part in future)
+        targets, betas = (x.to(hidden.device) for x in future)
         vectors, targets = self.training_candidates(self.item_vectors(), targets)
         return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
     def _look_up_future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
         """Return the items from each target on and their betas, [k, n]; None for the next only."""
-        if self.prior_weight == 0 and self.future.weights.tolist() == [1.0]:
+        if self.prior_weight == 0 and self.posterior_targets.weights.tolist() == [1.0]:
             return None
-        return self.future.after(torch.from_numpy(target))
+        return self.posterior_targets.after(torch.from_numpy(target))
 
     def row_states(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
         """Return the states of packed rows, which read each other, at ``positions`` [k] or all.
 
-        ``lookup`` has the relations of their events; None for those of training.
+        ``lookup`` has the relations of their interactions; None for those of training.
         """
         lookup = lookup or self.lookup
-        device = self.item_embedding.weight.device
-        relations, times = self._look_up(rows, lookup, device)
-        lengths = torch.from_numpy(rows.lengths).to(device)
-        items = lookup.items[torch.from_numpy(rows.events)].to(device)
+        relations, times = self._look_up(rows, lookup, self._device)
+        lengths = torch.from_numpy(rows.lengths).to(self._device)
+        items = lookup.items[torch.from_numpy(rows.events)].to(self._device)
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
         )
@@ -235,7 +234,7 @@ class AttrFormer(PosSASRec):
     def _look_up(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> tuple[BatchRelations | None, Tensor]:
-        """Return the relations of rows, None where they are off, and times in seconds of events."""
+        """Return the relations of rows, None where they are off, and times [m] in seconds."""
         relations = None
         if self.training or self.inference != "none":
             rng = np.random.default_rng(self._draw_seed())
@@ -248,7 +247,7 @@ class AttrFormer(PosSASRec):
         return int(torch.randint(2**62, ())) if self.training else self.seed
 
     def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
-        """Return RecBole's rows as packed windows, and the index of the newest event of each."""
+        """Return RecBole's rows as packed windows, and the [B] index of each newest interaction."""
         target = interaction[TARGET_EVENT].cpu().numpy()
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
         rows = self.lookup.histories(target - lengths, target, bank=False)
@@ -257,29 +256,24 @@ class AttrFormer(PosSASRec):
     def encode_rows(self, rows: Interaction) -> Tensor:
         """Return the states [B, d] after RecBole's rows, to inspect the model.
 
-        Events are related within their row only, so that states do not depend on the batch.
+        Interactions are related within their row only, so that states do not depend on the batch.
         """
         histories, last = self._read_histories(rows)
-        return self.row_states(
-            histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
-        )
+        return self.row_states(histories, torch.from_numpy(last).to(self._device))
 
     def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
-        """Return RecBole's rows as packed windows, and the index of the newest event of each.
-
-        Other rows may read the newest event of a row, as in training.
-        """
+        """Return the same windows, whose newest interactions other rows may read as in training."""
         rows, last = self._read_histories(interaction)
         source = np.zeros(len(rows.events), dtype=bool)
         source[last] = True
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
-        return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
+        return rows, torch.from_numpy(last).to(self._device)
 
     def compute_states(self, interaction: Interaction) -> Tensor:
         """Return the states [B, d] that predict each row's target.
 
         Rows never read each other. As ``inference_relations`` says they read the bank, which holds
-        training events only, all of them older than a held-out target of their user. Rows of
+        training interactions only, all of them older than a held-out target of their user. Rows of
         training targets have no such guarantee: they read each other as in training.
         """
         target = interaction[TARGET_EVENT].cpu().numpy()
@@ -306,18 +300,14 @@ class AttrFormer(PosSASRec):
         return self._encode_histories(end - sizes, end, lookup)
 
     def after_users(self, users: np.ndarray) -> Tensor:
-        """Return the states [B, d] after all events of users, given by their ids [B]."""
-        return self._encode_histories(
-            self.lookup.offsets[users], self.lookup.offsets[users + 1], self.lookup
-        )
+        """Return the states [B, d] after all interactions of users, given by their ids [B]."""
+        offsets = self.lookup.offsets
+        return self._encode_histories(offsets[users], offsets[users + 1], self.lookup)
 
     def _encode_histories(
         self, start: np.ndarray, target: np.ndarray, lookup: RelationLookup
     ) -> Tensor:
-        """Return the states [B, d] that predict the events at ``target`` from those before them.
-
-        Histories begin at ``start``; both are [B] places in the log.
-        """
+        """Return the states [B, d] after the histories start : target of the log, [B] each."""
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
         bank = None
@@ -327,13 +317,13 @@ class AttrFormer(PosSASRec):
                 users = np.unique(lookup.users[target - 1])
                 users = users[users < len(lookup.train_end)]
             bank = lookup.bank(users)
-        states, device = [], self.item_embedding.weight.device
+        states = []
         # rows do not read each other, so a batch of long histories is encoded part by part
-        part = np.cumsum(target - start) // MOST_EVENTS
-        for members in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
-            first, end = start[members], target[members]
+        group = np.cumsum(target - start) // MOST_EVENTS
+        for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(group)) + 1):
+            first, end = start[histories], target[histories]
             rows = lookup.histories(first, end, bank=False)
-            last = torch.from_numpy(np.cumsum(end - first) - 1).to(device)
+            last = torch.from_numpy(np.cumsum(end - first) - 1).to(self._device)
             rows = rows if bank is None else rows + bank
             states.append(self.row_states(rows, last, lookup))
         return torch.cat(states)

@@ -1,12 +1,15 @@
-"""What every recommender of the plugin shares: item embedding, loss, prediction, batch formats."""
+"""What every recommender of the plugin shares: item embedding, loss, prediction, batch formats.
+
+Shapes: m interactions of a packed batch, k targets, B rows of L interactions in RecBole's batches.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -29,11 +32,10 @@ from recbole_pos.model.side_features import build_event_features, build_item_fea
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # parts of alike length that a batch is encoded in
+Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def loss_function(
-    config: Options, dataset: Dataset, candidates: Tensor | None
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> Loss:
     """Build the loss of ``loss_type``: of states [m, d], item vectors [items, d] and targets [m].
 
     Args:
@@ -58,32 +60,27 @@ def loss_function(
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
 
 
-def loss_of_several(
-    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    weights: Tensor,
+def average_losses(
+    loss: Loss, hidden: Tensor, weight: Tensor, targets: Tensor, target_weights: Tensor
 ) -> Tensor:
-    """Return the mean over states [k, d] of the weighted losses of their several targets [k, n].
+    """Return the mean over states [k, d] of the weighted losses of several targets [k, n] each.
 
-    Weights [k, n] are all equal, but 0 where there is no target. Cross-entropy computes the logits
-    of a state once for all of its targets.
+    Weights of targets [k, n] are all equal, but 0 where there is none.
     """
-    if loss is full_cross_entropy:
-        return weighted_cross_entropy(hidden, weight, targets, weights, None)
-    state, column = weights.nonzero(as_tuple=True)
+    if loss is full_cross_entropy:  # which computes the logits of a state once
+        return weighted_cross_entropy(hidden, weight, targets, target_weights, None)
+    state, column = target_weights.nonzero(as_tuple=True)
     mean = loss(hidden[state], weight, targets[state, column])
-    return mean * (weights.sum() / len(weights)).to(mean.dtype)
+    return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
 
 
 class PosRecommender(SequentialRecommender):
     """Base of recommenders. A subclass defines :meth:`encode` and builds its layers.
 
     One that is not causal sets ``causal = False`` and defines :meth:`states` instead: it trains on
-    windows with one target, the event after the newest. Two batch formats are understood:
-    :class:`SequenceBatch` (packed windows, every position may have a target) and RecBole's
-    ``Interaction`` (one right-padded history and one target a row).
+    windows with one target, the interaction after the newest. Batches are packed windows
+    (:class:`SequenceBatch`, every position may have a target) or RecBole's ``Interaction``, a
+    right-padded history and one target a row.
 
     Args:
         config: RecBole configuration; keys read here are in ``properties/model/<name>.yaml``.
@@ -92,11 +89,11 @@ class PosRecommender(SequentialRecommender):
 
     needs_time = False
     reads_request = False  # whether queries read the time of the request: request_time: target
-    needs_events = False  # whether batches must have the places of their events in the log
+    needs_events = False  # whether batches must have the places of their interactions in the log
     linked = False  # whether the training windows of a user must come in one batch
-    causal = True  # whether every event has a state of its own, made from the events up to it
-    candidates: Tensor | None
-    places: Tensor
+    causal = True  # whether every interaction has a state, made of none that is newer
+    candidates: Tensor | None  # [c] ids that training chooses among; None for all
+    candidate_rows: Tensor  # [items] row of each item among the candidates
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
     # options that the class refuses, and why
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -111,18 +108,17 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.later: LaterTargets | None = None  # where a state has several targets
-        if config["target_window"] > 1 and has_log(dataset):
-            n = config["target_window"]
-            self.later = LaterTargets(dataset.split, [1 / n] * n)
+        self.later_targets: LaterTargets | None = None  # where a state has several targets
+        if (n := config["target_window"]) > 1 and has_log(dataset):
+            self.later_targets = LaterTargets(dataset.split, [1 / n] * n)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.content_model: PosRecommender | None = None  # of item_vectors_use: late
         self.content_weight: Tensor | float = 1.0
-        self.register_buffer("candidates", None, persistent=False)  # ids, see training_candidates
+        self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self._shared: Tensor | None = None
         add_content(self, config, dataset)
-        self.loss = loss_function(config, dataset, self.candidates)
+        self.loss = build_loss(config, dataset, self.candidates)
         # whether the loss of a target depends on the others of its batch
         is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
         self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
@@ -131,11 +127,11 @@ class PosRecommender(SequentialRecommender):
         self.event_features = build_event_features(config, dataset)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move the tables of loss and targets along with the module: no step may copy them."""
+        """Move the tables of loss and targets with the module, so that no step copies them."""
         super()._apply(fn, recurse)
-        for part in (self.loss, self.later):
-            if isinstance(part, (SampledLoss, LaterTargets)):
-                part.move(self.item_embedding.weight.device)
+        for tables in (self.loss, self.later_targets):
+            if isinstance(tables, (SampledLoss, LaterTargets)):
+                tables.move(self.item_embedding.weight.device)
         return self
 
     def init_weights(self) -> None:
@@ -158,9 +154,9 @@ class PosRecommender(SequentialRecommender):
         raise NotImplementedError
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [k, d] that predict the event after each of ``positions``.
+        """Return the states [k, d] that predict the interaction after each of ``positions``.
 
-        They are [k] indices among the packed events, whose items are [m]; None for all.
+        Positions are [k] indices among the packed items [m]; None for all.
         """
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
@@ -168,8 +164,7 @@ class PosRecommender(SequentialRecommender):
     def query_states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states whose products with :meth:`item_vectors` are the scores of items.
 
-        They are :meth:`states` [k, d]; with ``item_vectors_use: late`` the states of two models,
-        side by side, [k, 2d].
+        They are :meth:`states` [k, d]; with ``item_vectors_use: late`` of both models, [k, 2d].
         """
         states = self.states(items, ctx, positions)
         if self.content_model is None:
@@ -181,23 +176,23 @@ class PosRecommender(SequentialRecommender):
         """Return the item vectors [items, d or 2d] of scores, see :meth:`query_states`."""
         if self._shared is not None:
             return self._shared
-        own = self.item_embedding.vectors()
+        vectors = self.item_embedding.vectors()
         if self.content_model is None:
-            return own
-        return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
+            return vectors
+        return torch.cat((vectors, self.content_model.item_embedding.vectors()), 1)
 
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors that training chooses among, padding first, and targets' rows in them.
+        """Return the item vectors that training chooses among, and the targets' rows in them.
 
-        They are those of all items [items, d], except where content vectors score items without a
-        training interaction: the loss would teach that these are wrong answers.
+        Where content vectors score items without a training interaction, these are left out: the
+        loss would teach that they are wrong answers.
         """
         if self.candidates is None:
             return vectors, targets
-        return vectors[self.candidates], self.places[targets]
+        return vectors[self.candidates], self.candidate_rows[targets]
 
     def add_items(self, vectors: np.ndarray) -> None:
-        """Add items by their content vectors [k, c]; their ids follow those of existing items.
+        """Add items by their content vectors [k, c]; their ids follow the existing ones.
 
         Raises:
             UsageError: if the vectors are not of the run's size, or items have other features, too.
@@ -212,16 +207,13 @@ class PosRecommender(SequentialRecommender):
         if self.content_model is not None:
             self.content_model.add_items(vectors)
 
-    def shared_items(self) -> AbstractContextManager[Tensor]:
-        """Compute :meth:`item_vectors` once for inputs and scores, in a ``with`` block."""
-        if self._shared is not None or not (self.item_embedding.parts or self.content_model):
-            return nullcontext(self.item_vectors())
-        return self._share_items()
-
     @contextmanager
-    def _share_items(self) -> Iterator[Tensor]:
-        """Share the item vectors of both models within a ``with`` block."""
+    def shared_items(self) -> Iterator[Tensor]:
+        """Compute :meth:`item_vectors` once for inputs and scores, in a ``with`` block."""
         content = self.content_model
+        if self._shared is not None or not (self.item_embedding.parts or content):
+            yield self.item_vectors()
+            return
         content_vectors = nullcontext() if content is None else content.item_embedding.shared()
         with self.item_embedding.shared(), content_vectors:
             self._shared = self.item_vectors()
@@ -232,55 +224,55 @@ class PosRecommender(SequentialRecommender):
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Check that only the newest event of each session is requested; for non-causal models."""
+        """Check that ``positions`` are the newest of each session, as non-causal models need."""
         count = (items if positions is None else positions).size(0)
         if count != ctx.batch_size:
             raise ValueError(f"{count} positions of {ctx.batch_size} sessions: one each, the last")
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with ``prepared``, what a model computes from its values."""
+        """Return a batch on the host with ``prepared``, what the model computes ahead of a step."""
         return batch
 
     def pack_rows(self, rows: Interaction) -> SequenceBatch:
         """Pack RecBole's rows on the host as windows with one target each, and prepare them."""
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
-        real = torch.arange(items.size(1)) < lengths[:, None]
+        is_real = torch.arange(items.size(1)) < lengths[:, None]
         batch = SequenceBatch(
-            items=items[real],
+            items=items[is_real],
             lengths=lengths,
             targets=rows[self.POS_ITEM_ID],
             width=int(lengths.max()),
             positions=lengths.cumsum(0) - 1,
-            times=rows[self.TIME_SEQ][real] if self.needs_time else None,
+            times=rows[self.TIME_SEQ][is_real] if self.needs_time else None,
             at=rows[self.TIME] if self.reads_request else None,
-            features=self._features(rows).map(lambda x: x[real]),
+            features=self._read_features(rows).map(lambda x: x[is_real]),
         )
         return self.prepare(batch)
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Return the loss of the targets of packed windows, by default FPARec's equation 11."""
+        """Return the loss of packed windows; by default cross-entropy, FPARec's equation 11."""
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,
-            self._seconds(batch.times),
+            self.to_seconds(batch.times),
             batch.items,
             batch.prepared,
             batch.width,
-            self._seconds(batch.at),
+            self.to_seconds(batch.at),
             batch.features,
         )
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
-            if self.later is None or batch.events is None:
+            if self.later_targets is None or batch.log_rows is None:
                 return self.loss(hidden, *self.training_candidates(vectors, batch.targets))
-            events = batch.events if batch.positions is None else batch.events[batch.positions]
-            targets, weights = self.later.after(events + 1)
+            events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
+            targets, target_weights = self.later_targets.after(events + 1)
             vectors, targets = self.training_candidates(vectors, targets)
-            return loss_of_several(self.loss, hidden, vectors, targets, weights)
+            return average_losses(self.loss, hidden, vectors, targets, target_weights)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
-        """Check that states are [count, d], which the loss would refuse with an error of torch."""
+        """Check that the states of a custom ``encode`` are [count, d]."""
         size = self.item_embedding.embedding_dim * (1 if self.content_model is None else 2)
         expected = (count, size)
         if hidden.shape != expected:
@@ -307,12 +299,12 @@ class PosRecommender(SequentialRecommender):
 
         Items and times are [B, L], features of interactions [B, L] or [B, L, s].
         """
-        real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
-        times = None if times is None else times[real]
+        is_real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
+        times = None if times is None else times[is_real]
         options: dict[str, Any] = {} if at is None else {"at": at}
         if features is not None:
-            options["features"] = features.map(lambda x: x[real])
-        return self.after(item_seq[real], item_seq_len, times, **options)
+            options["features"] = features.map(lambda x: x[is_real])
+        return self.after(item_seq[is_real], item_seq_len, times, **options)
 
     def after(
         self,
@@ -322,17 +314,17 @@ class PosRecommender(SequentialRecommender):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> Tensor:
-        """Return the states [B, d] that predict the event after each history.
+        """Return the states [B, d] that predict the interaction after each history.
 
         Args:
-            items: [m] packed items of the histories, at most the newest L events of each.
-            lengths: [B] number of events of each history.
+            items: [m] packed items of the histories, at most the newest L interactions of each.
+            lengths: [B] number of interactions of each history.
             times: [m] in the unit of the time field; for models with ``needs_time``.
             at: [B] times of the requests; for models with ``reads_request``.
             features: features of the interactions and users, for models with ``event_features``;
                 absent fields count as missing.
         """
-        times, at = self._seconds(times), self._seconds(at)
+        times, at = self.to_seconds(times), self.to_seconds(at)
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, at=at, features=features
         )
@@ -343,17 +335,17 @@ class PosRecommender(SequentialRecommender):
 
         Times are passed on wherever rows have them; no history reads another one.
         """
-        return self._encode(rows, self.TIME_SEQ in rows)
+        return self._encode_rows(rows, self.TIME_SEQ in rows)
 
-    def _encode(self, rows: Interaction, has_times: bool) -> Tensor:
+    def _encode_rows(self, rows: Interaction, has_times: bool) -> Tensor:
         """Return :meth:`forward` of rows, [B, d], with times if ``has_times``."""
         options: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
         if self.event_features is not None:
-            options["features"] = self._features(rows)
+            options["features"] = self._read_features(rows)
         times = rows[self.TIME_SEQ] if has_times else None
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **options)
 
-    def _features(self, rows: Interaction) -> Features:
+    def _read_features(self, rows: Interaction) -> Features:
         """Return the features of RecBole's rows; those of interactions are [B, L] or [B, L, s]."""
         if self.event_features is None:
             return Features()
@@ -363,7 +355,7 @@ class PosRecommender(SequentialRecommender):
             {name: rows[name] for name in self.event_features.users},
         )
 
-    def _seconds(self, times: Tensor | None) -> Tensor | None:
+    def to_seconds(self, times: Tensor | None) -> Tensor | None:
         """Return values of the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
@@ -376,13 +368,15 @@ class PosRecommender(SequentialRecommender):
         if self.needs_time and self.TIME_SEQ not in interaction:
             raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
         lengths = interaction[self.ITEM_SEQ_LEN]
-        in_parts = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
-        if not in_parts or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
-            return self._encode(interaction, self.needs_time)  # little padding
+        is_split = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
+        if is_split:  # if most of a batch is padding
+            is_split = 2 * int(lengths.sum()) < len(lengths) * int(lengths.max())
+        if not is_split:
+            return self._encode_rows(interaction, self.needs_time)
         order = lengths.argsort(stable=True)
-        parts = (interaction[part] for part in order.chunk(_PARTS))
-        states = [self._encode(part, self.needs_time) for part in parts]
-        return torch.cat(states)[order.argsort()]
+        parts = [interaction[rows] for rows in order.chunk(_PARTS)]
+        states = torch.cat([self._encode_rows(part, self.needs_time) for part in parts])
+        return states[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
         """Return [B] score of each row's item after its history."""

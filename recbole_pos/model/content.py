@@ -16,6 +16,7 @@ late    t_i e_i in one model and MLP(c_i) in a second one; a score is <h, x> of 
 
 Mean, scale, whitening and components are of the items with a training interaction, and a loss
 chooses among these only (but with init). So nothing of an item depends on which others have none.
+Shapes: n items, k of them at a time, c and d the sizes of content vectors and item vectors.
 
 Reference:
     Lingzi Zhang et al. "Are ID Embeddings Necessary? Whitening Pre-trained Text Embeddings for
@@ -38,13 +39,13 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.item_table import ItemPart
 from recbole_pos.values import Options, shown
 
-_SHRINK = 1e-3  # part of the mean variance added to all, so that empty directions stay small
+_SHRINK = 1e-3  # share of the mean variance added to all, so that empty directions stay small
 _TINY = 1e-12  # against division by zero
 _ROWS = 1 << 14  # items that are transformed at a time
 
 
 class Trained(ItemPart):
-    """Zero the id vectors of items that are not ``trained`` ([n] bool), which would be noise."""
+    """Zero the id vectors of items without a training interaction (t_i of the table above)."""
 
     trained: Tensor
 
@@ -61,7 +62,7 @@ class Trained(ItemPart):
 
 
 class Content(ItemPart):
-    """Add an MLP of the content vector.
+    """Add MLP(c_i) of the table above.
 
     Args:
         statistics: the transformation of ``values`` [n, c], for items added later.
@@ -119,32 +120,32 @@ class Statistics:
         keeps_size = np.ndim(self.matrix) == 0 or len(set(self.matrix.shape)) == 1
         out = values if keeps_size else np.zeros((len(values), self.matrix.shape[1]), np.float32)
         for begin in range(0, len(values), _ROWS):
-            part = values[begin : begin + _ROWS].astype(np.float64)
-            has_content = part.any(1)
-            moved = part[has_content] - self.mean
-            moved = moved * self.matrix if np.ndim(self.matrix) == 0 else moved @ self.matrix
-            out[begin : begin + _ROWS][has_content] = moved
+            chunk = values[begin : begin + _ROWS].astype(np.float64)
+            has_content = chunk.any(1)
+            centred = chunk[has_content] - self.mean
+            scaled = centred * self.matrix if np.ndim(self.matrix) == 0 else centred @ self.matrix
+            out[begin : begin + _ROWS][has_content] = scaled
         return out
 
     @classmethod
     def from_vectors(
-        cls, values: np.ndarray, chosen: np.ndarray, whiten: bool, size: int = 0
+        cls, values: np.ndarray, is_fitted: np.ndarray, whiten: bool, size: int = 0
     ) -> Statistics:
-        """Fit the transformation to those of content vectors [n, c] that are ``chosen`` [n].
+        """Fit the transformation to the content vectors [n, c] that are ``is_fitted`` [n], not 0.
 
-        Vectors of zeros are left out. ``matrix`` is one scale for all components, 1 / standard
-        deviation; with ``whiten`` the ZCA matrix [c, c], which leaves variance 1 and no
-        correlation; with ``size`` the first principal axes [c, size], whitened (PCA) if both.
+        ``matrix`` is one scale for all components, 1 / standard deviation; with ``whiten`` the ZCA
+        matrix [c, c], which leaves variance 1 and no correlation; with ``size`` the first principal
+        axes [c, size], whitened (PCA) if both.
         """
-        rows = np.flatnonzero(chosen & values.any(1))
+        rows = np.flatnonzero(is_fitted & values.any(1))
         c, count, projects = values.shape[1], max(1, len(rows)), bool(whiten or size)
         total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
-        for part in np.array_split(rows, max(1, len(rows) // _ROWS)):
-            block = values[part].astype(np.float64)
-            total += block.sum(0)
-            squares += (block**2).sum()
+        for chunk_rows in np.array_split(rows, max(1, len(rows) // _ROWS)):
+            chunk = values[chunk_rows].astype(np.float64)
+            total += chunk.sum(0)
+            squares += (chunk**2).sum()
             if projects:
-                products += block.T @ block
+                products += chunk.T @ chunk
         mean = total / count
         if not projects:
             variance = (squares / count - (mean**2).sum()) / c
@@ -195,11 +196,11 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def _limit_candidates(model: Any, trained: np.ndarray) -> None:
-    """Let training choose among items with a training interaction only ([n] bool)."""
+    """Let training choose among padding and the items with a training interaction ([n] bool)."""
     model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(trained)))
-    places = torch.zeros(len(trained), dtype=torch.int64)
-    places[model.candidates] = torch.arange(len(model.candidates))
-    model.register_buffer("places", places, persistent=False)
+    rows = torch.zeros(len(trained), dtype=torch.int64)
+    rows[model.candidates] = torch.arange(len(model.candidates))
+    model.register_buffer("candidate_rows", rows, persistent=False)
 
 
 def _add_content_model(model: Any, config: Options, dataset: Dataset) -> None:
@@ -209,22 +210,15 @@ def _add_content_model(model: Any, config: Options, dataset: Dataset) -> None:
     model.notices += [notice for notice in notices if notice.startswith("item_vectors")]
     model.content_source = model.content_model.content_source
     weight = config["item_vectors_weight"]
-    if weight is None:
-        model.content_weight = nn.Parameter(torch.ones(()))
-    else:
-        model.content_weight = float(weight)
+    model.content_weight = nn.Parameter(torch.ones(())) if weight is None else float(weight)
 
 
 def _make_start(
     values: np.ndarray, trained: np.ndarray, whiten: bool, d: int, deviation: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the ids [k] and vectors [k, min(c, d)] that the item table starts with.
-
-    Content vectors of size d are taken as they are; others by their principal components, with the
-    standard deviation of fresh vectors.
-    """
+    """Return the ids [k] and vectors [k, min(c, d)] that the item table starts with."""
     has_content = values.any(1)
-    if values.shape[1] != d or whiten:
+    if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
         values = Statistics.from_vectors(values, trained, whiten, size).transform(values)
         values *= deviation / max(float(values[has_content & trained].std()), _TINY)
@@ -233,11 +227,7 @@ def _make_start(
 
 
 def _read_preloaded(config: Options, dataset: Any, names: np.ndarray) -> tuple[Any, Any]:
-    """Return the names [k] and vectors [k, c] of items that RecBole reads by ``preload_weight``.
-
-    Raises:
-        UsageError: if not exactly one field of items is named.
-    """
+    """Return the names [k] and vectors [k, c] of items that RecBole reads by ``preload_weight``."""
     item_fields = {dataset.iid_field, *(config["alias_of_item_id"] or ())}
     fields = [field for field in config["preload_weight"] if field in item_fields]
     if len(fields) != 1:

@@ -46,17 +46,18 @@ class FGNN(GraphRecommender):
         self.init_weights()
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states z [b, d] that predict the event after each session's newest."""
+        """Return the states z [b, d] that predict the next interaction of each session."""
         self.require_last(items, ctx, positions)
         graph, anchors = self.graphs(items, ctx)
         weights = self.weights(graph, anchors)
         x = self.embed_nodes(graph, ctx)
-        for number, layer in enumerate(self.graph_layers):
-            x = layer(x.relu() if number else x, weights, graph.nodes)
+        for layer_index, layer in enumerate(self.graph_layers):
+            x = layer(x.relu() if layer_index else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))
 
     def weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
         """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
-        into = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
-        same = torch.eye(into.size(1), dtype=torch.bool, device=into.device)
-        return torch.where(same & (into == 0), 1.0, into).to(self.item_embedding.weight)
+        incoming = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
+        is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
+        weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
+        return weights.to(self.item_embedding.weight)

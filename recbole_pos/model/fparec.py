@@ -19,7 +19,7 @@ equation    code
 =========== ===================================================================
 
 The models are the backbone with ``position: [learned, fparec]`` (or ``parec``), pre-norm, ReLU and
-no query, key or output projection; all of it stands in ``properties/model/*.yaml``. Learned input
+no query, key or output projection, as ``properties/model/*.yaml`` says. Learned input
 positions are kept, as in the authors' public code; ``position: [fparec]`` leaves them out.
 """
 

@@ -1,4 +1,4 @@
-"""The tables of models: those of the plugin, those that others add, and RecBole's that run here."""
+"""The tables of models: the plugin's, custom ones, and RecBole's that run here."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ BASELINES = Registry(
     folder="model",
 )
 
-# What the plugin's own models learn by; the options of one stand in ``properties/loss/``.
+# The values of ``loss_type`` of the plugin's models, whose options are in ``properties/loss/``.
 LOSSES = tuple("CE SCE BCE gBCE sampled_softmax in_batch".split())
 
 # RecBole's own models that train and evaluate through the plugin (tests/test_recbole_parity.py).
 BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
 BUILTIN_GENERAL = list(recbole_models.GENERAL)
-# Of these, causal ones: the state after every event is made from the events up to it only.
+# Of these, causal ones: no state is made of newer interactions.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
@@ -163,13 +163,13 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
-    defaults, own = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
+    defaults, own_options = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
     if reserved := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
             "is not an option of a model"
         )
-    ADDED.add(name, Registration(model, given, defaults, own, module))
+    ADDED.add(name, Registration(model, given, defaults, own_options, module))
 
 
 def _require_recommender(model: Any) -> None:
@@ -181,16 +181,16 @@ def _require_recommender(model: Any) -> None:
 
     from recbole_pos.model.base import PosRecommender
 
-    place = import_path(model)
+    path = import_path(model)
     if not issubclass(model, AbstractRecommender):
         raise UsageError(
-            f"model {place} is no recommender: expected a class that extends "
+            f"model {path} is no recommender: expected a class that extends "
             "recbole_pos.PosRecommender, or RecBole's SequentialRecommender or GeneralRecommender"
         )
     kinds = (ModelType.SEQUENTIAL, ModelType.GENERAL, ModelType.TRADITIONAL)
     if getattr(model, "type", None) not in kinds:
         raise UsageError(
-            f"model {place} is neither a sequential nor a general recommender of RecBole's, which "
+            f"model {path} is neither a sequential nor a general recommender of RecBole's, which "
             "alone can run here"
         )
     base: type = AbstractRecommender
@@ -200,20 +200,21 @@ def _require_recommender(model: Any) -> None:
         base, required = PosRecommender, [("encode", "states", "calculate_loss")]
     for names in required:
         if all(getattr(model, name) is getattr(base, name) for name in names):
-            raise UsageError(f"model {place} defines no {' and no '.join(names)}")
+            raise UsageError(f"model {path} defines no {' and no '.join(names)}")
 
 
 def _read_shipped(model: type) -> dict[str, Any]:
     """Return the defaults that the plugin or RecBole ships for a class; {} for other classes."""
-    place = import_path(model)
-    if place == "recbole_pos.model.base:PosRecommender":
+    path = import_path(model)
+    if path == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
-    if place.startswith("recbole.model."):
+    if path.startswith("recbole.model."):
         file = _recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
-    tables = (table for table in (MODELS, BASELINES) if place in table.places.values())
-    names = ((table, table.registered_name(model)) for table in tables)
-    return next((table.defaults(name) for table, name in names if name), {})
+    for table in (MODELS, BASELINES):
+        if name := table.registered_name(model):
+            return table.defaults(name)
+    return {}
 
 
 def _recbole_folder() -> Path:

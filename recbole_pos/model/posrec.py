@@ -13,16 +13,17 @@ equation        code
 section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
 7, weights w    ``neighbourhoods`` in ``layers/graph.py``; anchors: ``Anchors``
 7, 8            ``PGGNN`` in ``layers/graph_layers.py``
-9               ``PosRec.nodes``; the transformer is that of ``layers/attention.py``
+9               ``PosRec.encode_nodes``; the transformer is that of ``layers/attention.py``
 10              ``PosRec.states``
 11              ``PosRecommender.full_sort_predict`` in ``model/base.py``
 12              ``full_cross_entropy`` in ``layers/losses.py``
 =============== ===================================================================
 
-The model is not causal: a session's graph, and each node's place before its end, change with every
-event. So each prefix is an example of its own (``train_windows: prefix``).
+The model is not causal: a session's graph, and each node's distance to its end, change with every
+interaction, so each prefix is an example (``train_windows: prefix``). The encodings of Figures 3
+and 4 are ``position``, PosRec-ANC of Figures 5 and 6 is ``anchors: False``.
 
-Figure 3 and 4's encodings are ``position``, Figure 5 and 6's PosRec-ANC is ``anchors: False``.
+Shapes as in ``layers/graph.py``.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from recbole_pos.values import Options
 
 
 class GraphRecommender(PosRecommender):
-    """Base of PosRec and FGNN. A session's graph changes with every event, so none is causal.
+    """Base of PosRec and FGNN. A session's graph changes with every interaction, so none is causal.
 
-    The number of nodes depends on the values of a session, so on a device the graphs of a batch
-    come with it: the host makes them while the device trains on the batch before.
+    The number of nodes depends on the values of a session, so the host makes the graphs of a batch
+    while the device trains on the batch before.
     """
 
     causal = False
@@ -113,7 +114,9 @@ class PosRec(GraphRecommender):
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 
-    def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
+    def encode_nodes(
+        self, items: Tensor, ctx: SequenceContext
+    ) -> tuple[SessionGraph, Tensor, Tensor]:
         """Return the graphs of packed item ids [m], and X' and H of their nodes (equations 7 to 9).
 
         Returns:
@@ -125,14 +128,14 @@ class PosRec(GraphRecommender):
         for layer in self.graph_layers:
             x = layer(x, weights, graph.nodes)
         hidden = x
+        length = ctx.lengths[graph.nodes.row]
         for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
-            length = ctx.lengths[graph.nodes.row]
             hidden = hidden + scheme.rows(graph.first, graph.age, length)
         return graph, x, self.trm_encoder(self.dropout(hidden), graph.nodes)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [b, d] that predict the event after each session's newest (eq. 10)."""
+        """Return the states [b, d] that predict each session's next interaction (equation 10)."""
         self.require_last(items, ctx, positions)
-        graph, x, hidden = self.nodes(items, ctx)
-        rows = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
-        return sum(weight * row for weight, row in zip(self.mixture, rows, strict=True))
+        graph, x, hidden = self.encode_nodes(items, ctx)
+        readouts = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
+        return sum(weight * readout for weight, readout in zip(self.mixture, readouts, strict=True))

@@ -30,7 +30,7 @@ from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.layers.context import SequenceContext, trim_padding
+from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.padded import PaddedContext
@@ -43,20 +43,20 @@ class _Trimmed(SequentialRecommender):
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
         """Return the states [B, d] after histories [B, L], trimmed to the longest."""
-        return super().forward(trim_padding(item_seq, item_seq_len, self.training), item_seq_len)
+        if not self.training or item_seq.device.type == "cpu":  # else ``pack_rows`` has trimmed
+            item_seq = item_seq[:, : int(item_seq_len.max())]
+        return super().forward(item_seq, item_seq_len)
 
     def pack_rows(self, rows: Interaction) -> Interaction:
         """Trim rows on the host, before they go to a device."""
-        items = trim_padding(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN])
+        items = rows[self.ITEM_SEQ][:, : int(rows[self.ITEM_SEQ_LEN].max())]
         return Interaction({**rows.interaction, self.ITEM_SEQ: items})
 
 
 class EncodedEmbedding(nn.Embedding):
-    """Item vectors, with P added where items stand in a session.
+    """Item vectors x of a list of items; of sessions, [B, L] padded on the right, x + P.
 
-    A table of items, [B, L] padded on the right, is sessions and becomes x + P, zero at padding. A
-    list of items, as candidates are, becomes x. The table of the model's ``plain`` embedding is
-    taken over; the row of padding becomes zero.
+    The weights are those of the model's ``plain`` embedding, but zero for padding.
     """
 
     def __init__(self, plain: nn.Embedding, schemes: nn.ModuleList) -> None:
@@ -72,17 +72,17 @@ class EncodedEmbedding(nn.Embedding):
         if items.dim() < 2 or not encodings:
             return x
         real = items > 0
-        place = torch.arange(items.size(1), device=items.device).expand_as(items)
-        newer = (real.sum(1, keepdim=True) - 1 - place).clamp(min=0)
+        older = torch.arange(items.size(1), device=items.device).expand_as(items)
+        newer = (real.sum(1, keepdim=True) - 1 - older).clamp(min=0)
         for scheme in encodings:
-            x = x + scheme.rows(place, newer, place + newer + 1) * real[:, :, None]
+            x = x + scheme.rows(older, newer, older + newer + 1) * real[:, :, None]
         return x
 
 
 class Silent(nn.Module):
-    """A position embedding that adds nothing, in the place of the model's own."""
+    """A position embedding that adds nothing, instead of the model's own."""
 
-    def forward(self, places: Tensor) -> float:
+    def forward(self, positions: Tensor) -> float:
         """Return zero for all positions."""
         return 0.0
 
@@ -113,7 +113,7 @@ class EncodedSASRec(_Trimmed, SASRec):
 
 
 def _build_encodings(config: Options, max_length: int, d: int) -> nn.ModuleList:
-    """Build the encodings of ``position`` for histories of ``max_length`` events of size d."""
+    """Build the encodings of ``position`` for histories of up to ``max_length`` vectors [d]."""
     dimensions = Dimensions(
         max_length=max_length,
         hidden_size=d,
@@ -132,15 +132,13 @@ class _Anchored(_Trimmed):
         self.self_weight = float(config["anchor_self_weight"])
 
     def _needs_fixed_shapes(self, item_seq: Tensor) -> bool:
-        """Return whether graphs have as many nodes as places: a device would be waited for else."""
+        """Return whether to pad graphs to L nodes, so that a step does not wait for the device."""
         return self.training and item_seq.device.type != "cpu"
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """Return the graphs of rows [B, L], in place of RecBole's loop over sessions.
-
-        They are [B, L] node of each event, [B, n, 2n] weights of incoming and outgoing edges, and
-        [B, n] items of nodes; RecBole has one more node, for padding and without an edge.
-        """
+        """Return RecBole's form of the graphs of rows [B, L], without its loop over sessions."""
+        # [B, L] node of each interaction, [B, n, 2n] weights of incoming and outgoing edges, and
+        # [B, n] items of nodes; RecBole has one more node, for padding and without an edge
         real = item_seq > 0
         events: SequenceContext
         if self._needs_fixed_shapes(item_seq):
@@ -153,10 +151,10 @@ class _Anchored(_Trimmed):
         weights = neighbourhoods(
             graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
         )
-        into, out = weights.to(self.item_embedding.weight).unbind(1)
+        incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)
         alias = torch.zeros_like(item_seq)
         alias[events.row, events.index] = graph.nodes.index[graph.alias]
-        return alias, torch.cat((into, out), 2), graph.nodes.pad(graph.items, "start")
+        return alias, torch.cat((incoming, outgoing), 2), graph.nodes.pad(graph.items, "start")
 
 
 class AnchoredSRGNN(_Anchored, SRGNN):

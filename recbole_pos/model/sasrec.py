@@ -15,11 +15,7 @@ from torch import Tensor, nn
 from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.clock import check_clock
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.layers.attention import (
-    BlockOptions,
-    TransformerEncoder,
-    TransformerLayer,
-)
+from recbole_pos.layers.attention import BlockOptions, TransformerEncoder, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
@@ -85,7 +81,7 @@ class PosSASRec(PosRecommender):
         return self._run_blocks(items, ctx, None)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [k, d] that predict the event after each of ``positions``.
+        """Return the states [k, d] that predict the interaction after each of ``positions``.
 
         The last block computes its feed-forward network for these positions only.
         """

@@ -1,9 +1,10 @@
 """SPop, SessionKNN, SessionBPR and SessionFPMC: baselines that need no vector of a session.
 
 RecBole's ItemKNN, BPR and FPMC look a session up as a user. A session of the test part has no
-training event, so that its row is empty (ItemKNN) or still random (BPR, FPMC). Here a session is
-what it has shown so far, as in Hidasi et al., "Session-based Recommendations with Recurrent Neural
-Networks" (ICLR 2016), and Li et al., "Neural Attentive Session-based Recommendation" (CIKM 2017).
+training interaction, so that its row is empty (ItemKNN) or still random (BPR, FPMC). Here a session
+is what it has shown so far, as in Hidasi et al., "Session-based Recommendations with Recurrent
+Neural Networks" (ICLR 2016), and Li et al., "Neural Attentive Session-based Recommendation" (CIKM
+2017).
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ class SPop(Untrained):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         counts = dataset.popularity
-        place = torch.empty(self.n_items, dtype=exact_float(self.max_seq_length, self.n_items))
-        place[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(place)
+        rank = torch.empty(self.n_items, dtype=exact_float(self.max_seq_length, self.n_items))
+        rank[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(rank)
         # counted again from the training data that a checkpoint belongs to
-        self.register_buffer("popularity", place, persistent=False)
+        self.register_buffer("popularity", rank, persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return [B, items] scores: by how often an item is in the history, then by popularity."""
         history = interaction[self.ITEM_SEQ]
-        seen = (history > 0).to(self.popularity) * self.n_items  # padding counts for nothing
-        return self.popularity.repeat(len(history), 1).scatter_add_(1, history, seen)
+        repeat_score = (history > 0).to(self.popularity) * self.n_items  # 0 for padding
+        return self.popularity.repeat(len(history), 1).scatter_add_(1, history, repeat_score)
 
 
 def exact_float(longest: int, items: int) -> torch.dtype:
@@ -75,25 +76,29 @@ def exact_float(longest: int, items: int) -> torch.dtype:
 def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the k items most similar to each item, by the cosine over the sessions that have both.
 
-    ``events`` [sessions, items] are above zero where the item is in the session; ``shrink`` is
-    added to the denominator, against chance between rare items. Ids and similarities [items, k] are
-    0 where there are fewer than k.
+    Args:
+        events: [sessions, items], above zero where the item is in the session.
+        k: number of similar items.
+        shrink: added to the denominator, against chance between rare items.
+
+    Returns:
+        Ids and similarities [items, k], 0 where there are fewer than k.
     """
-    present = (events > 0).astype(np.float64)
-    together = (present.T @ present).tocoo()
-    row, column = together.row, together.col
-    norm = np.sqrt(np.asarray(present.sum(axis=0)).ravel())
-    similarity = together.data / (norm[row] * norm[column] + shrink)
+    occurs = (events > 0).astype(np.float64)
+    cooccurrence = (occurs.T @ occurs).tocoo()
+    row, column = cooccurrence.row, cooccurrence.col
+    norm = np.sqrt(np.asarray(occurs.sum(axis=0)).ravel())
+    similarity = cooccurrence.data / (norm[row] * norm[column] + shrink)
     order = np.lexsort((column, -similarity, row))
     order = order[row[order] != column[order]]
     row, column, similarity = row[order], column[order], similarity[order]
     count = np.bincount(row, minlength=events.shape[1])
-    place = gather_index(np.zeros_like(count), count)
-    kept = place < k
+    rank = gather_index(np.zeros_like(count), count)
+    is_near = rank < k
     items = np.zeros((events.shape[1], k), dtype=np.int64)
     values = np.zeros((events.shape[1], k), dtype=np.float32)
-    items[row[kept], place[kept]] = column[kept]
-    values[row[kept], place[kept]] = similarity[kept]
+    items[row[is_near], rank[is_near]] = column[is_near]
+    values[row[is_near], rank[is_near]] = similarity[is_near]
     return items, values
 
 

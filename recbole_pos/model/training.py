@@ -22,7 +22,7 @@ from recbole_pos.values import Options
 
 
 class RecBoleAdapter:
-    """Adapter of any model of RecBole: it trains on rows, by its own loss.
+    """Adapter of a model of RecBole, which trains on rows by its own loss.
 
     Raises:
         UsageError: if the loss must be compiled and cannot be.
@@ -49,7 +49,7 @@ class RecBoleAdapter:
         return self.model.calculate_loss
 
     def table(self) -> nn.Parameter | None:
-        """Return the item table if its gradient is worth keeping: large, with few rows touched."""
+        """Return the item table if its gradient is worth keeping (``kept_gradient``), else None."""
         return None
 
 
@@ -63,7 +63,7 @@ class NativeAdapter(RecBoleAdapter):
             causal=model.causal,
             times=model.needs_time,
             requests=model.reads_request,
-            events=model.needs_events or model.later is not None,
+            log_rows=model.needs_events or model.later_targets is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
             pack=model.pack_rows if self._packs() else None,
@@ -78,7 +78,7 @@ class NativeAdapter(RecBoleAdapter):
     def compiles(self) -> bool:
         model, config = self.model, self.config
         packed = config["augmentation"] == "all_positions" and config["loss_type"] == "CE"
-        return packed and model.causal and not model.needs_events and model.later is None
+        return packed and model.causal and not model.needs_events and model.later_targets is None
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self._row_loss
@@ -106,12 +106,12 @@ class NativeAdapter(RecBoleAdapter):
 
 
 class EveryPosition(RecBoleAdapter):
-    """A causal model of RecBole, which learns every position of a window in one pass.
+    """Adapter of a causal model of RecBole, which learns all positions of a window in one pass.
 
-    RecBole runs the model once a target and reads the state after its newest event
-    (``gather_indexes``). Where states are made from the events up to them only, the states on the
-    way are those of the shorter histories: for histories of up to L events this is the loss of
-    RecBole's rows, term by term, but for padding, which RecBole counts as a candidate.
+    RecBole runs the model once a target and reads the state after its newest interaction
+    (``gather_indexes``). The states of a causal model on the way are those of the shorter
+    histories: for histories of up to L interactions this is the loss of RecBole's rows, term by
+    term, but for padding, which RecBole counts as a candidate.
     """
 
     def requirements(self) -> BatchRequirements:
@@ -150,26 +150,24 @@ def every_state(model: Any, batch: SequenceBatch) -> Tensor:
 
 
 class MaskedEvents(RecBoleAdapter):
-    """BERT4Rec: RecBole's loss, computed for masked events only.
+    """Adapter of BERT4Rec, whose loss is computed for masked interactions only.
 
-    RecBole gives every row ``mask_ratio * MAX_ITEM_LIST_LENGTH`` places for masked events, ranks
-    the catalogue at each and multiplies empty ones by zero: four in five on Amazon Beauty.
+    RecBole gives every row ``mask_ratio * MAX_ITEM_LIST_LENGTH`` slots for masked interactions,
+    ranks the catalogue at each and multiplies empty ones by zero: four in five on Amazon Beauty.
     """
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._masked_loss if self.config["loss_type"] == "CE" else self.model.calculate_loss
 
     def _masked_loss(self, rows: Interaction) -> Tensor:
-        """Return the same as ``BERT4Rec.calculate_loss``; 0 where a batch has nothing masked.
-
-        Index 0 marks an empty place, so that a masked first event is no target, as in
-        RecBole. Padding is a candidate as it is there.
-        """
+        """Return the same as ``BERT4Rec.calculate_loss``; 0 where a batch has nothing masked."""
+        # As in RecBole, index 0 marks an empty slot, so that a masked first interaction is no
+        # target, and padding is a candidate.
         model = self.model
         masked = rows[model.MASK_INDEX]
-        real = masked > 0
-        row = torch.nonzero(real)[:, 0]
-        states = model.forward(rows[model.MASK_ITEM_SEQ])[row, masked[real]]  # [k, d]
+        is_target = masked > 0
+        row = torch.nonzero(is_target)[:, 0]
+        states = model.forward(rows[model.MASK_ITEM_SEQ])[row, masked[is_target]]  # [k, d]
         if not len(row):
             return states.sum()
         # the bias is a column of weights with the input 1; row 0 is no candidate
@@ -177,7 +175,7 @@ class MaskedEvents(RecBoleAdapter):
         weight = torch.cat((items, model.output_bias[:, None]), 1)
         weight = torch.cat((weight.new_zeros(1, weight.size(1)), weight))
         states = torch.cat((states, states.new_ones(len(states), 1)), 1)
-        return full_cross_entropy(states, weight, rows[model.POS_ITEMS][real] + 1)
+        return full_cross_entropy(states, weight, rows[model.POS_ITEMS][is_target] + 1)
 
 
 ADAPTERS: dict[str, type[RecBoleAdapter]] = {

@@ -1,6 +1,6 @@
 """Encodings added to the item vectors before the first layer: rows of tables, by position.
 
-Those of the PosRec paper are in ``position/dual.py``.
+Those of the PosRec paper are in ``position/dual.py``. Shapes as in ``layers/context.py``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class PositionEncoding(InputPosition):
         self.max_length = dimensions.max_length
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return P [..., d] by the distance of events from both ends of their session.
+        """Return P [..., d] by the distance of interactions from both ends of their session.
 
         Args:
-            forward: [...] int64 number of older events, pos; 0 to n - 1.
-            backward: [...] int64 number of newer events, l - pos - 1; 0 to n - 1.
+            forward: [...] int64 number of older interactions, pos; 0 to n - 1.
+            backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
             length: [...] int64 l, where it is not forward + backward + 1: an item that occurs
                 several times has ``forward`` of its first and ``backward`` of its last place.
         """
         raise NotImplementedError
 
     def encode(self, position: Tensor, length: Tensor) -> Tensor:
-        """Return P [..., d] of event ``position`` (0: the oldest) of a session of ``length``."""
+        """Return P [..., d] at ``position`` (0: the oldest) of sessions of ``length``, [...]."""
         return self.rows(position, length - 1 - position, length)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
@@ -42,7 +42,7 @@ class PositionEncoding(InputPosition):
 
 
 def learned_table(dimensions: Dimensions, width: int) -> nn.Parameter:
-    """Return a learned [n, width] table, fresh with the standard deviation of the model."""
+    """Return a learned [n, width] table with the standard deviation of the model's fresh tables."""
     table = nn.Parameter(torch.empty(dimensions.max_length, width))
     nn.init.normal_(table, std=dimensions.initializer_range)
     return table
@@ -65,8 +65,8 @@ def sinusoids(count: Tensor, width: int, size: float, exchanged: bool = False) -
 class CountedEncoding(PositionEncoding):
     """Base: rows of a table ``weight`` [n, w] that has a slice of columns for each count.
 
-    The slices stand side by side as the d columns of P, or have d columns each and are added. Side
-    by side they are halves; the first has the middle column where d is odd.
+    The slices are the d columns of P side by side, or have d columns each and are added. Side by
+    side they are halves; the first has the middle column where d is odd.
 
     Attributes:
         counts: the count that indexes each slice: ``forward`` is pos, ``backward`` l - pos - 1,
@@ -84,16 +84,16 @@ class CountedEncoding(PositionEncoding):
         d, slices = dimensions.hidden_size, len(self.counts)
         if d < slices and not self.added:
             raise UsageError(f"{type(self).__name__} halves hidden_size, which cannot be {d}")
-        halves = torch.arange(d).tensor_split(slices)
-        self.widths = [d] * slices if self.added else [len(half) for half in halves]
+        halves = [len(half) for half in torch.arange(d).tensor_split(slices)]
+        self.widths = [d] * slices if self.added else halves
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
         length = forward + backward + 1 if length is None else length
         newest = self.max_length - 1 - backward
-        counts = torch.broadcast_tensors(forward, backward, newest, length - 1)
-        row = dict(zip(("forward", "backward", "newest", "length"), counts, strict=True))
-        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
-        columns = [nn.functional.embedding(row[count], table) for count, table in slices]
+        rows = torch.broadcast_tensors(forward, backward, newest, length - 1)
+        row_by_count = dict(zip(("forward", "backward", "newest", "length"), rows, strict=True))
+        tables = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
+        columns = [nn.functional.embedding(row_by_count[count], table) for count, table in tables]
         if self.added or len(columns) == 1:
             return sum(columns[1:], columns[0])
         return torch.cat(columns, dim=-1)
@@ -112,10 +112,7 @@ class FixedEncoding(CountedEncoding):
         self.register_buffer("weight", table, persistent=False)
 
     def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Return the slice [n, width] of the table read by ``count``, here of equation 1.
-
-        ``row`` [n] numbers the rows, and d is the hidden size; all are float64.
-        """
+        """Return the slice [n, width] for ``count``, whose float64 rows are numbered by row [n]."""
         return sinusoids(row, width, d)
 
 
@@ -130,12 +127,12 @@ class LearnedEncoding(CountedEncoding):
 class LearnedPosition(LearnedEncoding):
     """Learned absolute positions, x + P (Kang and McAuley, SASRec, 2018).
 
-    From the oldest event it is ``lpe``, from the newest ``lrpe`` with its table upside down.
+    From the oldest interaction it is ``lpe``, from the newest ``lrpe`` with its table upside down.
 
     Args:
-        position_from: where rows are counted from. ``oldest`` numbers the events of a window 0, 1,
-            2, ... as RecBole does; ``newest`` puts the last event in the last row, n - 1, as the
-            papers of SASRec's line do by padding on the left.
+        position_from: where rows are counted from. ``oldest`` numbers the interactions of a window
+            0, 1, 2, ... as RecBole does; ``newest`` puts the last interaction in the last row, n -
+            1, as the papers of SASRec's line do by padding on the left.
     """
 
     options = ("position_from",)
@@ -149,7 +146,7 @@ class SinusoidalPosition(FixedEncoding):
     """Fixed sines and cosines, x + P (Vaswani et al., Attention Is All You Need, 2017).
 
     P[p, 2i] = sin(p / 10000^(2i/d)) and P[p, 2i + 1] = cos of the same. Its entries are of size 1,
-    so item vectors should be too: set ``embedding_scale: True``. From the oldest event it is
+    so item vectors should be too: set ``embedding_scale: True``. From the oldest interaction it is
     ``spe``; from the newest it encodes what ``rspe`` does, but p falls with the age.
 
     Args:

@@ -1,6 +1,13 @@
 """Attention of two attribute-aware models, as schemes: TiSASRec's intervals, DIF-SR's attributes.
 
-The baselines of AttrFormer's Table 6 that RecBole does not have.
+The baselines of AttrFormer's Table 6 that RecBole does not have. Shapes as in
+``layers/context.py``, and r intervals.
+
+References:
+    Jiacheng Li, Yujie Wang, Julian McAuley. "Time Interval Aware Self-Attention for Sequential
+    Recommendation." WSDM 2020.
+    Yueqi Xie, Peilin Zhou, Sunghun Kim. "Decoupled Side Information Fusion for Sequential
+    Recommendation." SIGIR 2022.
 """
 
 from __future__ import annotations
@@ -19,14 +26,14 @@ from recbole_pos.position.time_buckets import pad_times
 
 
 class TimeIntervalAttention(AttentionPosition):
-    """Keys and values with a vector for the time between two events (Li et al., TiSASRec, 2020).
+    """Keys and values with a vector for the time between interactions (Li et al., TiSASRec, 2020).
 
     e_ij = q_i (k_j + R^K[r_ij] + P^K_j) / sqrt(e), z_i = sum_j a_ij (v_j + R^V[r_ij] + P^V_j),
     with r_ij = min(floor((t_i - t_j) / u_i), intervals); tables are shared by all layers, positions
-    count from the newest event. The unit u_i is the user's shortest gap between two events; up to
-    event i here, while the authors' code takes that of the whole window, in which an event would
-    learn of the time of later ones. Vectors of pairs are never formed: queries meet R^K first, and
-    weights are summed by interval before they meet R^V.
+    count from the newest interaction. The unit u_i is the user's shortest gap between two
+    interactions; up to interaction i here, while the authors' code takes that of the whole window,
+    in which an interaction would learn of the time of later ones. Vectors of pairs are never
+    formed: queries meet R^K first, and weights are summed by interval before they meet R^V.
 
     Args:
         tisas_intervals: the longest interval; longer ones count as this one.
@@ -56,21 +63,20 @@ class TimeIntervalAttention(AttentionPosition):
         key = key + self._rows_by_age(self.position_key, ctx).view(-1, h, e)
         value = value + self._rows_by_age(self.position_value, ctx).view(-1, h, e)
         block = ctx.pad(torch.stack((query, key, value), 1), "start")
-        q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
+        q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
         intervals = self._expand_intervals(h, ctx)
-        by_time = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
-        logits = (q @ k.transpose(-1, -2) + by_time.gather(-1, intervals)) / math.sqrt(e)
+        interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
+        logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
         future = future_mask(ctx.width, q.device)
         weight = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
-        by_interval = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
-        by_interval = by_interval.scatter_add(-1, intervals, weight)
-        out = weight @ v + torch.einsum(
-            "bhtr,rhe->bhte", by_interval, self.time_value.view(-1, h, e)
-        )
+        interval_weight = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
+        interval_weight = interval_weight.scatter_add(-1, intervals, weight)
+        time_value = self.time_value.view(-1, h, e)
+        out = weight @ v + torch.einsum("bhtr,rhe->bhte", interval_weight, time_value)
         return ctx.unpad(out.transpose(1, 2), "start")
 
     def _rows_by_age(self, table: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] rows of a table [n, d], counted from the newest event in its last row."""
+        """Return rows [m, d] of a table [n, d], whose last row is that of newest interactions."""
         return table[self.max_length - 1 - ctx.age]
 
     def _expand_intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
@@ -89,9 +95,8 @@ def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
     unit = unit.masked_fill(unit.isinf(), 1)  # no gap yet: all intervals are 0
-    return (
-        ((query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]).clamp(0, longest).long()
-    )
+    intervals = (query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]
+    return intervals.clamp(0, longest).long()
 
 
 class DecoupledAttributes(AttentionPosition):
@@ -100,8 +105,8 @@ class DecoupledAttributes(AttentionPosition):
     B_ij = sum_f (a^f_i Q_f)(a^f_j K_f) / sqrt(e_f), over the item fields named and the position, so
     that values are only the items'. An item's vector of a field is the mean over its tokens,
     zero where it has none; tables are shared by all layers. Fields are added up, DIF-SR's ``sum``;
-    positions count from the newest event. Its auxiliary loss, by which states also predict the
-    attributes of the next item, is left out.
+    positions count from the newest interaction. Its auxiliary loss, by which states also predict
+    the attributes of the next item, is left out.
 
     Args:
         dimensions: sizes of the model; ``attribute`` gives the fields of items.
@@ -122,10 +127,10 @@ class DecoupledAttributes(AttentionPosition):
         self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
         self.position = learned_table(dimensions, dimensions.hidden_size)
         self.tables = nn.ParameterList()
-        for number, field in enumerate(self.fields):
+        for index, field in enumerate(self.fields):
             assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
-            self.register_buffer(f"tokens_{number}", tokens, persistent=False)
+            self.register_buffer(f"tokens_{index}", tokens, persistent=False)
             self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
         sizes = [dimensions.hidden_size, *(difsr_size for _ in self.fields)]
         self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
@@ -143,15 +148,15 @@ class DecoupledAttributes(AttentionPosition):
         vectors = [self.position[self.max_length - 1 - ctx.age]]
         if self.fields and ctx.items is None:
             raise ValueError("this batch carries no items, whose attributes the scheme reads")
-        for number, table in enumerate(self.tables):
-            tokens = getattr(self, f"tokens_{number}")[ctx.items]  # [m, s]
-            real = (tokens > 0).to(table.dtype)
-            total = (table[tokens] * real[..., None]).sum(1)
-            vectors.append(total / real.sum(1, keepdim=True).clamp(min=1))
+        for index, table in enumerate(self.tables):
+            tokens = getattr(self, f"tokens_{index}")[ctx.items]  # [m, s]
+            is_token = (tokens > 0).to(table.dtype)
+            total = (table[tokens] * is_token[..., None]).sum(1)
+            vectors.append(total / is_token.sum(1, keepdim=True).clamp(min=1))
         logits: list[Tensor] = []  # of the position, then of each field
         for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
             block = ctx.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)
-            left, right = block.unbind(2)  # [b, h, t, e_f]
-            logits.append(left @ right.transpose(-1, -2) / math.sqrt(left.size(-1)))
+            field_q, field_k = block.unbind(2)  # [b, h, t, e_f]
+            logits.append(field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1)))
         return sum(logits[1:], logits[0]).to(q.dtype)

@@ -1,12 +1,12 @@
 """Whether an encoding encodes both ends of a session (Qiu et al., PosRec, section 3).
 
-An encoding is looked at for all events of sessions of 1 to ``max_length`` events. Definitions 3.1
-and 3.2 ask for a set of columns for each pair of lengths; here, as in the proof of theorem 4.1, one
-set has to serve all. It suffices to try the largest set of columns that are equal for equal
-positions: vectors that differ in some of its columns differ in all of it.
+Vectors [k, d] of all k positions of sessions of 1 to ``max_length`` interactions are compared.
+Definitions 3.1 and 3.2 ask for a set of columns for each pair of lengths; here, as in the proof of
+theorem 4.1, one set has to serve all. It suffices to try the largest set of columns that are equal
+for equal positions: vectors that differ in some of its columns differ in all of it.
 
 Slow sines and cosines of short sessions are equal by mere rounding in float32: ASPE of 100 columns
-counts as aware of both ends up to 3 events. Use float64.
+counts as aware of both ends up to 3 interactions. Use float64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def forward_columns(
         tolerance: numbers that differ by at most this count as equal.
     """
     position, length = list_events(max_length)
-    return _columns(encodings(scheme, position, length), position, tolerance)
+    return _find_columns(encodings(scheme, position, length), position, tolerance)
 
 
 def backward_columns(
@@ -38,29 +38,18 @@ def backward_columns(
 ) -> list[int]:
     """Return the largest set B of columns in definition 3.2; see :func:`forward_columns`."""
     position, length = list_events(max_length)
-    return _columns(encodings(scheme, position, length), length - 1 - position, tolerance)
+    return _find_columns(encodings(scheme, position, length), length - 1 - position, tolerance)
 
 
 def is_unique(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
-    """Return whether events of a session at different positions differ (property 3.3)."""
+    """Return whether interactions of a session at different positions differ (property 3.3)."""
     position, length = list_events(max_length)
     vectors = encodings(scheme, position, length)
     return all(_all_differ(vectors[length == value], tolerance) for value in length.unique())
 
 
 def list_events(max_length: int) -> tuple[Tensor, Tensor]:
-    """Return all events of a session of each length from 1 to ``max_length``.
-
-    Returns:
-        [k] positions and [k] lengths of their sessions.
-
-    Raises:
-        ValueError: if ``max_length`` is below 2.
-    """
-    if max_length < 2:
-        raise ValueError(
-            f"positions differ in sessions of 2 interactions or more, found {max_length}"
-        )
+    """Return the positions [k] of sessions of 1 to ``max_length``, and their sessions' lengths."""
     lengths = torch.arange(1, max_length + 1)
     position = torch.cat([torch.arange(length) for length in lengths.tolist()])
     return position, lengths.repeat_interleave(lengths)
@@ -68,17 +57,17 @@ def list_events(max_length: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def encodings(scheme: PositionEncoding, position: Tensor, length: Tensor) -> Tensor:
-    """Return vectors [k, d] of events at [k] positions of sessions of [k] lengths, on the CPU."""
+    """Return the vectors [k, d] of positions [k] in sessions of lengths [k], on the CPU."""
     weight = next(itertools.chain(scheme.parameters(), scheme.buffers()), position)
     return scheme.encode(position.to(weight.device), length.to(weight.device)).cpu()
 
 
-def _columns(vectors: Tensor, place: Tensor, tolerance: float) -> list[int]:
-    """Return the columns of [k, d] equal for equal places [k]; none if places do not all differ."""
-    spread = [vectors[place == value].aminmax(dim=0) for value in place.unique()]
-    equal = torch.stack([high - low <= tolerance for low, high in spread]).all(0)
-    by_place = torch.stack([low for low, _ in spread])[:, equal]
-    return equal.nonzero().flatten().tolist() if _all_differ(by_place, tolerance) else []
+def _find_columns(vectors: Tensor, position: Tensor, tolerance: float) -> list[int]:
+    """Return the columns equal at equal positions [k]; none if other positions are equal, too."""
+    extremes = [vectors[position == value].aminmax(dim=0) for value in position.unique()]
+    is_equal = torch.stack([high - low <= tolerance for low, high in extremes]).all(0)
+    by_position = torch.stack([low for low, _ in extremes])[:, is_equal]
+    return is_equal.nonzero().flatten().tolist() if _all_differ(by_position, tolerance) else []
 
 
 def _all_differ(vectors: Tensor, tolerance: float) -> bool:

@@ -1,7 +1,7 @@
-"""Terms added to the logits: by the distance of two events, by their context, or none at all.
+"""Terms added to the logits: by the distance of two interactions, by their context, or none at all.
 
-Distances count events: i - j for query i and key j. The causal mask comes later, so what stands
-above the diagonal does not matter.
+Distances i - j of query i and key j count interactions. The causal mask comes later, so entries
+above the diagonal do not matter. Shapes as in ``layers/context.py``.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ class SemiLocal(AttentionPosition):
 
     Reference:
         Qin Ding et al. "Bending the Scaling Law Curve in Large-Scale Recommendation Systems." 2026
-        (arXiv 2602.16986). Of the paper the abstract was at hand, and the mask as others cite and
-        implement it.
+        (arXiv 2602.16986). Implemented from the abstract, with the mask that others cite.
 
     Args:
-        semi_local_window: K1, the events before its own that a query sees.
-        semi_local_prefix: K2, the oldest events that every query sees.
+        semi_local_window: K1, the interactions before its own that a query sees.
+        semi_local_prefix: K2, the oldest interactions that every query sees.
     """
 
     options = ("semi_local_window", "semi_local_prefix")
@@ -66,9 +65,9 @@ class SemiLocal(AttentionPosition):
         self.window, self.prefix = semi_local_window, semi_local_prefix
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        event = torch.arange(ctx.width, device=q.device)
-        hidden = (event[:, None] - event > self.window) & (event >= self.prefix)
-        return q.new_zeros(()).masked_fill(hidden, HIDDEN)
+        position = torch.arange(ctx.width, device=q.device)
+        is_hidden = (position[:, None] - position > self.window) & (position >= self.prefix)
+        return q.new_zeros(()).masked_fill(is_hidden, HIDDEN)
 
 
 class ALiBi(DistanceBias):
@@ -157,7 +156,7 @@ class KERPLE(DistanceBias):
 
 
 class ContextualPosition(AttentionPosition):
-    """Contextual positions that count dissimilar events (Yuan et al., CAPE, 2025).
+    """Contextual positions that count dissimilar interactions (Yuan et al., CAPE, 2025).
 
     With the gate g_ij = 1 - sigmoid(q_i . k_j), key j has the position p_ij = g_ij + ... + g_ii for
     query i, clamped to the table, and B_ij = q_i . e[p_ij], where e[p] is interpolated linearly
@@ -182,9 +181,8 @@ class ContextualPosition(AttentionPosition):
 
     def _bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         """Return B of the class docstring, [b, h, t, t], in the type of the table."""
-        gate = (
-            (-(q @ k.transpose(-1, -2))).sigmoid().tril()
-        )  # 1 - sigmoid(q . k); the future counts 0
+        # 1 - sigmoid(q . k); the future counts 0
+        gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()
         position = gate.flip(-1).cumsum(-1).flip(-1)
         # a sum of t gates below one stays below t, so rows beyond t are never read
         rows = min(len(self.weight), ctx.block_width("end") + 1)

@@ -21,13 +21,13 @@ from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.schemes import REPLACES, SCHEMES, Facts, scheme_names
 from recbole_pos.values import Options, shown
 
+# hooks of attention, and what each changes
+HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
+
 
 @dataclass(frozen=True)
 class Schemes:
-    """The schemes of one model: one input encoding, and a factory called once per layer.
-
-    Layers may share parameters of the first layer's schemes (``share_with``).
-    """
+    """The schemes of one model: an input encoding, and what builds the schemes of each layer."""
 
     input: InputPosition
     attention: Callable[[], AttentionPosition]
@@ -50,12 +50,12 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
 
-    def build_all(place: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
+    def build_all(base: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
         sizes = replace(dimensions, layer=layer)
         return {
             name: cls(sizes, **{key: options[key] for key in cls.options})
             for name, cls in classes.items()
-            if issubclass(cls, place)
+            if issubclass(cls, base)
         }
 
     layers: list[Compose] = []
@@ -68,10 +68,8 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
 
     inputs = build_all(InputPosition)
     encoding = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
-    needs_time, reads_request = (
-        any(getattr(cls, name) for cls in classes.values())
-        for name in ("needs_time", "reads_request")
-    )
+    needs_time = any(cls.needs_time for cls in classes.values())
+    reads_request = any(cls.reads_request for cls in classes.values())
     return Schemes(encoding, build_attention, needs_time, reads_request)
 
 
@@ -91,21 +89,19 @@ def build_row_encodings(
     if isinstance(schemes.input, ComposeInput):
         inputs = list(schemes.input.schemes.values())
     attention = schemes.attention().parts()
-    unfit = [name for name, scheme in attention.items() if not isinstance(scheme, NoPosition)]
-    unfit += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
-    if unfit:
+    rejected = [name for name, scheme in attention.items() if not isinstance(scheme, NoPosition)]
+    rejected += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
+    if rejected:
         raise UsageError(
             f"position: {shown(position)}: only encodings that are rows by position fit this "
-            f"model, which {', '.join(unfit)} is not"
+            f"model, which {', '.join(rejected)} is not"
         )
     return nn.ModuleList(inputs)
 
 
-def describe(name: str, n_layers: int = 2) -> Facts:
-    """Describe a registered scheme, with its parameters counted in a model of common size.
-
-    A scheme that replaces attention also saves projections of the layer, which are not counted.
-    """
+def describe(name: str) -> Facts:
+    """Describe a registered scheme, with its parameters counted in a model of common size."""
+    n_layers = 2
     cls: type[PositionScheme] = SCHEMES[name]
     dimensions = Dimensions(
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
@@ -113,14 +109,16 @@ def describe(name: str, n_layers: int = 2) -> Facts:
     schemes = build_schemes(name, dimensions, SCHEMES.defaults(name))
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
-    if issubclass(cls, InputPosition):
-        place = "input"
-    elif issubclass(cls, AttentionPosition) and replaces_attention(cls):
-        place = REPLACES
-    else:
-        hooks = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
-        base = AttentionPosition
-        filled = [hook for hook in hooks if getattr(cls, hook) is not getattr(base, hook)]
-        place = ", ".join(hooks[hook] for hook in filled) or "none"
+    place = _find_place(cls)
     needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
     return Facts(place, needs, sum(weight.numel() for weight in distinct))
+
+
+def _find_place(cls: type[PositionScheme]) -> str:
+    """Return where a scheme adds order: at the input, in hooks of attention, or instead of it."""
+    if issubclass(cls, InputPosition):
+        return "input"
+    if issubclass(cls, AttentionPosition) and replaces_attention(cls):
+        return REPLACES
+    hooks = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(AttentionPosition, hook)]
+    return ", ".join(HOOKS[hook] for hook in hooks) or "none"

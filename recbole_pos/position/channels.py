@@ -1,11 +1,13 @@
-"""Content, order and time in channels of their own, each with weights and values of its own.
+"""Content, order and time in separate channels, each with its own weights and values.
+
+Shapes as in ``layers/context.py``.
 
 References:
     Yufei Ye et al. "FuXi-alpha: Scaling Recommendation Model with Feature Interaction Enhanced
     Transformer." 2025 (arXiv 2502.03036): its adaptive multi-channel self-attention.
     Yufei Ye et al. "FuXi-Linear: Unleashing the Power of Linear Attention in Long-term Time-aware
-    Sequential Recommendation." 2026 (arXiv 2602.23671). Of the paper the abstract was at hand, and
-    its public code.
+    Sequential Recommendation." 2026 (arXiv 2602.23671). Implemented from the abstract and the
+    public code.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from recbole_pos.position.mixing import sum_past
 from recbole_pos.position.time_buckets import look_up_intervals
 from recbole_pos.values import SECONDS
 
-WAVES = 16  # events of a chunk in the channel of time, where every column has its own weights
+WAVES = 16  # interactions of a chunk in the channel of time, where every column has its own weights
 
 
 class SeparateChannels(AttentionPosition):
@@ -72,35 +74,29 @@ class SeparateChannels(AttentionPosition):
         e, t = query.size(-1), ctx.width
         block = ctx.pad(torch.cat((query, key, value), -1), "start")  # [b, t, h, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
-        q, k, content = (part.transpose(1, 2) for part in (q, k, content))
+        q, k, content = (x.transpose(1, 2) for x in (q, k, content))
         padded = F.pad(content, (0, e - content.size(-1)))  # fused attention has one head size
         mixed = F.scaled_dot_product_attention(
             q, k, padded, dropout_p=dropout.p if dropout.training else 0.0, is_causal=True
         )
-        parts = [mixed[..., : content.size(-1)].transpose(1, 2)]
+        channels = [mixed[..., : content.size(-1)].transpose(1, 2)]
         future = future_mask(t, q.device)
         logits = (toeplitz_matrix(self.distance, t)[None], look_up_intervals(self.time, ctx))
-        for logit, x in zip(logits, (order, time), strict=True):
-            weights = (
-                logit.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)
-            )  # [1 or b, t, t]
-            parts.append((dropout(weights) @ x.flatten(2)).view_as(x))
-        return ctx.unpad(torch.cat([part.to(value.dtype) for part in parts], -1), "start")
+        for logit, x in zip(logits, (order, time), strict=True):  # [1 or b, t, t]
+            weights = logit.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)
+            channels.append((dropout(weights) @ x.flatten(2)).view_as(x))
+        return ctx.unpad(torch.cat([x.to(value.dtype) for x in channels], -1), "start")
 
 
 def channel_sizes(share: float, e: int) -> tuple[int, int, int]:
-    """Return how many of the e numbers of a head are for content, for order and for time.
-
-    Raises:
-        UsageError: if nothing is left for content.
-    """
-    part = max(1, round(share * e))
-    if 2 * part >= e:
+    """Return how many of the e numbers of a head are for content, for order and for time."""
+    size = max(1, round(share * e))
+    if 2 * size >= e:
         raise UsageError(
             f"channel_share: {share} of a head of {e} numbers for order and as much for time leave "
             "none for content; give a smaller one, or raise hidden_size"
         )
-    return e - 2 * part, part, part
+    return e - 2 * size, size, size
 
 
 class FuXiLinear(AttentionPosition):
@@ -149,13 +145,13 @@ class FuXiLinear(AttentionPosition):
         if fuxi_position_size % 2:
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
         self.sizes = channel_sizes(channel_share, dimensions.head_size)
-        self.pairs, h = math.ceil(self.sizes[2] / 2), dimensions.n_heads
+        _, _, time_size = self.sizes
+        self.pairs, h = math.ceil(time_size / 2), dimensions.n_heads
         ends = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
         self.bank = FrequencyBank(wavelength_form(h * self.pairs, *ends), "fixed", scaled=False)
         self.raw_decay = nn.Parameter(torch.zeros(h))
-        angle = torch.arange(dimensions.max_length)[:, None] * base_form(
-            fuxi_position_size // 2, 1e4, 1.0
-        )
+        frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)
+        angle = torch.arange(dimensions.max_length)[:, None] * frequency
         rows = torch.cat((angle.sin(), angle.cos()), 1)
         self.positions = nn.Parameter(rows.to(torch.get_default_dtype()))
         self.share = nn.Parameter(torch.tensor([0.02, 1.0]))  # alpha and beta
@@ -164,7 +160,7 @@ class FuXiLinear(AttentionPosition):
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
         """Return the three sums of the class docstring side by side, packed [m, h, e]."""
-        e, dtype, align = query.size(-1), value.dtype, ctx.either
+        e, dtype, align = query.size(-1), value.dtype, ctx.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = ctx.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
@@ -172,21 +168,20 @@ class FuXiLinear(AttentionPosition):
         log_decay = -rate * ctx.pad(ctx.index.double(), align)[:, None]
         p = ctx.pad(self.positions[ctx.index].to(dtype), align)[:, None]
         alpha, beta = self.share.to(dtype)
-        parts = (
+        channels = (
             sum_past(q, k, F.silu(content), (log_decay, log_decay)),
             alpha * sum_past(p, p * (2 / p.size(-1)), order) + beta * order,
-            self._periodic(time, ctx),
+            self._sum_periodically(time, ctx),
         )
-        out = torch.cat([part.to(dtype) for part in parts], -1)
+        out = torch.cat([x.to(dtype) for x in channels], -1)
         return ctx.unpad(out.transpose(1, 2), align)
 
-    def _periodic(self, time: Tensor, ctx: SequenceContext) -> Tensor:
+    def _sum_periodically(self, time: Tensor, ctx: SequenceContext) -> Tensor:
         """Sum the values of time [b, h, t, columns] with periodic weights, to the same shape."""
         b, h, t, columns = time.shape
-        times = (ctx.pad(x.elapsed.detach(), ctx.either) for x in (ctx.request, ctx))
-        query_angle, key_angle = (
-            seconds[:, None] * self.bank()[:, None] for seconds in times
-        )  # [b, h pairs, t]
+        times = (ctx.pad(x.elapsed.detach(), ctx.any_alignment) for x in (ctx.request, ctx))
+        # [b, h pairs, t]
+        query_angle, key_angle = (seconds[:, None] * self.bank()[:, None] for seconds in times)
         cos, sin, dtype = query_angle.cos(), query_angle.sin(), time.dtype
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
         k = torch.stack((key_angle.cos(), key_angle.sin()), -1).to(dtype).repeat(1, 2, 1, 1)

@@ -13,11 +13,11 @@ Reference:
     eq. 15, 3.1-3  ``position/awareness.py``
     =============  =====================================================================
 
-All but SPE and LPE read how many later events there are: of the window, where that is cut off
+All but SPE and LPE read how many later interactions there are: of the window, where that is cut off
 (``MAX_ITEM_LIST_LENGTH``). That reveals nothing of their items, as padding on the left does not in
-the papers' code, so a model stays causal in what it knows of items. But where every event of a
-window is a query, as in PosSASRec, those in training have any number of later events while the one
-that predicts has none; PosRec trains on each prefix of a session as its own example.
+the papers' code, so a model stays causal in what it knows of items. But where every interaction of
+a window is a query, as in PosSASRec, those in training have any number of later interactions while
+the one that predicts has none; PosRec trains on each prefix of a session as its own example.
 
 Entries of the fixed ones are of size 1, so item vectors should be too: ``embedding_scale: True``.
 """
@@ -54,7 +54,7 @@ class ASPE(FixedEncoding):
 
     With w = 10000^(-2i/d), columns 2i and 2i + 1 are r sin(u) and r cos(u) with
     r = 2 cos(pi/4 - (l - 1) w / 2) and u = pos w + pi/4 - (l - 1) w / 2: an SPE whose size and
-    start depend on the length. So k events on it is turned by the angle k w in every session.
+    start depend on the length. So k interactions later it is turned by k w in every session.
     Appendix A denies that, by a sign lost in equation 18: sin(L - X) = sin L cos X - cos L sin X.
     What does fail is equation 15, which takes the turn from the encoding of k itself.
     """
@@ -78,7 +78,7 @@ class SPE2D(FixedEncoding):
 
     Frequencies fall twice as fast as those of SPE, so that each half has all of their range. The
     paper counts it as aware of neither end, like ASPE; but its first half is the same exactly for
-    events at the same position, which is definition 3.1: it is forward-aware.
+    interactions at the same position, which is definition 3.1: it is forward-aware.
     """
 
     counts = ("forward", "length")

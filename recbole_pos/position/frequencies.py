@@ -1,9 +1,13 @@
-"""Banks of frequencies: how fast the planes of a rotary head turn with order or with time."""
+"""Banks of frequencies: how fast the planes of a rotary head turn with order or with time.
+
+Shapes: m interactions, a frequency for each of the planes of a head.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +33,8 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
 
 
 def radians(position: Tensor, frequency: Tensor) -> Tensor:
-    """Return [m] positions times [..., planes] frequencies, less whole turns: in -pi to pi.
-
-    Sine and cosine do not see whole turns, which would take the digits of a smaller type.
-    """
+    """Return angles [m, ..., planes], in -pi to pi: positions [m] times frequencies."""
+    # without whole turns, which would take the digits of a smaller type
     angle = position.view(-1, *[1] * frequency.dim()) * frequency
     return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
 
@@ -45,7 +47,7 @@ class FrequencyBank(nn.Module):
         learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
             softplus); or ``free``, learned one by one (in logarithms, so positive).
         scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
-            paper's a_k and b_k, which stand outside the ladder, so that products may cross.
+            paper's a_k and b_k, outside the ladder, so that products may cross.
     """
 
     start: Tensor  # of fixed frequencies only
@@ -94,32 +96,28 @@ class FrequencyBank(nn.Module):
 
 
 def time_bank(
-    planes: int,
-    *,
-    time_unit: str,
-    time_min_period: float,
-    time_max_period: float,
-    time_base: float | None,
-    time_scale: float,
-    learn: str,
-    scaled: bool,
-    factor: float = 1.0,
+    planes: int, options: Mapping[str, Any], *, learn: str, scaled: bool, factor: float = 1.0
 ) -> FrequencyBank:
-    """Build the frequencies of time, in radians per ``time_unit``.
+    """Build the frequencies of time, in radians per ``time_unit``, times ``factor``.
 
-    They have the base form if ``time_base`` is given, else wavelengths between the two periods, and
-    are multiplied by ``factor``.
+    They have the base form if ``time_base`` is set, else wavelengths between the two periods.
+
+    Args:
+        planes, learn, scaled: see :class:`FrequencyBank`.
+        options: ``time_unit``, ``time_min_period``, ``time_max_period``, ``time_base`` and
+            ``time_scale``.
+        factor: of all frequencies.
 
     Raises:
         UsageError: if the shortest period is not above 0 and below the longest.
     """
-    if time_base is None and not 0 < time_min_period < time_max_period:
+    if options["time_base"] is not None:
+        start = base_form(planes, options["time_base"], options["time_scale"])
+        return FrequencyBank(factor * start, learn, scaled)
+    shortest, longest = options["time_min_period"], options["time_max_period"]
+    if not 0 < shortest < longest:
         raise UsageError(
-            f"time_min_period must be above 0 and below time_max_period, found {time_min_period} "
-            f"and {time_max_period} {time_unit}"
+            f"time_min_period must be above 0 and below time_max_period, found {shortest} and "
+            f"{longest} {options['time_unit']}"
         )
-    if time_base is not None:
-        start = base_form(planes, time_base, time_scale)
-    else:
-        start = wavelength_form(planes, time_min_period, time_max_period)
-    return FrequencyBank(factor * start, learn, scaled)
+    return FrequencyBank(factor * wavelength_form(planes, shortest, longest), learn, scaled)

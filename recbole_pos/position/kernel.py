@@ -2,11 +2,12 @@
 
 Equation 9 reads softmax((Q K^T U) / sqrt(d) under the causal mask) L V, with U upper and L lower
 triangular. Since (Q K^T) U = Q (U^T K)^T, it is scaled-dot-product attention on (Q, U^T K, L V),
-and both factors are the same kind of thing: a lower-triangular matrix that mixes a sequence with
-its past (U^T for keys, L for values).
+and both factors are lower-triangular matrices that mix a sequence with its past (U^T for keys, L
+for values). Shapes as in ``layers/context.py``.
 
-Rows and columns count from the newest event, as the authors' padding on the left has it: a sequence
-of t events meets the last t rows and columns. For a Toeplitz factor that makes no difference.
+Rows and columns count from the newest interaction, as with the authors' padding on the left: a
+sequence of t interactions uses the last t rows and columns. For a Toeplitz factor that makes no
+difference.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class Factor(nn.Module):
 class FullFactor(Factor):
     """One weight for every pair of positions: n (n + 1) / 2 parameters, row by row."""
 
-    place: Tensor
+    flat_index: Tensor  # of each weight in the [n, n] matrix
 
     def __init__(self, n: int) -> None:
         super().__init__()
         self.n = n
         row, column = torch.tril_indices(n, n)
-        self.register_buffer("place", row * n + column, persistent=False)
+        self.register_buffer("flat_index", row * n + column, persistent=False)
         self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
@@ -58,7 +59,7 @@ class FullFactor(Factor):
         first = self.n - t  # row r begins at r (r + 1) / 2 of the weights
         begin = first * (first + 1) // 2
         rows = self.weight.new_zeros(t * self.n)
-        rows = rows.index_copy(0, self.place[begin:] - first * self.n, self.weight[begin:])
+        rows = rows.index_copy(0, self.flat_index[begin:] - first * self.n, self.weight[begin:])
         return rows.view(t, self.n)[:, first:]
 
 

@@ -1,4 +1,12 @@
-"""Two replacements of dot-product attention that FPARec is compared with (its section 4.2)."""
+"""Two replacements of dot-product attention that FPARec is compared with (its section 4.2).
+
+Shapes as in ``layers/context.py``.
+
+References:
+    Angelos Katharopoulos et al. "Transformers are RNNs: Fast Autoregressive Transformers with
+    Linear Attention." ICML 2020.
+    Ilya Tolstikhin et al. "MLP-Mixer: An all-MLP Architecture for Vision." NeurIPS 2021.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
-CHUNK = 64  # events of a chunk in ``sum_past``
+CHUNK = 64  # interactions of a chunk in ``sum_past``
 
 
 class LinearAttention(AttentionPosition):
@@ -26,9 +34,9 @@ class LinearAttention(AttentionPosition):
         """Return the quotient of the class docstring, packed [m, h, e]."""
         ones = value.new_ones(*value.shape[:-1], 1)  # its mix is the denominator
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
-        block = ctx.pad(features, ctx.either).transpose(1, 2)  # [b, h, t, 3e + 1]
+        block = ctx.pad(features, ctx.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
-        out = ctx.unpad(sum_past(q, k, v).transpose(1, 2), ctx.either)
+        out = ctx.unpad(sum_past(q, k, v).transpose(1, 2), ctx.any_alignment)
         # elu + 1 is 0 in float32 below about -17: a query of zeros then returns zero, not NaN
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
 
@@ -48,7 +56,8 @@ def sum_past(
         q, k, v: [b, h, t, f], [b, h, t, f] and [b, h, t, w]; aligned at the start.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
-        chunk: events of a chunk; ``CHUNK`` if None. Narrow values are faster with short chunks.
+        chunk: interactions of a chunk; ``CHUNK`` if None. Narrow values are faster with short
+            chunks.
     """
     t = v.size(2)
     c = min(chunk or CHUNK, t)
@@ -58,7 +67,7 @@ def sum_past(
     weights, past = q @ k.transpose(-1, -2), q
     if log_decays is None:
         state = k.transpose(-1, -2) @ v  # [b, h, n, f, w]
-        # earlier chunks only; subtracting the own chunk would leave the rounding of later events
+        # earlier chunks only; subtracting the own chunk would leave rounding of later values
         before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
 
@@ -83,7 +92,7 @@ class TokenMixing(AttentionPosition):
 
     W1 and W2 are [n, n] lower triangular ("we mask the future positional in token mixing layers"),
     shared by all channels. They have no bias: zero at padding then stays zero, so padding cannot
-    reach a real event.
+    reach a real interaction.
     """
 
     projections = ()

@@ -1,14 +1,14 @@
 """Attention whose weights depend on positions only: PARec, FPARec and fixed patterns.
 
 The weights do not depend on the batch. With unnormalised weights A (zero above the diagonal) and a
-padding mask m, the normalised attention over real events is
+padding mask m, the normalised attention over real interactions is
 
     out = (A (m * V)) / (A m)
 
-which is one product of [t, t] with [t, b * e] per head, without the zeros from a few blocks of rows
-on; no [b, t, t] tensor exists. Blocks are aligned at the end, so the newest event always stands in
-the last row of the position matrix and a batch whose longest sequence has t events uses the last t
-rows and columns.
+which is one product of [t, t] with [t, b * e] per head, in blocks that skip zeros if t is large; no
+[b, t, t] tensor exists. Blocks are aligned at the end: the newest interaction is in the last row of
+the position matrix, of which a batch uses the last t rows and columns. Shapes as in
+``layers/context.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import block_rows, triangular_product
 
-BLOCKS = 3  # from so many blocks of rows on, skipping zeros pays for the smaller products
+BLOCKS = 3  # from so many blocks of rows on, skipping zeros is faster than one large product
 
 
 class PositionalAttention(AttentionPosition):
-    """Base: out_i = sum_j A_ij V_j / sum_j A_ij over the real events j <= i."""
+    """Base: out_i = sum_j A_ij V_j / sum_j A_ij over the real interactions j <= i."""
 
     projections = ("value",)
     normalised = True
@@ -84,7 +84,7 @@ class LearnedAttention(PositionalAttention):
         positional_mask: equation 6 writes Mask(softmax(R / sqrt(d))) V: softmax over all n
             positions, then future ones zeroed, so rows sum to less than one. ``after_softmax``
             does that. ``before_softmax`` (default, as in the authors' public code) removes future
-            positions and padding first, so each row sums to one over the events that exist.
+            positions and padding first, so each row sums to one over the interactions that exist.
     """
 
     def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:

@@ -136,49 +136,45 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
     options = _require_scheme(name, scheme).options
-    place = import_path(scheme)
-    if SCHEMES.places.get(name) == place and defaults is None:
+    path = import_path(scheme)
+    if SCHEMES.paths.get(name) == path and defaults is None:
         return scheme
     if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
         raise UsageError(
-            f"scheme {shown(name)}: {place}.options: expected names of options such as "
+            f"scheme {shown(name)}: {path}.options: expected names of options such as "
             f"('recency_start',), found {shown(options)}"
         )
 
     def read_shipped(base: type) -> dict[str, Any]:
         """Return the defaults of a shipped scheme that are options of this one; {} for others."""
         shipped_name = SCHEMES.registered_name(base)
-        if shipped_name is None or import_path(base) not in SCHEMES.places.values():
+        if shipped_name is None or import_path(base) not in SCHEMES.paths.values():
             return {}
         shipped = SCHEMES.defaults(shipped_name)
         return {key: value for key, value in shipped.items() if key in options}
 
-    values, own = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
-    for keys, wrong in (
+    values, own_options = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
+    for keys, problem in (
         (set(options) - set(values), "has no default; give one to register_scheme"),
-        (set(values) - set(options), f"has a default, but is not among {place}.options"),
+        (set(values) - set(options), f"has a default, but is not among {path}.options"),
     ):
         if keys:
-            raise UsageError(f"scheme {shown(name)}: {', '.join(sorted(keys))} {wrong}")
+            raise UsageError(f"scheme {shown(name)}: {', '.join(sorted(keys))} {problem}")
     try:
         inspect.signature(scheme).bind(None, **values)
     except TypeError as error:
-        built = ", ".join(["dimensions", *(f"{key}=..." for key in options)])
+        arguments = ", ".join(["dimensions", *(f"{key}=..." for key in options)])
         raise UsageError(
-            f"scheme {shown(name)} is built as {scheme.__name__}({built}), which its "
+            f"scheme {shown(name)} is built as {scheme.__name__}({arguments}), which its "
             f"constructor does not take: {error}"
         ) from error
     module = find_importing_module(sys._getframe(1))  # registers it again in another process
-    SCHEMES.add(name, Registration(scheme, defaults, values, own, module))
+    SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
     return scheme
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """Return the class, checked.
-
-    Raises:
-        UsageError: if it is no scheme, or fills no hook; if torch reserves the name.
-    """
+    """Return the class, checked: a scheme that fills a hook, under a name that torch allows."""
     from torch import nn
 
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition

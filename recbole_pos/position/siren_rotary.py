@@ -1,11 +1,12 @@
-"""Rotary angles of order, and of an event's time through a small sinusoidal network.
+"""Rotary angles of order, and of an interaction's time through a small sinusoidal network.
 
 Reference:
     Hailing Cheng, Daqi Sun, Xinyu Lu. "Learning to Rotate: Temporal and Semantic Rotary Encoding
     for Sequential Modeling." 2026 (arXiv 2604.24717), SIREN-RoPE.
 
-Of the paper the abstract was at hand: continuous times and cyclical patterns turn query and key
-through a sinusoidal network of two branches. Sizes, scales and fresh weights are this module's.
+Implemented from the abstract: continuous times and cyclical patterns turn query and key through a
+sinusoidal network of two branches. Sizes, scales and fresh weights are this module's. Shapes as in
+``layers/context.py``.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ SPAN = 10.0  # log1p of 60 years in days, which scales the signal of elapsed tim
 class SirenRotaryPosition(AngularPosition):
     """Rotary positions whose angles are learned functions of time (SIREN-RoPE, Cheng et al. 2026).
 
-    Plane k of a head turns event number n at time t by
+    Plane k of a head turns interaction number n at time t by
 
         angle_k = n base^(-k / planes) + (W sin(omega (A u(t) + a)) + V gelu(B u(t) + b))_k
         u(t) = (log(1 + t - t_first) / 10, and sin, cos of 2 pi t / period for every calendar part)
 
     The frequencies of time are the rows of A: learned, and of any mixture of signals. W and V are 0
     when fresh, so that a fresh model is that of ``rope``. Unlike those of other rotary schemes the
-    products depend on when two events happened, not on the time between them only.
+    products depend on when two interactions happened, not on the time between them only.
 
     Args:
         rope_base: the base of order.
@@ -60,7 +61,7 @@ class SirenRotaryPosition(AngularPosition):
     ) -> None:
         super().__init__()
         planes, signals = count_planes(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
-        self.omega, self.time_unit, self.parts_of_time = siren_omega, time_unit, calendar_parts
+        self.omega, self.time_unit, self.calendar_parts = siren_omega, time_unit, calendar_parts
         self.order = FrequencyBank(base_form(planes, rope_base, 1.0), "fixed", scaled=False)
         # the last column of A and of B is the bias
         self.sine = nn.Parameter(torch.empty(siren_width, signals + 1))
@@ -71,21 +72,20 @@ class SirenRotaryPosition(AngularPosition):
         self.smooth_out = nn.Parameter(torch.zeros(planes, siren_width))
 
     def signals(self, ctx: SequenceContext) -> Tensor:
-        """Return u(t) of every event and a one for the bias, [m, signals + 1] float64."""
+        """Return u(t) of every interaction and a one for the bias, [m, signals + 1] float64."""
         assert ctx.times is not None  # ``elapsed`` raises first
-        # clamped: a given split may have test events before training events
+        # clamped: a given split may have test interactions before those of training
         columns = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
-        for part in self.parts_of_time:
-            period = PERIODS[part] * SECONDS["days"]
+        for name in self.calendar_parts:
+            period = PERIODS[name] * SECONDS["days"]
             turn = 2 * math.pi * ctx.times.remainder(period) / period
             columns += [turn.sin(), turn.cos()]
         return torch.stack([*columns, torch.ones_like(columns[0])], 1)
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return angle_k of the class docstring, [m, 1, e / 2], the same for all heads."""
-        u = ctx.cached(
-            (type(self), self.time_unit, *self.parts_of_time), lambda: self.signals(ctx)
-        ).to(self.sine.dtype)
+        key = (type(self), self.time_unit, *self.calendar_parts)
+        u = ctx.cached(key, lambda: self.signals(ctx)).to(self.sine.dtype)
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits
             waves = (self.omega * (u @ self.sine.T)).sin() @ self.sine_out.T
             smooth = F.gelu(u @ self.smooth.T) @ self.smooth_out.T

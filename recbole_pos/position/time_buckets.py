@@ -1,6 +1,7 @@
 """Learned tables over buckets of time: an input encoding, and HSTU's bias of distance and time.
 
-Buckets grow geometrically, by e^0.301 = 1.35, from one second on, as in HSTU's public code.
+Buckets grow geometrically, by e^0.301 = 1.35, from one second on, as in HSTU's public code. Shapes
+as in ``layers/context.py``.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ def log_bucket(seconds: Tensor, buckets: int) -> Tensor:
 class TimeEmbedding(InputPosition):
     """Learned absolute times in buckets, x + P[bucket] (Wei et al., TO-RoPE, Table 4: time APE).
 
-    Times count from older events, never from the newest one of the window: in training every event
-    of a window is a query, and seconds until the newest event would reveal when the events after
-    it happen. With ``request_time: target`` an event also gets R[bucket(t_{k+1} - t_k)], the gap to
-    the request that its state answers.
+    Times count from older interactions, never from the newest one of the window: in training every
+    interaction is a query, and seconds until the newest one would reveal when the interactions
+    after it happen. With ``request_time: target`` an interaction also gets
+    R[bucket(t_{k+1} - t_k)], the gap to the request that its state answers.
 
     Args:
         time_buckets: rows of P; the last one takes everything that is longer.
-        time_from: ``first`` takes the seconds since the first event of the window, ``previous``
-            those since the event before (0 for the first).
+        time_from: ``first`` takes the seconds since the first interaction of the window,
+            ``previous`` those since the interaction before (0 for the first).
     """
 
     options = ("time_buckets", "time_from")
@@ -101,10 +102,7 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(ctx: SequenceContext, buckets: int) -> Tensor:
-    """Return the bucket of t_i - t_j in the lane of key j, int32 as ``map_spans``.
-
-    Lanes are LANES tables of ``buckets`` entries, one after the other, that keys take in turn.
-    """
+    """Return [b, t, t] int32 buckets of t_i - t_j, in LANES tables that keys use in turn."""
     keys = torch.arange(ctx.width, dtype=torch.int32, device=ctx.lengths.device)
     lane = keys % LANES * buckets
     return map_spans(ctx, lambda spans: log_bucket(spans, buckets).add_(lane), torch.int32)
@@ -113,7 +111,7 @@ def bucket_pairs(ctx: SequenceContext, buckets: int) -> Tensor:
 def map_spans(
     ctx: SequenceContext, function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return a function of the seconds t_i - t_j, for every pair of events.
+    """Return a function of the seconds t_i - t_j, for every pair of interactions.
 
     t_i is the time of the request of query i, see ``SequenceContext.request``.
 
@@ -139,33 +137,31 @@ def pad_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
 def look_up_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:
     """Return [b, t, t], aligned at the start: table[bucket(t_i - t_j)] of a table [buckets]."""
     buckets = len(table)
-    place = ctx.cached(("intervals", buckets), lambda: bucket_pairs(ctx, buckets))
-    return _Lookup.apply(table, place)
+    index = ctx.cached(("intervals", buckets), lambda: bucket_pairs(ctx, buckets))
+    return _Lookup.apply(table, index)
 
 
 class _Lookup(torch.autograd.Function):
-    """The entries of a table at the places of ``bucket_pairs``.
+    """The entries of a table [buckets] at the indices of ``bucket_pairs``."""
 
-    Neighbours mostly share a bucket, and adding to one number again and again waits for memory
-    every time. With LANES tables in turn the gradient takes a third of the time, and each lane sums
-    fewer numbers, so that millions of float32 do not lose digits.
-    """
+    # Neighbours mostly share a bucket, and adding to one number again and again waits for memory.
+    # With LANES tables in turn the gradient takes a third of the time, and each lane sums fewer
+    # numbers, so that millions of float32 do not lose digits.
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        ctx.size = len(table)
-        return table.repeat(LANES).index_select(0, place.flatten()).view(place.shape)
+    def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.buckets = len(table)
+        return table.repeat(LANES).index_select(0, index.flatten()).view(index.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (place,) = ctx.saved_tensors
+        (index,) = ctx.saved_tensors
         size = chunk_elements(grad.device)
-        total = grad.new_zeros(ctx.size)
-        for places, values in zip(
-            place.flatten().split(size), grad.flatten().split(size), strict=True
-        ):
-            lanes = grad.new_zeros(LANES * ctx.size).index_add_(0, places, values)
-            total += lanes.view(LANES, ctx.size).sum(0)
+        total = grad.new_zeros(ctx.buckets)
+        pieces = zip(index.flatten().split(size), grad.flatten().split(size), strict=True)
+        for index_piece, grad_piece in pieces:
+            lanes = grad.new_zeros(LANES * ctx.buckets).index_add_(0, index_piece, grad_piece)
+            total += lanes.view(LANES, ctx.buckets).sum(0)
         return total, None

@@ -1,4 +1,6 @@
-"""A term on the logits that falls, or rises, with the time between two events: functions, no table.
+"""A term on the logits that falls, or rises, with the time between two interactions.
+
+Shapes as in ``layers/context.py``.
 
 References:
     Yufei Ye et al. "FuXi-beta: Towards a Lightweight and Fast Large-Scale Generative
@@ -25,7 +27,7 @@ SHORTEST = 1e-9  # seconds; a zero has no logarithm, and so short a span is at t
 
 
 class TimeDecay(AttentionPosition):
-    """Learned functions of the time between events, one for each head.
+    """Learned functions of the time between interactions, one for each head.
 
     With d = max(t_i - t_j, 1 ns) for query i and key j, and a, s > 0, b > 0 learned for each head:
 
@@ -69,17 +71,16 @@ class TimeDecay(AttentionPosition):
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))  # softplus: 1
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        def take_logarithms() -> Tensor:
+        def compute_log_seconds() -> Tensor:
             return map_spans(ctx, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
 
-        return self.curve(ctx.cached(("time_decay", q.dtype), take_logarithms)[:, None])
+        return self.curve(ctx.cached(("time_decay", q.dtype), compute_log_seconds)[:, None])
 
-    def curve(self, log: Tensor) -> Tensor:
+    def curve(self, log_seconds: Tensor) -> Tensor:
         """Return the terms B, [..., h, t, t], at logarithms of seconds [..., 1, t, t]."""
-        strength, reach, raw = (
-            x.to(log.dtype)[:, None, None] for x in (self.strength, self.log_reach, self.raw_power)
-        )
-        power, relative = F.softplus(raw), log - reach
+        parameters = (self.strength, self.log_reach, self.raw_power)
+        strength, reach, raw = (x.to(log_seconds.dtype)[:, None, None] for x in parameters)
+        power, relative = F.softplus(raw), log_seconds - reach
         if self.kind == "exponential_power":
             return strength * torch.exp2(-(power * relative).exp())
         return strength * (-power * F.softplus(relative)).exp()

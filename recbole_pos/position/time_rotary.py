@@ -4,15 +4,16 @@ Reference:
     Xiaokai Wei, Jiajun Wu, Daiyao Yi, Reza Shirkavand, Michelle Gong. "Rotate Both Ways:
     Time-and-Order RoPE for Generative Recommendation." 2025 (arXiv 2510.20455).
 
-The text at hand has lost its formulas; section 4.1 describes equation 4: plane k of a head turns
-event number n at time t_n by
+Equation 4, from its description in section 4.1: plane k of a head turns interaction number n at
+time t_n by
 
     angle_k = (1 - g_k) a_k w^p_k n + g_k b_k w^t_k t_n
 
 with frequencies w^p of order and w^t of time, positive scales a and b, and a gate g in [0, 1].
 
-A key turns by the time of its event. So does a query, or, with ``request_time: target``, by the
-time of the request that it answers: t_{n+1} for the state after event n.
+A key turns by the time of its interaction. So does a query, or, with ``request_time: target``, by
+the time of the request that it answers: t_{n+1} for the state after interaction n. Shapes as in
+``layers/context.py``; the planes of a head are e / 2.
 """
 
 from __future__ import annotations
@@ -81,11 +82,8 @@ class AngularPosition(AttentionPosition):
         return ctx.cached(key, lambda: self.turns(ctx))
 
     def time(self, ctx: SequenceContext) -> Tensor:
-        """Return [m] float64 time since the oldest event of the sequence, in ``time_unit``.
-
-        Which event is the anchor does not matter: the product of a turned query and key depends on
-        the difference of their times only.
-        """
+        """Return [m] float64 ``time_unit`` since the oldest interaction of the sequence."""
+        # any anchor will do: products depend on the difference of two times only
         return ctx.elapsed / SECONDS[self.time_unit]
 
 
@@ -129,7 +127,7 @@ class TimeRotaryPosition(BankRotaryPosition):
         self, dimensions: Dimensions, *, learn_frequencies: str, **time_options: Any
     ) -> None:
         planes = count_planes(dimensions, "time_rope")
-        bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
+        bank = time_bank(planes, time_options, learn=learn_frequencies, scaled=False)
         super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))
 
 
@@ -139,7 +137,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
     After the calendar parts that recent work on rotary positions turns by (year, month, day, hour);
     here as periods, so that products depend on the difference of two times only.
 
-    Planes are dealt out to the parts in turn; the n-th plane of a part turns n times a period, so
+    Planes are assigned to the parts in turn; the n-th plane of a part turns n times a period, so
     that together they encode any shape of a day or a week. Nothing is learned.
 
     Args:
@@ -157,7 +155,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
                 f"{planes} planes in a head; leave some out, or raise hidden_size"
             )
         turns = torch.arange(planes) // len(calendar_parts) + 1
-        days = torch.tensor([PERIODS[part] for part in calendar_parts], dtype=torch.float64)
+        days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
         bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
         super().__init__(dimensions, bank, "days", tuple(calendar_parts))
@@ -172,13 +170,13 @@ class MultiLevelRotaryPosition(AngularPosition):
         d = 365.25, 30.4375 and 1; w and b are weights and bases, coarse to fine
 
     as in the authors' code, where parts of a year or a month count and nothing is learned. Products
-    of two levels read when both events happened, not the time between them only; fresh logits are
-    larger than elsewhere by up to the square of the sum of the weights.
+    of two levels read when both interactions happened, not the time between them only; fresh logits
+    are larger than elsewhere by up to the square of the sum of the weights.
 
     Reference:
         Haolin Zhang, Longtao Xiao, Guohao Cai, Ruixuan Li, Xiu Li. "RoTE: Coarse-to-Fine
         Multi-Level Rotary Time Embedding for Sequential Recommendation." SIGIR 2026 (arXiv
-        2604.13389). Of the paper the abstract was at hand, and its public code.
+        2604.13389). Implemented from the abstract and the public code.
 
     Args:
         rote_bases: bases of year, month and day.
@@ -198,8 +196,8 @@ class MultiLevelRotaryPosition(AngularPosition):
                 )
         planes, self.level_weights = count_planes(dimensions, "rote"), rote_weights
         levels = zip(rote_bases, LEVELS, strict=True)
-        starts = (base_form(planes, base, 1 / days) for base, days in levels)
-        self.banks = nn.ModuleList(FrequencyBank(start, "fixed", scaled=False) for start in starts)
+        forms = [base_form(planes, base, 1 / days) for base, days in levels]
+        self.banks = nn.ModuleList(FrequencyBank(form, "fixed", scaled=False) for form in forms)
         self.key = (*rote_bases, *rote_weights)
 
     def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
@@ -211,7 +209,7 @@ class MultiLevelRotaryPosition(AngularPosition):
         days = ctx.times / SECONDS["days"]
         angles = [radians(days, bank())[:, None] for bank in self.banks]
         weighted = zip(self.level_weights, angles, strict=True)
-        levels = torch.stack([w * torch.stack((a.cos(), a.sin())) for w, a in weighted])
+        levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
         cos, sin = levels.sum(0).to(torch.get_default_dtype())
         return cos, sin
 
@@ -240,7 +238,7 @@ class TimeOrderRotaryPosition(AngularPosition):
             factor of the first frequencies, as in early fusion.
         learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
         learn_scales: whether planes have learned positive factors a and b, outside the ladder.
-        rope_base: the bank of order: rope_scale * rope_base^(-k / planes) per event.
+        rope_base: the bank of order: rope_scale * rope_base^(-k / planes) per interaction.
         rope_scale: see ``rope_base``.
         time_options: unit and bank of time, see ``properties/position/to_rope.yaml``.
     """
@@ -270,7 +268,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         planes, heads = count_planes(dimensions, "to_rope"), dimensions.n_heads
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.heads = time_options["time_unit"], heads
-        by_order = by_time = planes  # that a bank turns
+        by_order = by_time = planes  # planes that turn by order, and by time
         if fusion == "split_dim":
             by_time = _count_by_time(time_ratio, planes, "planes of a head", "hidden_size")
             by_order = planes - by_time
@@ -288,7 +286,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
         start = base_form(by_order, rope_base, rope_scale * order_factor)
         self.order = FrequencyBank(start, **learned)
-        self.clock = time_bank(by_time, **time_options, factor=time_factor, **learned)
+        self.clock = time_bank(by_time, time_options, factor=time_factor, **learned)
         self.gate_logit = None
         if gate != "fixed":
             shape = {"global": (1, 1), "plane": (1, planes), "head": (heads, 1)}[gate_scope]
@@ -309,7 +307,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         """Return the frequencies of order and of time, gated under ``early``.
 
         Returns:
-            Radians per event and per ``time_unit``, [h or 1, planes] float64 each.
+            Radians per interaction and per ``time_unit``, [h or 1, planes] float64 each.
         """
         order, time = self.order()[None], self.clock()[None]
         if self.fusion == "early":
@@ -343,20 +341,16 @@ class TimeOrderRotaryPosition(AngularPosition):
         return 2 * math.pi / by_time * SECONDS[self.time_unit]
 
 
-def _count_by_time(ratio: float, whole: int, what: str, key: str) -> int:
-    """Return how many of ``whole`` planes, heads or layers turn by time.
-
-    It is ``ratio`` of them, rounded, but none or all only for a ratio of 0 or 1. A message names
-    ``what`` is split and the option ``key`` that sets their number.
-    """
+def _count_by_time(ratio: float, count: int, units: str, option: str) -> int:
+    """Return how many of ``count`` planes, heads or layers turn by time: the ratio, rounded."""
     if ratio in (0, 1):
-        return whole * int(ratio)
-    if whole == 1:
+        return count * int(ratio)
+    if count == 1:
         raise UsageError(
-            f"time_ratio {ratio} splits {what}, of which there is one; raise {key}, choose another "
-            "fusion, or set time_ratio to 0 or 1"
+            f"time_ratio {ratio} splits {units}, of which there is one; raise {option}, choose "
+            "another fusion, or set time_ratio to 0 or 1"
         )
-    return min(max(round(ratio * whole), 1), whole - 1)
+    return min(max(round(ratio * count), 1), count - 1)  # some of either kind
 
 
 def _require_consistent(

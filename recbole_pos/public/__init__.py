@@ -1,1 +1,1 @@
-"""Public logs: what they are, where they come from, and their raw files as datasets."""
+"""Public datasets: their descriptions, sources, and raw files converted to datasets."""

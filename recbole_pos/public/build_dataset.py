@@ -1,8 +1,7 @@
-"""Raw files of a public dataset to RecBole's: ``recbole-pos data build``."""
+"""Raw files of a public dataset to RecBole's files: ``recbole-pos data build``."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import zipfile
@@ -15,7 +14,7 @@ from recbole_pos.conversion.convert import belongs_to_dataset, convert, find_dat
 from recbole_pos.data.identity import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.files import replace_folder
+from recbole_pos.files import digest_file, replace_folder
 from recbole_pos.public.described import PublicLog, public_log
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
@@ -50,16 +49,15 @@ def build(
         UsageError: if a file is missing or cannot be read, or counts are not those published.
     """
     log, reporter, folder = public_log(name), Reporter(verbose), Path(data_path) / name
-    given = [Path(file) for file in files]
-    _require_files(log, given)
+    paths = [Path(file) for file in files]
+    _require_files(log, paths)
     if find_dataset(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
-    tables = _read_raw(log, given, reporter)
-    frames = [frame for frame in (tables.events, tables.items, tables.users) if frame is not None]
-    # not every edition of a log has all columns
-    filled = {
-        column for frame in frames for column in frame if any(map(bool, frame[column].dropna()))
-    }
+    tables = _read_raw(log, paths, reporter)
+    filled: set[str] = set()  # some editions lack values of some columns
+    for frame in (tables.events, tables.items, tables.users):
+        if frame is not None:
+            filled |= {column for column in frame if any(map(bool, frame[column].dropna()))}
     user, item, time = tables.events.columns[:3]
     with tempfile.TemporaryDirectory() as temporary:
         convert(
@@ -88,15 +86,15 @@ def build(
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {what}" for what, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):
         if file.suffix in SUFFIXES:
-            reporter.line(f"{checksum(file)}  {file.name}")
+            reporter.line(f"{digest_file(file)}  {file.name}")
     require_counts(name, log.counts, dataset)
     return folder
 
 
 def _require_files(log: PublicLog, files: list[Path]) -> None:
     """Raise a UsageError unless the raw files of a dataset are there."""
-    expected = " ".join(log.files)
     if len(files) != len(log.files):
+        expected = " ".join(log.files)
         raise UsageError(
             f"data: {log.name} is built from {expected} ({log.source}), found {len(files)} files: "
             f"recbole-pos data build {log.name} {expected}"
@@ -106,12 +104,12 @@ def _require_files(log: PublicLog, files: list[Path]) -> None:
 
 
 def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
-    """Read the raw files of a dataset by its recipe; report which differ from the published."""
-    for published, file in zip(log.files, files, strict=True):
-        if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
+    """Read the raw files of a dataset by its recipe; report those that differ from the source's."""
+    for name, file in zip(log.files, files, strict=True):
+        expected = log.md5.get(name)
+        if expected is not None and (md5 := digest_file(file, "md5")) != expected:
             reporter.line(
-                f"{file} is not the {published} of {log.source}: md5 {found}, published is "
-                f"{log.md5[published]}"
+                f"{file} is not the {name} of {log.source}: md5 {md5}, published is {expected}"
             )
     names = ", ".join(file.name for file in files)
     with reporter.task(f"reading {names}"):
@@ -122,12 +120,3 @@ def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
                 f"data: {names} cannot be read as {' '.join(log.files)}: {type(error).__name__} "
                 f"{str(error)[:200]}"
             ) from error
-
-
-def checksum(file: Path, kind: str = "sha256") -> str:
-    """Return the digest of a file in hexadecimal, by an algorithm of hashlib."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Descriptions of public logs: the ``public`` part of ``dataset/<name>/<name>.yaml``."""
+"""Descriptions of public datasets: the ``public`` part of ``dataset/<name>/<name>.yaml``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class PublicLog:
         source: address of the page to download it from.
         files: names of the raw files, as the source has them.
         recipe: function of ``recipes.py`` that reads the files.
-        counts: users, items and events after the filters of its yaml, where they are known.
-        md5: checksums of raw files by name, where the source publishes them.
+        counts: known numbers of users, items and interactions after the filters of its yaml.
+        md5: published checksums of raw files by name.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PublicLog:
 
     @property
     def yaml(self) -> Path:
-        """Path of the yaml file that describes the dataset and that runs on it read."""
+        """Path of the yaml file with the description and the options of runs."""
         return DATASETS / self.name / f"{self.name}.yaml"
 
 
@@ -45,14 +45,14 @@ def public_logs() -> dict[str, PublicLog]:
     """Return all public datasets by name, from the ``public`` part of their yaml files."""
     logs = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):
-        entry: dict[str, Any] | None = read_yaml(file).get("public")
-        if entry:
-            logs[file.stem] = PublicLog(file.stem, **entry)
+        description: dict[str, Any] | None = read_yaml(file).get("public")
+        if description:
+            logs[file.stem] = PublicLog(file.stem, **description)
     return logs
 
 
 def public_log(name: str) -> PublicLog:
-    """Return the public dataset of a name."""
+    """Return a public dataset by its name; raise a UsageError if there is none."""
     logs = public_logs()
     if name not in logs:
         raise UsageError(

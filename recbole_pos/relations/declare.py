@@ -20,7 +20,7 @@ KEYS = ("field", *CHOICES, "within", "scales")
 # sources that a field of each table may have, the default first
 SOURCES = {"item": ("item", "behaviour"), "user": ("user",)}
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
-# AttrFormer, appendix A.2: hours and days for the time between two events
+# AttrFormer, appendix A.2: hours and days for the time between two interactions
 TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
 
 
@@ -33,8 +33,8 @@ class Relation:
         kind: categorical or numerical, the two cases of equation 10.
         source: the paper's category: item, behaviour or user. Relations of users go into
             position-to-position aggregation, the others into relation-augmented heads.
-        scope: sequence (events of one user) or batch.
-        table: the atomic file the field stands in (item, user, inter), or position or time.
+        scope: sequence (interactions of one user) or batch.
+        table: the atomic file that has the field (item, user, inter), or position or time.
         within: field of the same table that both sides must share, or None.
         scales: values of r_norm in equation 10, whose relations are averaged (appendix A.2).
     """
@@ -60,14 +60,14 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
         )
     relations: list[Relation] = []
     for entry in entries:
-        relation = _read(entry, dataset)
+        relation = _read_entry(entry, dataset)
         if any(relation.field == other.field for other in relations):
             raise UsageError(f"relations: field {shown(relation.field)} is given twice")
         relations.append(relation)
     return relations
 
 
-def _read(entry: Any, dataset: Dataset) -> Relation:
+def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     """Read one entry of ``relations``, with defaults for what it leaves out."""
     entry = {"field": entry} if isinstance(entry, str) else entry
     for key in entry if isinstance(entry, Mapping) else ():
@@ -81,34 +81,34 @@ def _read(entry: Any, dataset: Dataset) -> Relation:
             f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
         )
     field = entry["field"]
-    where, table = f"relations: {field}", _table(field, dataset)
+    where, table = f"relations: {field}", _find_table(field, dataset)
     field = dataset.time_field if table == TIME else field
-    kind, by_type = _kind(field, table, dataset, where)
+    kind, by_type = _find_kind(field, table, dataset, where)
     sources = SOURCES.get(table, ("behaviour",))
-    of_events = table not in SOURCES
-    chosen = {"kind": kind, "source": sources[0], "scope": "sequence" if of_events else "batch"}
+    is_of_events = table not in SOURCES
+    choice = {"kind": kind, "source": sources[0], "scope": "sequence" if is_of_events else "batch"}
     for key, choices in CHOICES.items():
-        chosen[key] = entry.get(key, chosen[key])
-        check_choice(f"{where}: {key}", chosen[key], choices)
-    if chosen["kind"] != kind:
-        raise UsageError(f"{where}: the field is {kind}{by_type}, not {chosen['kind']}")
-    if chosen["source"] not in sources:
+        choice[key] = entry.get(key, choice[key])
+        check_choice(f"{where}: {key}", choice[key], choices)
+    if choice["kind"] != kind:
+        raise UsageError(f"{where}: the field is {kind}{by_type}, not {choice['kind']}")
+    if choice["source"] not in sources:
         raise UsageError(
             f"{where}: a field of the {table} table is of source {' or '.join(sources)}, "
-            f"not {chosen['source']}"
+            f"not {choice['source']}"
         )
-    if of_events and kind == "numerical" and chosen["scope"] == "batch":
+    if is_of_events and kind == "numerical" and choice["scope"] == "batch":
         raise UsageError(
             f"{where}: numbers of interactions relate interactions of one user (scope: sequence)"
         )
-    if table == "user" and chosen["scope"] == "sequence":
+    if table == "user" and choice["scope"] == "sequence":
         raise UsageError(f"{where}: users are related across sequences (scope: batch)")
-    within = _within(entry.get("within"), table, dataset, where)
-    scales = _scales(entry.get("scales"), kind, by_type, table, where)
-    return Relation(field=field, table=table, within=within, scales=scales, **chosen)
+    within = _read_within(entry.get("within"), table, dataset, where)
+    scales = _read_scales(entry.get("scales"), kind, by_type, table, where)
+    return Relation(field=field, table=table, within=within, scales=scales, **choice)
 
 
-def _table(field: str, dataset: Dataset) -> str:
+def _find_table(field: str, dataset: Dataset) -> str:
     """Return the table of a field; a loaded field time or position precedes the built-in one."""
     if (table := loaded_fields(dataset).get(field)) is not None:
         return TIME if field == dataset.time_field else table
@@ -117,8 +117,8 @@ def _table(field: str, dataset: Dataset) -> str:
     raise UsageError(f"relations: {explain_not_loaded(field, dataset, (POSITION, TIME))}")
 
 
-def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
-    """Return the kind of a field, and the reason for messages: its type, and how to change it."""
+def _find_kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
+    """Return the kind of a field, and for messages why: its type, and how to change it."""
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value
@@ -134,8 +134,8 @@ def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, st
     return kind, f" by its type {ftype} ({first})"
 
 
-def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None:
-    """Check the key ``within``, and return it: a token field of the same ``table``, or None."""
+def _read_within(within: Any, table: str, dataset: Dataset, where: str) -> str | None:
+    """Return the key ``within``, checked: a token field of the same ``table``, or None."""
     if within is None:
         return None
     where = f"{where}: within: "
@@ -143,9 +143,9 @@ def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None
         raise UsageError(f"{where}only a field of the item or user table can have one")
     if not isinstance(within, str):
         raise UsageError(f"{where}expected the name of a field, found {shown(within)}")
-    if (found := loaded_fields(dataset).get(within)) is None:
+    if (within_table := loaded_fields(dataset).get(within)) is None:
         raise UsageError(f"{where}{explain_not_loaded(within, dataset)}")
-    if found != table or dataset.field2type[within].value not in ("token", "token_seq"):
+    if within_table != table or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
             f"{where}{shown(within)} must be a token or token_seq field of the {table} table"
         )
@@ -153,7 +153,7 @@ def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None
     return within
 
 
-def _scales(scales: Any, kind: str, by_type: str, table: str, where: str) -> tuple[float, ...]:
+def _read_scales(scales: Any, kind: str, by_type: str, table: str, where: str) -> tuple[float, ...]:
     """Read the key ``scales`` of a field of ``kind``; None gives the default of its table."""
     if scales is None:
         return () if kind == "categorical" else TIME_SCALES if table == TIME else (1.0,)

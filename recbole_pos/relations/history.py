@@ -1,8 +1,8 @@
 """Relations within histories outside the dataset, as traceable modules for export.
 
-They give what ``lookup.py`` finds for a history alone. Rows are padded on the right to [b, t], and
-matrices of relations are dense: an event reads the k strongest older events of its row. Relations
-may be of items, their order and their times.
+They compute what ``lookup.py`` does for a single history, for relations of items, their order and
+their times. Rows are padded on the right to [b, t], and matrices of relations are dense: an
+interaction reads the k strongest older interactions of its row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlockProduct:
 
 
 class TableLookup(nn.Module):
-    """Looks up relations of items and their order of preference in a table, by bisection."""
+    """Look up relations of items and their order of preference in a table, by bisection."""
 
     group: Tensor
     codes: Tensor
@@ -53,22 +53,22 @@ class TableLookup(nn.Module):
         size = np.diff(table.indptr)
         self.classes = len(size)
         codes = np.repeat(np.arange(self.classes), size) * self.classes + table.classes
-        place = np.arange(len(codes)) - np.repeat(table.indptr[:-1], size)
+        preference = np.arange(len(codes)) - np.repeat(table.indptr[:-1], size)
         by_code = np.argsort(codes)
-        found = {
+        buffers = {
             "group": table.group,
             "codes": np.append(codes[by_code], self.classes**2),  # never empty
             "values": np.append(table.values[by_code], 0.0),
-            "preference": np.append(place[by_code], 0),
+            "preference": np.append(preference[by_code], 0),
         }
-        for name, array in found.items():
+        for name, array in buffers.items():
             self.register_buffer(name, torch.from_numpy(array), persistent=False)
 
     def forward(self, items: Tensor) -> tuple[Tensor, Tensor]:
         """Look up the relations of all pairs of items [b, t] of a row, reader by source.
 
         Returns:
-            [b, t, t] float64 relations, 0 for none; and [b, t, t] int64 place of the source's class
+            [b, t, t] float64 relations, 0 for none; and [b, t, t] int64 rank of the source's class
             in the reader's order of preference.
         """
         group = self.group[items]
@@ -84,7 +84,7 @@ class TableLookup(nn.Module):
 
 
 class HistoryRelations(nn.Module):
-    """Computes the normalised relations of the events of each row to older events of the row.
+    """Compute the normalised relations of interactions to older interactions of their row.
 
     ``declared`` are the relations of ``lookup``, in its order.
 
@@ -102,12 +102,12 @@ class HistoryRelations(nn.Module):
             )
         self.heads, self.k = heads, lookup.top_k
         tables = {
-            str(number): TableLookup(relation.table)
-            for number, relation in enumerate(lookup.heads)
+            str(index): TableLookup(relation.table)
+            for index, relation in enumerate(lookup.heads)
             if isinstance(relation, TableRelation)
         }
         self.tables = nn.ModuleDict(tables)
-        self.own = _compute_own(lookup)
+        self.self_relation = _compute_self_relation(lookup)
 
     @property
     def needs_time(self) -> bool:
@@ -116,26 +116,23 @@ class HistoryRelations(nn.Module):
 
     def forward(self, ctx: PaddedContext) -> BatchRelations:
         """Return the relations of a batch of padded rows."""
-        weights = [self._normalised(*self._head(n, ctx)) for n in range(len(self.heads))]
+        weights = [self._normalise(*self._relate(n, ctx)) for n in range(len(self.heads))]
         heads = BlockProduct(torch.stack(weights, 1)) if weights else None
-        return BatchRelations(heads, None if self.own is None else self._aggregated)
+        return BatchRelations(heads, None if self.self_relation is None else self._aggregate)
 
-    def _aggregated(self, x: Tensor) -> Tensor:
+    def _aggregate(self, x: Tensor) -> Tensor:
         """Apply Norm(R^U) of one history: the relation of its user to itself."""
-        assert self.own is not None
-        return x * self.own
+        assert self.self_relation is not None
+        return x * self.self_relation
 
-    def _head(self, number: int, ctx: PaddedContext) -> tuple[Tensor, Tensor]:
-        """Return the relations [b, t, t] of a head, and the order in which sources are read.
-
-        Relations are float64; the order is int64 [b, t, t], the lowest first.
-        """
-        b, t, relation = ctx.batch_size, ctx.width, self.heads[number]
+    def _relate(self, index: int, ctx: PaddedContext) -> tuple[Tensor, Tensor]:
+        """Return relations [b, t, t] float64 and the order [b, t, t] int64 of sources to read."""
+        b, t, relation = ctx.batch_size, ctx.width, self.heads[index]
         step = torch.arange(t, device=ctx.lengths.device)
         back = (step[:, None] - step).expand(b, t, t)
-        if str(number) in self.tables:
+        if str(index) in self.tables:
             assert ctx.items is not None
-            value, preference = self.tables[str(number)](ctx.items.view(b, t))
+            value, preference = self.tables[str(index)](ctx.items.view(b, t))
             return value, preference * ctx.max_length + back
         if relation.table == POSITION:
             difference = back.double()
@@ -147,31 +144,27 @@ class HistoryRelations(nn.Module):
         # positions and times rise, so the nearest k are the strongest
         return value.masked_fill((value < WEAKEST) | (back > self.k), 0), back
 
-    def _normalised(self, value: Tensor, order: Tensor) -> Tensor:
-        """Return [b, t, t] D^-1/2 R D^-1/2 of the k strongest relations to older events."""
+    def _normalise(self, value: Tensor, order: Tensor) -> Tensor:
+        """Return [b, t, t] D^-1/2 R D^-1/2 of the k strongest relations to older interactions."""
         step = torch.arange(value.size(-1), device=value.device)
         order = order.masked_fill((step[:, None] <= step) | (value == 0), FAR)
-        # k columns of padding, since topk fails on a history of fewer than k events
+        # k columns of padding, since topk fails on a history of fewer than k interactions
         kth = -(-F.pad(order, (0, self.k), value=FAR)).topk(self.k, -1).values[..., -1:]
         value = value.masked_fill((order > kth) | (order == FAR), 0)
         degree = value.sum(-1).clamp(min=1)
         return value / (degree[:, :, None] * degree[:, None]).sqrt()
 
 
-def _compute_own(lookup: RelationLookup) -> float | None:
-    """Return the normalised relation of every user to itself; None without relations of users.
-
-    Raises:
-        UsageError: if it is not the same for all users.
-    """
+def _compute_self_relation(lookup: RelationLookup) -> float | None:
+    """Return the normalised relation of all users to themselves; None without such relations."""
     if lookup.user_table is None:
         return None
-    own = lookup.user_table.own[np.diff(lookup.offsets) > 0]
-    own = np.where(own == 0, lookup.unknown, own)
-    own = np.unique(own / np.maximum(own, 1))
-    if len(own) > 1:
+    values = lookup.user_table.self_relation[np.diff(lookup.offsets) > 0]
+    values = np.where(values == 0, lookup.default_self_relation, values)
+    values = np.unique(values / np.maximum(values, 1))
+    if len(values) > 1:
         raise UsageError(
             "AttrFormer cannot be exported with relations of users where some have no attribute: "
             "an exported model does not know whose history it reads"
         )
-    return float(own[0])
+    return float(values[0])

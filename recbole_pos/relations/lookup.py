@@ -1,16 +1,16 @@
 """Relations of a batch: who may read whom, what is related, and with which weight.
 
-One order prevents leakage. Every batch has a clock (``cross_sequence``). An event reads events of
-other users only if they are strictly before it on that clock, and of its own user only if they are
-older. Everything read, through any number of layers, lies before the reader, so nothing of a user's
-own future reaches the user: neither values, nor which relations are kept, nor how many. For the
-same reason the degrees that normalise a relation count what its two ends themselves read. (Where a
-window of training begins does depend on how many training events follow: windows are counted from
-the newest, for every model.)
+One order prevents leakage. Every batch has a clock (``cross_sequence``). An interaction reads
+interactions of other users only if they are strictly before it on that clock, and of its own user
+only if they are older. Everything read, through any number of layers, lies before the reader, so
+nothing of a user's own future reaches the user: neither values, nor which relations are kept, nor
+how many. For the same reason the degrees that normalise a relation count what its two ends
+themselves read. (Where a window of training begins does depend on how many training interactions
+follow: windows are counted from the newest, for every model.)
 
-The paper aggregates over the whole batch. Within two layers an event then reads its own target by
-way of another user, so masking the user's own future would not be enough. The order costs half of
-the pairs.
+The paper aggregates over the whole batch. Within two layers an interaction then reads its own
+target by way of another user, so masking the user's own future would not be enough. The order costs
+half of the pairs.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from recbole_pos.relations.tables import (
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Packed sequences of a batch by the places of their events in the log.
+    """Packed sequences of a batch by the places of their interactions in the log.
 
     Attributes:
-        events: [m] int64 place of each event in the log.
-        lengths: [b] int64 number of events of each row.
+        events: [m] int64 place of each interaction in the log.
+        lengths: [b] int64 number of interactions of each row.
         chain: [b] int64 chain of each row, never falling; consecutive chunks of a user share one.
-        source: [m] bool, whether other users may read the event.
-        last: [b] bool, whether predictions are made from the row.
+        source: [m] bool, whether other users may read the interaction.
+        is_predicted: [b] bool, whether predictions are made from the row.
     """
 
     events: np.ndarray
     lengths: np.ndarray
     chain: np.ndarray
     source: np.ndarray
-    last: np.ndarray
+    is_predicted: np.ndarray
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
         """Return the rows of both, with different chains."""
@@ -64,7 +64,7 @@ class PackedSequences:
 
     @property
     def row(self) -> np.ndarray:
-        """[m] int64 row of each event."""
+        """[m] int64 row of each interaction."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
@@ -75,24 +75,24 @@ class TableRelation:
     Attributes:
         table: the classes and their relations.
         across: whether it reaches other users (scope: batch).
-        by_item: whether entities are items, or the events of the log.
+        by_item: whether entities are items, or the interactions of the log.
     """
 
     table: RelationTable
     across: bool
     by_item: bool
 
-    def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] bool, whether events at places [m] of the log can be related."""
-        return self._take(self.table.known, events, lookup)
+    def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+        """Return [m] bool, whether interactions at places [m] of the log can be related."""
+        return self._take(self.table.is_known, events, lookup)
 
-    def top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Return the strongest relations of packed events at places [m] of the log."""
+    def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
+        """Return the strongest relations of packed interactions at places [m] of the log."""
         group, across = self._take(self.table.group, events, lookup), self.across and lookup.across
         return top_relations(self.table, group, order, lookup.top_k, across)
 
     def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] values of each event, or of its item; 0 for events beyond the table."""
+        """Return [m] values of each interaction, or of its item; 0 beyond the table."""
         if self.by_item:
             return values[lookup.items.numpy()[events]]
         return take_or_missing(values, events, 0)
@@ -100,13 +100,13 @@ class TableRelation:
 
 @dataclass(frozen=True)
 class NumberRelation:
-    """A relation between numbers of events, within a sequence.
+    """A relation between numbers of interactions, within a sequence.
 
     Attributes:
-        source: where numbers come from: position, time, or inter (a field of events).
+        source: where numbers come from: position, time, or inter (a field of interactions).
         scales: r_norm of equation 10.
-        longest: how many events back are compared.
-        values: [events of the log] float64, NaN where missing; for inter only.
+        longest: how many interactions back are compared.
+        values: [interactions of the log] float64, NaN where missing; for inter only.
     """
 
     source: str
@@ -114,8 +114,8 @@ class NumberRelation:
     longest: int
     values: np.ndarray | None = None
 
-    def numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] float64 numbers of events, NaN where missing; times in seconds."""
+    def read_numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+        """Return [m] float64 numbers of interactions, NaN where missing; times in seconds."""
         if self.source == POSITION:
             return lookup.ranks[events].astype(np.float64)
         if self.source == TIME:
@@ -123,25 +123,25 @@ class NumberRelation:
         assert self.values is not None
         return take_or_missing(self.values, events, np.nan)
 
-    def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] bool, whether events at places [m] of the log can be related."""
-        return np.isfinite(self.numbers(events, lookup))
+    def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+        """Return [m] bool, whether interactions at places [m] of the log can be related."""
+        return np.isfinite(self.read_numbers(events, lookup))
 
-    def top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Return the strongest relations of packed events at places [m] of the log."""
+    def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
+        """Return the strongest relations of packed interactions at places [m] of the log."""
         is_rising = self.source in (POSITION, TIME)  # along a user's history
-        values, k = self.numbers(events, lookup), lookup.top_k
+        values, k = self.read_numbers(events, lookup), lookup.top_k
         return top_differences(values, order.chain, k, self.scales, self.longest, is_rising)
 
 
-def take_or_missing(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
-    """Return [m] values at places, ``missing`` where a place is beyond the last value.
+def take_or_missing(values: np.ndarray, index: np.ndarray, missing: float) -> np.ndarray:
+    """Return values at [m] indices, ``missing`` beyond the last value.
 
-    Users and events that ``RelationLookup.with_histories`` adds are beyond it.
+    Users and interactions that ``RelationLookup.with_histories`` adds are beyond it.
     """
-    result = np.full(len(places), missing, dtype=values.dtype)
-    is_known = places < len(values)
-    result[is_known] = values[places[is_known]]
+    result = np.full(len(index), missing, dtype=values.dtype)
+    is_known = index < len(values)
+    result[is_known] = values[index[is_known]]
     return result
 
 
@@ -151,12 +151,12 @@ class RelationLookup:
     Args:
         relations: the declared relations.
         dataset: the built training part; gives fields, log and split.
-        top_k: relations kept of each event and attribute.
+        top_k: relations kept of each interaction and attribute.
         cross_sequence: the order across users: random_order, time_respecting, or none.
-        max_length: L, events of a window.
+        max_length: L, interactions of a window.
         seconds: seconds in one unit of the time field.
-        unknown: relation to itself of an event whose user has no attribute: 1 where aggregation by
-            users replaces a state, 0 where it is added.
+        default_self_relation: that of an interaction whose user has no attribute: 1 where
+            aggregation by users replaces a state, 0 where it is added.
     """
 
     def __init__(
@@ -168,48 +168,50 @@ class RelationLookup:
         cross_sequence: str,
         max_length: int,
         seconds: float,
-        unknown: float,
+        default_self_relation: float,
     ) -> None:
         log = dataset.log
         self.top_k, self.clock, self.max_length = top_k, cross_sequence, max_length
         self.across = cross_sequence != "none"  # whether any relation reaches other users
-        self.unknown, self.seconds = unknown, seconds
+        self.default_self_relation, self.seconds = default_self_relation, seconds
         self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
         self.ranks, self.offsets = log.ranks, log.offsets
         self.trained = dataset.part == TRAIN
         size = len(self.offsets) - 1
-        # training events of a user come before the held-out ones
+        # training interactions of a user come before the held-out ones
         self.train_end = self.offsets[:-1] + np.bincount(self.users[self.trained], minlength=size)
         self.notices: list[str] = []  # to report before training
         users = [relation for relation in relations if relation.source == "user"]
         others = [relation for relation in relations if relation.source != "user"]
-        self.heads = [self._compile(relation, dataset) for relation in others]
+        self.heads = [self._build_relation(relation, dataset) for relation in others]
         self.user_table = build_user_table(users, dataset, self.notices)
 
-    def _compile(self, relation: Relation, dataset: Dataset) -> TableRelation | NumberRelation:
+    def _build_relation(
+        self, relation: Relation, dataset: Dataset
+    ) -> TableRelation | NumberRelation:
         """Return a relation of source item or behaviour, with its table or numbers."""
-        source, scales, longest = relation.table, relation.scales, self.max_length
+        source, scales = relation.table, relation.scales
         if source in (POSITION, TIME):
-            return NumberRelation(source, scales, longest)
+            return NumberRelation(source, scales, self.max_length)
         if source == "inter" and relation.kind == "numerical":
             values = read_column(relation.field, source, dataset)
             if not np.isfinite(values).any():
                 self.notices.append(describe_empty(relation, dataset))
-            return NumberRelation(source, scales, longest, values)
+            return NumberRelation(source, scales, self.max_length, values)
         table = build_table(relation, dataset, self.notices)
         return TableRelation(table, relation.scope == "batch", source == "item")
 
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
     ) -> RelationLookup:
-        """Return a copy with further users, whose events follow those of the log.
+        """Return a copy with further users, whose interactions follow those of the log.
 
-        Other fields of these events, and attributes of these users, are missing.
+        Other fields of these interactions, and attributes of these users, are missing.
 
         Args:
             items: [m] int64 items of their histories, packed.
-            lengths: [b] int64 number of events of each history.
-            times: [m] float64 times of the events, or None if no relation reads them.
+            lengths: [b] int64 number of interactions of each history.
+            times: [m] float64 times of the interactions, or None if no relation reads them.
         """
         times = np.zeros(len(items)) if times is None else times
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
@@ -225,11 +227,11 @@ class RelationLookup:
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
     ) -> PackedSequences:
-        """Return windows of packed events at places [m] as rows, none of them to predict from.
+        """Return windows of packed interactions as rows, none of them to predict from.
 
         Args:
-            events, lengths, source: see :class:`PackedSequences`; where rows overlap, each event
-                should be a source in one of them.
+            events, lengths, source: see :class:`PackedSequences`; where rows overlap, each
+                interaction should be a source in one of them.
             linked: whether chunks of a user that follow each other form one chain.
         """
         first = np.cumsum(lengths) - lengths
@@ -238,13 +240,13 @@ class RelationLookup:
             begin, before = events[first[1:]], events[first[1:] - 1]
             follows[1:] = (begin == before + 1) & (self.users[begin] == self.users[before])
         chain = np.cumsum(~follows) - 1
-        return PackedSequences(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
+        return PackedSequences(events, lengths, chain, source, np.zeros_like(follows))
 
     def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> PackedSequences:
-        """Return histories as rows: windows of L events, counted from the newest.
+        """Return histories as rows: windows of L interactions, counted from the newest.
 
         Args:
-            start, end: [chains] each history is the events start : end of the log, start < end.
+            start, end: [chains] a history is the interactions start : end of the log, start < end.
             bank: whether the rows are for others to read (True) or to predict from (False).
         """
         size = end - start
@@ -253,15 +255,15 @@ class RelationLookup:
         lengths = np.full(len(chain), self.max_length)
         lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
         events = gather_index(start, size)
-        source, last = np.full(len(events), bank), np.full(len(lengths), not bank)
-        return PackedSequences(events, lengths, chain, source, last)
+        source, is_predicted = np.full(len(events), bank), np.full(len(lengths), not bank)
+        return PackedSequences(events, lengths, chain, source, is_predicted)
 
     def bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the newest window of training events of each user who has any, as rows to read.
+        """Return the newest training window of each user who has any, as rows for others to read.
 
-        A training batch has all chunks of fewer users, so an early event of a long history finds
-        fewer neighbours here. Whole histories took twice the events and gave no better metrics on
-        ml-100k.
+        A training batch has all chunks of fewer users, so an early interaction of a long history
+        finds fewer neighbours here. Whole histories took twice the interactions and gave no better
+        metrics on ml-100k.
         """
         users = users[self.train_end[users] > self.offsets[users]]
         end = self.train_end[users]
@@ -269,12 +271,12 @@ class RelationLookup:
         return self.histories(start, end, bank=True)
 
     def order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
-        """Return who may read whom, by all rules of this module; ``rng`` is of the random clock."""
+        """Return who may read whom, by the rules of this module; ``rng`` is of the random clock."""
         events, row = rows.events, rows.row
         if self.clock == "time_respecting":
             key = self.times[events]
         else:
-            is_predicted, key = rows.last[row], np.empty(len(events))
+            is_predicted, key = rows.is_predicted[row], np.empty(len(events))
             key[~is_predicted] = self._random_clock(events[~is_predicted], rng)
             # the mean of the random clock, so that a prediction does not depend on other rows
             key[is_predicted] = self.ranks[events[is_predicted]] + 1
@@ -282,35 +284,33 @@ class RelationLookup:
             user=self.users[events],
             chain=rows.chain[row],
             rank=np.unique(key, return_inverse=True)[1].reshape(-1),
-            # held-out events never reach another user
+            # held-out interactions never reach another user
             source=rows.source & self.trained[events],
             column=gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths),
         )
 
     def _random_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return [m] float64 arrival times of a Poisson process for each user, one per event.
-
-        Early events of a user come before most events of others, late ones after. The time of an
-        event does not depend on how many events of its user follow: spreading a user's events
-        evenly over the clock would leak that number.
-        """
-        distinct, place = np.unique(events, return_inverse=True)
+        """Return [m] float64 arrival times of a Poisson process for each user."""
+        # Early interactions of a user come before most of others, late ones after. A time does not
+        # depend on how many interactions of the user follow: spread evenly over the clock, the
+        # times would leak that number.
+        distinct, index = np.unique(events, return_inverse=True)
         user, rank = self.users[distinct], self.ranks[distinct]
-        begins = np.append(True, user[1:] != user[:-1])
-        steps = np.where(begins, rank + 1, np.diff(rank, prepend=0))
+        is_first = np.append(True, user[1:] != user[:-1])
+        steps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
         arrival = np.cumsum(rng.gamma(steps))
-        start = np.flatnonzero(begins)
+        start = np.flatnonzero(is_first)
         before = np.append(0.0, arrival)[start]
         arrival -= np.repeat(before, np.diff(np.append(start, len(distinct))))
-        return arrival[place.reshape(-1)]
+        return arrival[index.reshape(-1)]
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
-        """Find the top-K relations of every event.
+        """Find the top-K relations of every interaction.
 
         Returns:
             relations of each attribute; and relations of users, or None without any declared.
         """
-        heads = [relation.top(rows.events, self, order) for relation in self.heads]
+        heads = [relation.find_top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
             return heads, None
         group = take_or_missing(self.user_table.group, order.user, 0)
@@ -326,44 +326,38 @@ class RelationLookup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> BatchRelations:
-        """Return the normalised relations of a batch of m events.
+        """Return the normalised relations of a batch of m interactions.
 
         Args:
             rows: rows of the batch.
-            rng: generator of the random clock that orders events across users.
+            rng: generator of the random clock that orders interactions across users.
             device, dtype: of the sparse matrices.
 
         Returns:
             ``heads`` [M * m, m] with a matrix for each attribute, ``users`` [m, m] between the
-            events of related users; None where no such relation is declared.
+            interactions of related users; None where no such relation is declared.
         """
         order = self.order(rows, rng)
         heads, users = self.find(rows, order)
         m = len(order)
-        of_heads = _stack(heads, m, device, dtype) if heads else None
+        head_product = _stack(heads, m, device, dtype) if heads else None
+        user_product = None
         if users is not None:
-            users = self._add_own(users, order)
-        of_users = _stack([users], m, device, dtype) if users is not None else None
-        return BatchRelations(of_heads, of_users, sum(len(edges.value) for edges in heads))
+            user_product = _stack([self._add_self_relations(users, order)], m, device, dtype)
+        return BatchRelations(head_product, user_product, sum(len(edges.value) for edges in heads))
 
-    def _add_own(self, edges: Edges, order: EventOrder) -> Edges:
-        """Add the relation of every event to itself to relations of users (section 3.1.3).
-
-        An event whose user has no attribute is related to itself at most.
-        """
+    def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
+        """Add the relation of every interaction to itself to relations of users (section 3.1.3)."""
         assert self.user_table is not None
-        own = take_or_missing(self.user_table.own, order.user, 0)
-        own[own == 0] = self.unknown
+        value = take_or_missing(self.user_table.self_relation, order.user, 0)
+        value[value == 0] = self.default_self_relation
         event = np.arange(len(order))
-        return Edges.from_parts([(event, event, own), (edges.reader, edges.source, edges.value)])
+        return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])
 
 
 def _normalise(edges: Edges, m: int) -> np.ndarray:
-    """Return [E] weights D^-1/2 R D^-1/2 of the relations of one attribute (equation 6).
-
-    D sums the relations that an event reads. It is at least 1, since a source may read nothing.
-    For a one-hot attribute the sum is the number of relations.
-    """
+    """Return [E] weights D^-1/2 R D^-1/2 of the relations of one attribute (equation 6)."""
+    # D sums the relations that an interaction reads; at least 1, since a source may read nothing
     degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
     return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
 
@@ -371,7 +365,7 @@ def _normalise(edges: Edges, m: int) -> np.ndarray:
 def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """Return [M * m, m] the matrices of M attributes, each normalised, one below the other."""
+    """Return the product with [M * m, m], the normalised matrices of M attributes, stacked."""
     reader = np.concatenate([n * m + edges.reader for n, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
     scaled = np.concatenate([_normalise(edges, m) for edges in heads])

@@ -1,8 +1,8 @@
 """Relations between classes of entities, built once (scipy.sparse) and looked up in every batch.
 
-Entities (items, users or events) with the same value of an attribute are one *class*: a brand, a
-set of categories, a price within a brand. How two entities are related depends on their classes
-only, so a table over classes holds all of a relation, and stays small where the matrix over
+Entities (items, users or interactions) with the same value of an attribute are one *class*: a
+brand, a set of categories, a price within a brand. How two entities are related depends on their
+classes only, so a table over classes holds all of a relation, and stays small where the matrix over
 entities would not: amazon-beauty has 12,101 items and one category that all of them share.
 """
 
@@ -59,12 +59,12 @@ class RelationTable:
         return cls(group, indptr, col[order].astype(np.int64), value[order])
 
     @cached_property
-    def known(self) -> np.ndarray:
+    def is_known(self) -> np.ndarray:
         """[entities] bool, whether an entity can be related; then it is related to itself."""
         return np.diff(self.indptr)[self.group] > 0
 
     @cached_property
-    def own(self) -> np.ndarray:
+    def self_relation(self) -> np.ndarray:
         """[entities] float64 the relation of an entity to itself, 0 where it can have none."""
         return self.matrix().diagonal()[self.group]
 
@@ -90,12 +90,11 @@ def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     rows = np.sort(rows, 1)
     # an empty row first, so that entities without a token get class 0
     rows = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
-    kinds, group = np.unique(rows, axis=0, return_inverse=True)
-    kind, place = np.nonzero(kinds)
-    token = kinds[kind, place]
-    hot = sp.csr_matrix(
-        (np.ones(len(token)), (kind, token)), shape=(len(kinds), int(token.max(initial=0)) + 1)
-    )
+    classes, group = np.unique(rows, axis=0, return_inverse=True)
+    class_index, column_index = np.nonzero(classes)
+    token = classes[class_index, column_index]
+    shape = len(classes), int(token.max(initial=0)) + 1
+    hot = sp.csr_matrix((np.ones(len(token)), (class_index, token)), shape=shape)
     return group.reshape(-1)[1:], hot
 
 
@@ -110,8 +109,10 @@ def categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
 
 def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     """Return [n] dot products of multi-hot classes i and j, both [n], pair by pair."""
-    parts = [slice(start, start + PART) for start in range(0, max(len(i), 1), PART)]
-    products = [hot[i[part]].multiply(hot[j[part]]).sum(1) for part in parts]
+    products = []
+    for start in range(0, max(len(i), 1), PART):
+        rows, columns = i[start : start + PART], j[start : start + PART]
+        products.append(hot[rows].multiply(hot[columns]).sum(1))
     return np.asarray(np.concatenate(products)).reshape(-1)
 
 
@@ -130,9 +131,9 @@ def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         number of each class, NaN for class 0.
     """
     is_known = np.isfinite(column)
-    values, place = np.unique(column[is_known], return_inverse=True)
+    values, value_index = np.unique(column[is_known], return_inverse=True)
     group = np.zeros(len(column), dtype=np.int64)
-    group[is_known] = place + 1
+    group[is_known] = value_index + 1
     return group, np.concatenate(([np.nan], values))
 
 
@@ -149,14 +150,14 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
     Raises:
         UsageError: if there are too many pairs.
     """
-    known = values[1:]
+    numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)
-    low = np.searchsorted(known, known - reach, "left")
-    size = np.searchsorted(known, known + reach, "right") - low
+    low = np.searchsorted(numbers, numbers - reach, "left")
+    size = np.searchsorted(numbers, numbers + reach, "right") - low
     _require_few_pairs(
         float(size.sum()), name, f"use fewer distinct values (steps), a smaller scale, or {WITHIN}"
     )
-    row = np.repeat(np.arange(len(known)), size) + 1
+    row = np.repeat(np.arange(len(numbers)), size) + 1
     col = gather_index(low, size) + 1
     data = similarity(values[row] - values[col], scales)
     return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
@@ -172,24 +173,26 @@ def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         [entities] joint classes, from 1; and [joint classes + 1, classifications] the class of each
         joint class, 0 for joint class 0.
     """
-    kinds, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
-    return group.reshape(-1) + 1, np.concatenate((np.zeros_like(kinds[:1]), kinds))
+    joint, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
+    return group.reshape(-1) + 1, np.concatenate((np.zeros_like(joint[:1]), joint))
 
 
-def spread_matrix(kind: np.ndarray, matrix: sp.csr_matrix, name: str, advice: str) -> sp.csr_matrix:
+def spread_matrix(
+    classes: np.ndarray, matrix: sp.csr_matrix, name: str, advice: str
+) -> sp.csr_matrix:
     """Return [joint classes, joint classes] relations, from relations of one classification.
 
     Args:
-        kind: [joint classes] class of each joint class; class 0 has no relations.
+        classes: [joint classes] class of each joint class; class 0 has no relations.
         matrix: [classes, classes] relations.
         name, advice: field and advice of the message where there are too many pairs.
 
     Raises:
         UsageError: if there are too many pairs.
     """
-    size = np.bincount(kind, minlength=matrix.shape[0]).astype(float)
+    size = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
     _require_few_pairs(float(size @ ((matrix > 0) @ size)), name, advice)
-    return matrix[kind][:, kind]
+    return matrix[classes][:, classes]
 
 
 def _require_few_pairs(pairs: float, name: str, advice: str) -> None:
@@ -202,14 +205,14 @@ def _require_few_pairs(pairs: float, name: str, advice: str) -> None:
 
 
 def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> RelationTable:
-    """Return the table of a declared relation of items, users or events (equation 10).
+    """Return the table of a declared relation of items, users or interactions (equation 10).
 
     Args:
-        relation: the relation; not a numerical one of events.
+        relation: the relation; not a numerical one of interactions.
         dataset: dataset with the fields and the log.
         notices: list to which messages to show before training are added.
     """
-    return RelationTable.from_matrix(*_classes(relation, dataset, notices))
+    return RelationTable.from_matrix(*_relate_classes(relation, dataset, notices))
 
 
 def build_user_table(
@@ -221,23 +224,20 @@ def build_user_table(
     """
     if not relations:
         return None
-    classified = [_classes(relation, dataset, notices) for relation in relations]
-    group, kinds = join_classes([classes for classes, _ in classified])
+    groups, matrices = zip(*(_relate_classes(r, dataset, notices) for r in relations), strict=True)
+    group, joint = join_classes(groups)
     name = " and ".join(relation.field for relation in relations)
     advice = "users differ in all of them together: use fields with fewer distinct values (steps)"
-    total = sp.csr_matrix((len(kinds), len(kinds)))
-    for kind, (_, matrix) in zip(kinds.T, classified, strict=True):
-        total = total + spread_matrix(kind, matrix, name, advice)
+    total = sp.csr_matrix((len(joint), len(joint)))
+    for classes, matrix in zip(joint.T, matrices, strict=True):
+        total = total + spread_matrix(classes, matrix, name, advice)
     return RelationTable.from_matrix(group, total / len(relations))
 
 
-def _classes(
+def _relate_classes(
     relation: Relation, dataset: Dataset, notices: list[str]
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Return [entities] classes of a declared relation, and [classes, classes] relations.
-
-    Under ``within`` the classes are joint ones of both fields (appendix A.2).
-    """
+    """Return [entities] classes of a declared relation, and [classes, classes] relations."""
     column = read_column(relation.field, relation.table, dataset)
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray]  # classes [n] and [n] to relations [n]
     if relation.kind == "categorical":
@@ -249,16 +249,16 @@ def _classes(
         def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
             return similarity(values[i] - values[j], relation.scales)
 
-    if relation.within is not None:
-        shared, tokens = multi_hot(read_column(relation.within, relation.table, dataset))
-        group, kinds = join_classes([group, shared])
+    if relation.within is not None:  # joint classes of both fields (appendix A.2)
+        condition_group, tokens = multi_hot(read_column(relation.within, relation.table, dataset))
+        group, joint = join_classes([group, condition_group])
         advice = "use a field with fewer distinct values, or a condition that fewer entities share"
         condition = categorical(tokens, relation.within)
-        related = spread_matrix(kinds[:, 1], condition, relation.field, advice).tocoo()
-        i, j = kinds[related.row, 0], kinds[related.col, 0]
-        known = (i > 0) & (j > 0)
-        places = related.row[known], related.col[known]
-        matrix = sp.csr_matrix((relate(i[known], j[known]), places), shape=related.shape)
+        related = spread_matrix(joint[:, 1], condition, relation.field, advice).tocoo()
+        i, j = joint[related.row, 0], joint[related.col, 0]
+        is_known = (i > 0) & (j > 0)
+        entries = relate(i[is_known], j[is_known]), (related.row[is_known], related.col[is_known])
+        matrix = sp.csr_matrix(entries, shape=related.shape)
     elif relation.kind == "categorical":
         matrix = categorical(hot, relation.field)
     else:
@@ -269,7 +269,7 @@ def _classes(
 
 
 def describe_empty(relation: Relation, dataset: Dataset) -> str:
-    """Return the message on a relation whose field has no value in any used line."""
+    """Return the notice of a relation whose field has no value in any line that is used."""
     both = f" and {relation.within}" if relation.within else ""
     return (
         f"relations: {relation.field} relates nothing, as if it were not given: no line of "

@@ -24,16 +24,16 @@ class Searcher:
     """
 
     def __init__(self, sequence: Iterator[dict[str, Any]]) -> None:
-        self.sequence, self.asked = sequence, list[dict[str, Any]]()
+        self.sequence, self.sampled = sequence, list[dict[str, Any]]()
 
     def ask(self, key: int) -> dict[str, Any]:
         """Return the options of the trial whose number is ``key``."""
-        while len(self.asked) <= key:
+        while len(self.sampled) <= key:
             options = next(self.sequence, None)
             if options is None:
-                raise UsageError(f"search: the space has {len(self.asked)} combinations")
-            self.asked.append(options)
-        return self.asked[key]
+                raise UsageError(f"search: the space has {len(self.sampled)} combinations")
+            self.sampled.append(options)
+        return self.sampled[key]
 
     def recall(self, key: int, options: dict[str, Any]) -> None:
         """Take over a trial of an earlier call, as if :meth:`ask` had returned its options.

@@ -1,4 +1,4 @@
-"""Data that are prepared once and shared by many training runs; without test events for trials."""
+"""Data that are prepared once and shared by many training runs, for trials without test data."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from recbole_pos.data.interactions import wrap_read_only
 class SharedData:
     """A prepared dataset as plain arrays, which Ray's object store keeps once per machine.
 
-    Arrays are mapped into every process on the machine that reads them, not copied; tensors would
-    be copied. Test events are cut out beforehand: a trial cannot read what it does not have.
+    Arrays are mapped into every process on the machine that reads them; tensors would be copied.
+    Test interactions are cut out first: a trial cannot read what it does not have.
 
     Args:
         dataset: the dataset, after ``build``.
-        test: whether test events are kept, for runs that are tested.
+        with_test: whether to keep test interactions, for runs that are tested.
+
+    Attributes:
+        columns: the arrays of the interactions, by field.
+        shell: the dataset without them.
     """
 
-    def __init__(self, dataset: PosDataset | PosSequentialDataset, test: bool = False) -> None:
-        shell = copy.copy(dataset) if test else dataset.without_test()
+    def __init__(self, dataset: PosDataset | PosSequentialDataset, with_test: bool = False) -> None:
+        shell = copy.copy(dataset) if with_test else dataset.without_test()
         shell.identity = dataset.identity  # computed while the columns are still there
         split = shell.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
@@ -32,7 +36,7 @@ class SharedData:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays that processes share."""
+        """Size of the arrays that processes share, in bytes."""
         split = self.shell.split
         arrays = (*self.columns.values(), split.log.offsets, split.part, split.is_target)
         return sum(array.nbytes for array in arrays)

@@ -1,4 +1,4 @@
-"""Bodies of requests and their answers, as json; nothing of HTTP but the status."""
+"""Bodies of requests and their answers, as json; the only part of HTTP here is the status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, FailFast, Field, ValidationError, WithJsonSchema
 
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.explain import find_reasons, leave_one_out, require_reasons
+from recbole_pos.serve.explain import Effects, find_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.histories import History, Name, describe_invalid
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.values import shown
@@ -53,23 +53,21 @@ class RecommendBody(_Body):
     def by_model(
         self, choose: Callable[[str | int | None], str]
     ) -> dict[str, tuple[list[int], RecommendBody]]:
-        """Split by the model that answers each history or user.
+        """Return, by the model that ``choose`` returns for an id or None, its part of the body.
 
-        Returns:
-            Name of a model, as ``choose`` returns it for an id or None -> numbers of its histories
-            or users, and a body with only these.
+        A part is the numbers of histories or users, and a body with only these.
         """
         field = "users" if self.histories is None else "histories"
-        owners: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
-        parts: dict[str, list[int]] = {}
-        for number, one in enumerate(owners):
-            key = one.id if isinstance(one, History) else one
-            parts.setdefault(self.model or choose(key), []).append(number)
+        people: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
+        numbers_by_model: dict[str, list[int]] = {}
+        for number, person in enumerate(people):
+            key = person.id if isinstance(person, History) else person
+            numbers_by_model.setdefault(self.model or choose(key), []).append(number)
             if key is None:
-                one.id = number
+                person.id = number
         return {
-            name: (numbers, self.model_copy(update={field: [owners[n] for n in numbers]}))
-            for name, numbers in parts.items()
+            name: (numbers, self.model_copy(update={field: [people[n] for n in numbers]}))
+            for name, numbers in numbers_by_model.items()
         }
 
 
@@ -91,44 +89,45 @@ class ReloadBody(_Body):
 Body = TypeVar("Body", bound=_Body)
 
 
-def parse(kind: type[Body], body: bytes) -> Body:
-    """Return the checked body of a request; raise a Refusal if it is not json (400), or a field is
-    wrong (422)."""
+def parse(kind: type[Body], content: bytes) -> Body:
+    """Return the validated body of a request.
+
+    Raises:
+        Refusal: 400 if it is not json, 422 if a field is wrong.
+    """
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        is_json = first["type"] != "json_invalid"
-        message = describe_invalid(error) if is_json else first["msg"]
-        raise Refusal(422 if is_json else 400, message) from None
+        if first["type"] == "json_invalid":
+            raise Refusal(400, first["msg"]) from None
+        raise Refusal(422, describe_invalid(error)) from None
 
 
 def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments) -> list[dict]:
-    """Return the recommendations of each history or user, in the order of the request: ``id``,
-    ``items``, ``scores``, ``by``, ``unknown``; with ``because`` the reasons of each item.
+    """Return the recommendations for each history or user, in the order of the request.
+
+    Keys are ``id``, ``items``, ``scores``, ``by``, ``unknown``, and if asked ``because``.
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.
-        Refusal: where a limit is exceeded.
+        Refusal: if a limit is exceeded.
     """
-    if (body.histories is None) == (body.users is None):
-        raise UsageError("give histories or users, one of the two")
-    _limit("histories", len(body.histories or ()), limits.max_histories)
-    _limit("users", len(body.users or ()), limits.max_histories)
-    for number, history in enumerate(body.histories or ()):
-        _limit(f"histories[{number}].items", len(history.items), limits.max_items)
-    _limit("k", body.k, limits.max_k, 422)
+    _require_limits(body, limits)
     choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
-    given = body.histories
-    packed = trained.read_users(body.users) if given is None else trained.read(given)
+    if body.histories is None:
+        packed = trained.read_users(body.users)
+    else:
+        packed = trained.read(body.histories)
     packed = trained.add_request_time(packed, body.at)
     require_reasons(trained.scorer, body.because, packed)
     if body.because:
         reach = trained.scorer.reach
-        read = packed.lengths if reach is None else np.minimum(packed.lengths, reach)
-        _limit("because: interactions to leave out", int(read.sum()), limits.max_left_out)
+        num_read = packed.lengths if reach is None else np.minimum(packed.lengths, reach)
+        _require_at_most(
+            "because: interactions to leave out", int(num_read.sum()), limits.max_left_out
+        )
     row, _, item, score = trained.rank_items(packed, body.k, body.exclude_seen, choice)
-    best = _split(trained, len(packed), row, item, score)
     answers: list[dict] = [
         {
             "id": packed.ids[n],
@@ -137,31 +136,46 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
             "by": MODEL if packed.lengths[n] else POPULARITY,
             "unknown": int(packed.unknown[n]),
         }
-        for n, (items, scores) in enumerate(best)
+        for n, (items, scores) in enumerate(_split(trained, len(packed), row, item, score))
     ]
     if body.because:
         hides_seen = trained.hides_seen(body.exclude_seen)
         effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
-        found = find_reasons(effects, body.because)
-        columns = ("pair", "past", "steps_back", "score_change", "rank_change")
-        reasons: list[list[dict]] = [[] for _ in row]
-        for pair, past, steps, score_change, rank_change in zip(
-            *(found[name].tolist() for name in columns), strict=True
-        ):
-            is_only = math.isnan(score_change)  # interaction of its history; json has no NaN
-            reasons[pair].append(
-                {
-                    "item": trained.items[past - 1],
-                    "steps_back": steps,
-                    "score_change": None if is_only else score_change,
-                    "rank_change": None if is_only else int(rank_change),
-                }
-            )
+        reasons = _list_reasons(trained, find_reasons(effects, body.because), len(row))
         for answer in answers:
             answer["because"] = []
-        for owner, some_reasons in zip(row, reasons, strict=True):
-            answers[owner]["because"].append(some_reasons)
+        for owner, item_reasons in zip(row, reasons, strict=True):
+            answers[owner]["because"].append(item_reasons)
     return answers
+
+
+def _require_limits(body: RecommendBody, limits: ServeArguments) -> None:
+    """Raise an error unless a body has either histories or users, within the limits."""
+    if (body.histories is None) == (body.users is None):
+        raise UsageError("give histories or users, one of the two")
+    _require_at_most("histories", len(body.histories or ()), limits.max_histories)
+    _require_at_most("users", len(body.users or ()), limits.max_histories)
+    for number, history in enumerate(body.histories or ()):
+        _require_at_most(f"histories[{number}].items", len(history.items), limits.max_items)
+    _require_at_most("k", body.k, limits.max_k, 422)
+
+
+def _list_reasons(trained: Recommender, reasons: Effects, count: int) -> list[list[dict]]:
+    """Return the reasons of each of ``count`` recommended items, strongest first."""
+    listed: list[list[dict]] = [[] for _ in range(count)]
+    names = ("pair", "past", "steps_back", "score_change", "rank_change")
+    columns = (reasons[name].tolist() for name in names)
+    for pair, past, steps_back, score_change, rank_change in zip(*columns, strict=True):
+        is_only = math.isnan(score_change)  # interaction of its history; json has no NaN
+        listed[pair].append(
+            {
+                "item": trained.items[past - 1],
+                "steps_back": steps_back,
+                "score_change": None if is_only else score_change,
+                "rank_change": None if is_only else int(rank_change),
+            }
+        )
+    return listed
 
 
 def find_similar(trained: Recommender, body: SimilarBody, limits: ServeArguments) -> list[dict]:
@@ -169,27 +183,27 @@ def find_similar(trained: Recommender, body: SimilarBody, limits: ServeArguments
 
     Raises:
         UsageError: for unknown items, or a model without vectors.
-        Refusal: where a limit is exceeded.
+        Refusal: if a limit is exceeded.
     """
     names = list(map(str, body.items))
-    _limit("items", len(names), limits.max_histories)
-    _limit("k", body.k, limits.max_k, 422)
+    _require_at_most("items", len(names), limits.max_histories)
+    _require_at_most("k", body.k, limits.max_k, 422)
     for name in names:  # not by require_id, whose search for similar names takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
     choice = trained.choose_items(body.allowed, body.excluded)
     row, _, item, cosine = trained.find_nearest(names, body.k, choice)
-    best = _split(trained, len(names), row, item, cosine.astype(float))
+    neighbours = _split(trained, len(names), row, item, cosine.astype(float))
     return [
         {"id": name, "items": items, "cosines": cosines}
-        for name, (items, cosines) in zip(names, best, strict=True)
+        for name, (items, cosines) in zip(names, neighbours, strict=True)
     ]
 
 
 def _split(
     trained: Recommender, count: int, row: np.ndarray, item: np.ndarray, score: np.ndarray
 ) -> list[tuple[list[str], list[float]]]:
-    """Return names and scores of items for each of ``count`` rows, from arrays [p]."""
+    """Return item names and scores of each of ``count`` rows, from columns [p] sorted by row."""
     ends = np.searchsorted(row, np.arange(1, max(count, 1)))
     names, scores = np.split(trained.items[item - 1], ends), np.split(score, ends)
     return [(n.tolist(), s.tolist()) for n, s in zip(names, scores, strict=True)][:count]
@@ -200,7 +214,7 @@ def to_json(answer: dict[str, Any]) -> bytes:
     return json.dumps(answer, allow_nan=False).encode()
 
 
-def _limit(field: str, count: int, most: int, status: int = 413) -> None:
+def _require_at_most(field: str, count: int, limit: int, status: int = 413) -> None:
     """Raise a Refusal with the HTTP status if a field of a request exceeds its limit."""
-    if count > most:
-        raise Refusal(status, f"{field}: at most {most:,} in a request, found {shown(count)}")
+    if count > limit:
+        raise Refusal(status, f"{field}: at most {limit:,} in a request, found {shown(count)}")

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.catalogue import NeedsDataset
-from recbole_pos.experiment.run import load, load_without_data
+from recbole_pos.experiment.run import NeedsDataset, load, load_without_data
 from recbole_pos.files import name_write_errors, replace_folder
 from recbole_pos.model.models import registered_name
 from recbole_pos.serve.programs import (
@@ -51,7 +50,7 @@ def export(
     """Write a trained model into a folder, from which it is served without this package.
 
     ``vector`` gives the vector of a history, ``recommend`` the k best items and their scores, of
-    those allowed. Beside them are names and vectors of items, and a README that uses them all.
+    those allowed. Beside them are names and vectors of items, and a README with an example.
 
     Args:
         run_dir: the folder of a run, finished or not; its best weights are used.
@@ -61,14 +60,14 @@ def export(
         inference_relations: for AttrFormer, ``own`` or ``none`` instead of the value it was
             trained with.
         data_path: the folder that holds the folder of the dataset, which only some models need;
-            where the run found it if None.
+            by default that of the run.
 
     Returns:
         The folder; it appears once all of its files are written.
 
     Raises:
         UsageError: if the model cannot be exported, or the folder is in use.
-        StorageError: if something cannot be written.
+        StorageError: if a file cannot be written.
     """
     check_choice("format", format, FORMATS)
     if not (is_whole(k) and k > 0):
@@ -86,77 +85,77 @@ def export(
             experiment = load(run_dir, data_path=data_path)
         encoder = make_encoder(experiment.model, inference_relations)
         with name_write_errors(folder):
-            _write(encoder, experiment.dataset, unfinished, format, k)
+            _write_files(encoder, experiment.dataset, unfinished, format, k)
     return folder
 
 
-def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int) -> None:
-    """Write the programs, names and vectors of items, values of fields, and README of a model.
-
-    Raises:
-        UsageError: if a program cannot be made, or differs from the model.
-    """
+def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int) -> None:
+    """Write the programs, names and vectors of items, values of fields, and README of a model."""
     names: list[Any] = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
     top = Recommend(encoder, min(k, len(names) - 1))
-    for name, module, outputs in (
-        ("vector", encoder, ("vector",)),
-        ("recommend", top, ("best", "scores")),
-    ):
-        program, path = trace(module), folder / f"{name}.{SUFFIX[format]}"
-        if format == "onnx":
-            write_onnx(program, path, module.inputs, outputs)
-        else:
-            memory = io.BytesIO()  # where a file cannot be written, torch ends the process
-            torch.export.save(program, memory)
-            path.write_bytes(memory.getbuffer())
+    _write_program(encoder, folder, format, "vector", ("vector",))
     _require_same(encoder, load_program(folder / f"vector.{SUFFIX[format]}"))
-    tokens = {
-        name: None
-        if embed.numeric
-        else [None, *dataset.field2id_token[name.partition("_")[2]][1:].tolist()]
-        for name, embed in encoder.fields.items()
-    }
-    for name, content in (("items", names), ("features", tokens)):
-        if content:
-            text = json.dumps(content, ensure_ascii=False)
-            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    _write_program(top, folder, format, "recommend", ("best", "scores"))
+    _write_names(folder / "items.json", names)
+    if encoder.fields:
+        tokens = {
+            name: None
+            if embed.numeric
+            else [None, *dataset.field2id_token[name.partition("_")[2]][1:].tolist()]
+            for name, embed in encoder.fields.items()
+        }
+        _write_names(folder / "features.json", tokens)
     vectors = encoder.model.item_vectors().numpy()
     np.save(folder / "vectors.npy", vectors)
-    flat = pa.array(vectors[1:].reshape(-1))
     columns = {
         "id": pa.array(range(1, len(names)), pa.int64()),
         "name": pa.array(names[1:], pa.string()),
-        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+        "vector": pa.FixedSizeListArray.from_arrays(
+            pa.array(vectors[1:].reshape(-1)), vectors.shape[1]
+        ),
     }
     pq.write_table(pa.table(columns), folder / "vectors.parquet")
-    text = make_readme(encoder, format, top.k, names, dataset.config)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    readme = _render_readme(encoder, format, top.k, names, dataset.config)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
-def make_readme(encoder: Encoder, format: str, k: int, names: list[Any], config: Options) -> str:
-    """Return the README of an exported model: how to run it, and what its files and inputs are.
+def _write_program(
+    module: Encoder | Recommend, folder: Path, format: str, name: str, outputs: tuple[str, ...]
+) -> None:
+    """Trace a module and write it; raise a UsageError if that is impossible."""
+    program, path = trace(module), folder / f"{name}.{SUFFIX[format]}"
+    if format == "onnx":
+        write_onnx(program, path, module.inputs, outputs)
+    else:
+        buffer = io.BytesIO()  # torch would end the process where a file cannot be written
+        torch.export.save(program, buffer)
+        path.write_bytes(buffer.getbuffer())
 
-    ``names`` are those of the items by id, the first of padding; the next three are the example.
-    """
+
+def _write_names(file: Path, names: Any) -> None:
+    file.write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
+
+
+def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], config: Options) -> str:
+    """Return the README of an exported model, with its first three items (by id) as the example."""
     unit, n = config["timestamp_unit"], encoder.model.max_seq_length
-    about = {
+    descriptions = {
         "times": f"float64 [B, L], {unit} as in the data, 0 behind the shorter ones",
         "at": f"float64 [B], the time of each request, {unit} as in the data",
     }
-    example = {"items": "np.array([history])", "lengths": "np.array([len(history)])"}
-    example["allowed"] = f"np.ones((1, {len(names)}), dtype=bool)"
-    example |= {"times": "np.array([times])", "at": "np.array([times[-1] + 3600.0])"}
+    examples = {
+        "items": "np.array([history])",
+        "lengths": "np.array([len(history)])",
+        "allowed": f"np.ones((1, {len(names)}), dtype=bool)",
+        "times": "np.array([times])",
+        "at": "np.array([times[-1] + 3600.0])",
+    }
     for name, embed in encoder.fields.items():
-        sizes = [("B", "1"), *[("L", "len(history)")] * name.startswith("events_")]
-        sizes += [("s", "1")] * bool(not embed.numeric and embed.is_list)
-        symbols, numbers = map(", ".join, zip(*sizes, strict=True))
-        kind = "float32" if embed.numeric else "int64"
-        what = "a number, NaN for none" if embed.numeric else "ids by `features.json`, 0 for none"
-        about[name] = f"{kind} [{symbols}], {what}"
-        none = "np.nan" if embed.numeric else "0"
-        example[name] = f"np.full(({numbers},), {none}, np.{kind})"
-    given = [name for name in Recommend(encoder, k).inputs if (name, format) != ("allowed", "onnx")]
-    hourly = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
+        descriptions[name], examples[name] = _describe_feature(name, embed)
+    inputs = list(Recommend(encoder, k).inputs)
+    if format == "onnx":  # where it is optional
+        inputs.remove("allowed")
+    times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -169,9 +168,9 @@ def make_readme(encoder: Encoder, format: str, k: int, names: list[Any], config:
         onnx=format == "onnx",
         suffix=SUFFIX[format],
         history=json.dumps(names[1:4], ensure_ascii=False),
-        times=hourly if "times" in given else None,
-        given=", ".join(f'"{name}": {example[name]}' for name in given),
-        inputs=[(name, about[name]) for name in given if name in about],
+        times=times if "times" in inputs else None,
+        given=", ".join(f'"{name}": {examples[name]}' for name in inputs),
+        inputs=[(name, descriptions[name]) for name in inputs if name in descriptions],
         k=k,
         n=n,
         size=f"{len(names):,}",
@@ -179,54 +178,54 @@ def make_readme(encoder: Encoder, format: str, k: int, names: list[Any], config:
     )
 
 
+def _describe_feature(name: str, embed: Any) -> tuple[str, str]:
+    """Return the description of a feature input, and Python code for an example of its value."""
+    sizes = {"B": "1"}
+    if name.startswith("events_"):
+        sizes["L"] = "len(history)"
+    if not embed.numeric and embed.is_list:
+        sizes["s"] = "1"
+    if embed.numeric:
+        dtype, missing, meaning = "float32", "np.nan", "a number, NaN for none"
+    else:
+        dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
+    description = f"{dtype} [{', '.join(sizes)}], {meaning}"
+    return description, f"np.full(({', '.join(sizes.values())},), {missing}, np.{dtype})"
+
+
 def load_program(path: Path) -> Program:
     """Return a function that runs a written program: from inputs by name to a list of outputs."""
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
 
-        def evaluate(given: dict[str, Tensor]) -> list[Tensor]:
-            outputs = module(*given.values())
+        def run_torch(inputs: dict[str, Tensor]) -> list[Tensor]:
+            outputs = module(*inputs.values())
             return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
-        return evaluate
+        return run_torch
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    def run(given: dict[str, Tensor]) -> list[Tensor]:
-        outputs = session.run(None, {name: x.numpy() for name, x in given.items()})
+    def run_onnx(inputs: dict[str, Tensor]) -> list[Tensor]:
+        outputs = session.run(None, {name: x.numpy() for name, x in inputs.items()})
         return [torch.from_numpy(x) for x in outputs]
 
-    return run
+    return run_onnx
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
-    """Raise a UsageError unless a program agrees with the model, up to ``TOLERANCE``, on batches of
-    sizes it was not traced with."""
+    """Raise a UsageError unless a program agrees with the model on batches of other sizes."""
     n = encoder.model.max_seq_length
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
-        given = random_histories(encoder, torch.tensor(lengths), draw)
-        expected, found = encoder(*given.values()), program(given)[0]
-        most = TOLERANCE * max(1.0, expected.abs().max().item())
-        if not (difference := (expected - found).abs().max().item()) <= most:
+        inputs = encoder.random_inputs(torch.tensor(lengths), generator)
+        expected, found = encoder(*inputs.values()), program(inputs)[0]
+        difference = (expected - found).abs().max().item()
+        if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):  # NaN, too
             raise UsageError(
                 f"{registered_name(type(encoder.model))} cannot be exported: its output differs "
                 f"from it by {difference:.1e}"
             )
-
-
-def random_histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
-    """Return random histories of the given lengths [b], as inputs of a program by name."""
-    model, size = encoder.model, (len(lengths), int(lengths.max()))
-    is_padding = torch.arange(size[1]) >= lengths[:, None]
-    items = torch.randint(1, model.n_items, size, generator=draw).masked_fill(is_padding, 0)
-    # log-uniform gaps from a second to two weeks, times near those of today in Unix seconds
-    gaps = (14 * torch.rand(size, generator=draw, dtype=torch.float64)).exp()
-    times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
-    given = {"items": items, "lengths": lengths, "times": times.masked_fill(is_padding, 0)}
-    given["at"] = times[:, -1] + 3600 / model.time_unit
-    given |= encoder.random_features(items.shape, draw)
-    return {name: given[name] for name in encoder.inputs}

@@ -17,8 +17,8 @@ from recbole_pos.files import TemporaryFolder
 from recbole_pos.serve.recommender import Recommender
 
 
-class _Kept(Callback):
-    """Keeps the experiment of a run, so that its data are not read again."""
+class _ExperimentKeeper(Callback):
+    """Keeps the experiment of a run, so that its dataset is not read again."""
 
     experiment: Any = None
 
@@ -36,9 +36,9 @@ def fit(
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path | None = None,
     settings: RunArguments | None = None,
-    **given: Any,
+    **keywords: Any,
 ) -> Recommender:
-    """Train a model to early stopping, test its best epoch, and return it, as :func:`run` does.
+    """Train a model to early stopping as :func:`run` does, test its best epoch, and return it.
 
     Examples:
         >>> trained = recbole_pos.fit("FPARec", "ml-100k", epochs=1, MAX_ITEM_LIST_LENGTH=20)
@@ -55,37 +55,40 @@ def fit(
         test: a frame of interactions to test with; both have the columns of the frame that ``data``
             was made of.
         callbacks: objects whose hooks are called during the training.
-        run_dir: folder of the run; if None, a temporary one, which is removed with the last object
-            that needs it: :meth:`Recommender.save` copies it.
+        run_dir: folder of the run; by default a temporary one, which is removed with the last
+            object that needs it: :meth:`Recommender.save` copies it.
         settings: the other arguments of :func:`run` together.
-        given: options, such as ``epochs``, ``learning_rate``, ``position``; or the other arguments
-            of :func:`run` by name, such as ``verbose``.
+        keywords: options, such as ``epochs``, ``learning_rate``, ``position``; or the other
+            arguments of :func:`run` by name, such as ``verbose``.
 
     Raises:
-        UsageError: if something given is wrong, as of :func:`run`.
+        UsageError: if an argument is wrong, see :func:`run`.
     """
-    args, options = split_keywords(settings or RunArguments(), given)
+    args, options = split_keywords(settings or RunArguments(), keywords)
     if args.resume is not None:
         raise UsageError("resume: fit begins a run; recbole_pos.run(resume=...) and then load")
     if valid is not None or test is not None:
         if not isinstance(data, Dataset):
             raise UsageError("test: needs data=Dataset.from_frame(...), whose columns it has")
         data = data.with_parts(valid, test)
-    home = None if run_dir else TemporaryFolder()
-    where = Path(run_dir) if run_dir else home.path / "run"  # type: ignore[union-attr]
-    kept, files = _Kept(), list(map(str, config_files))
-    followed = [*callbacks, kept] if args.nproc == 1 and args.world_size <= 1 else callbacks
-    run(model, data, files, options, where, callbacks=followed, settings=args)
-    source = [owner for owner in (data, home) if isinstance(owner, (Dataset, TemporaryFolder))]
-    if kept.experiment is None:  # other processes have trained it
-        trained = Recommender.load(where)
+    source: list[Any] = [data] if isinstance(data, Dataset) else []
+    if run_dir is None:
+        source.append(TemporaryFolder())
+        run_dir = source[-1].path / "run"
+    keeper = _ExperimentKeeper()
+    if args.nproc == 1 and args.world_size <= 1:
+        callbacks = [*callbacks, keeper]
+    files = list(map(str, config_files))
+    run(model, data, files, options, Path(run_dir), callbacks=callbacks, settings=args)
+    experiment = keeper.experiment
+    if experiment is None:  # other processes have trained it
+        trained = Recommender.load(run_dir)
         trained.source = source
         return trained
-    experiment, trainer = kept.experiment, kept.experiment.trainer
     # without a test, the model still has the weights of the last epoch
-    trainer.load_weights(trainer.best_weights)
+    experiment.trainer.load_weights(experiment.trainer.best_weights)
     experiment.model.eval()
-    return Recommender(experiment, Growth(), folder=RunFolder(where), source=source)
+    return Recommender(experiment, Growth(), folder=RunFolder(run_dir), source=source)
 
 
 def load(
@@ -101,7 +104,6 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
-        data_path: as of :meth:`Recommender.load`, which says what is raised.
-        histories_only: as of :meth:`Recommender.load`.
+        data_path, histories_only: see :meth:`Recommender.load`, also for what is raised.
     """
     return Recommender.load(run_dir, data_path, histories_only)

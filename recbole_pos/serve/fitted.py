@@ -1,4 +1,4 @@
-"""A trained model as an object: its facts, its metrics, and its folder."""
+"""A trained model as an object: its facts, metrics and run folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import pandas as pd
 from recbole_pos.conversion.frames import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.catalogue import Catalogue
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
-from recbole_pos.experiment.run import load, load_without_data
+from recbole_pos.experiment.run import Catalogue, load, load_without_data
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import TemporaryFolder
 
@@ -29,7 +28,7 @@ class FittedModel:
     Attributes:
         experiment: configuration, dataset, loaders, model, trainer together.
         folder: folder of the run; None for a model that RecBole's own functions have trained.
-        source: what must stay as long as the model: its dataset, and folders that are temporary.
+        source: objects to keep as long as the model: its dataset, and temporary folders.
     """
 
     def __init__(
@@ -45,19 +44,20 @@ class FittedModel:
 
     @property
     def loaders(self) -> dict[str, Any]:
-        """Loaders of batches by phase: train, valid, test; empty where the data are not there."""
+        """Loaders of batches by phase: train, valid, test; empty without the dataset."""
         return self.experiment.loaders
 
     @property
     def trainer(self) -> Any:
-        """The trainer of the model; None where the data are not there."""
+        """The trainer of the model; None without the dataset."""
         return self.experiment.trainer
 
     @property
     def result(self) -> Result | None:
         """The result of the run; None if it is not finished."""
-        folder = self.folder
-        return None if folder is None or not folder.result.is_file() else read_result(folder)
+        if self.folder is None or not self.folder.result.is_file():
+            return None
+        return read_result(self.folder)
 
     def evaluate(
         self,
@@ -66,16 +66,13 @@ class FittedModel:
         part: str = "test",
         mask_history: bool | None = None,
     ) -> pd.DataFrame:
-        """Compute metrics of the model; arguments as of :func:`recbole_pos.evaluate`.
+        """Compute metrics of the model; for arguments and errors see :func:`recbole_pos.evaluate`.
 
         Returns:
-            A row for each metric, in one column named like the part. ``attrs`` says what was
-            measured: model, dataset, targets, split, candidates, seed, ...
-
-        Raises:
-            UsageError: as :func:`recbole_pos.evaluate` raises it.
+            A row for each metric, in one column named like the part. ``attrs`` has the protocol:
+            model, dataset, targets, split, candidates, seed, ...
         """
-        folder = self._folder("evaluate")
+        folder = self._require_folder("evaluate")
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
         scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
         table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
@@ -84,7 +81,7 @@ class FittedModel:
         return table
 
     def about(self) -> dict[str, Any]:
-        """Return facts of the model and the protocol of its test: plain values by name."""
+        """Return facts of the model and the protocol of its test by name."""
         config, dataset, result = self.config, self.dataset, self.result
         log = None if isinstance(dataset, Catalogue) else dataset.log
         facts = {
@@ -111,53 +108,56 @@ class FittedModel:
         """Copy the run into a folder, for :func:`recbole_pos.load`, ``serve`` and the like.
 
         Args:
-            path: the folder, which is made.
+            path: a new folder.
             data: whether to copy the dataset, too, which recommendations to its users need and
-                those to histories do not; if None, only a temporary dataset is copied.
+                those to histories do not; by default, only a temporary dataset is copied.
+
+        Returns:
+            The folder.
 
         Raises:
-            UsageError: if the folder holds a run already, or there is nothing to copy.
+            UsageError: if the folder holds a run already, or the model has no run folder.
         """
         target = RunFolder(path)
         target.require_unused()
-        copy_run(self._folder("save"), target, with_results=True)
-        data_path = Path(self.config["data_path"])
+        copy_run(self._require_folder("save"), target, with_results=True)
         if data is None:
-            data = any(
-                isinstance(owner, Dataset) and owner.home is not None for owner in self.source
-            )
+            data = any(isinstance(x, Dataset) and x.home is not None for x in self.source)
         if data:
-            shutil.copytree(data_path, target.data / self.config["dataset"])
+            dataset_folder = Path(self.config["data_path"])
+            shutil.copytree(dataset_folder, target.data / self.config["dataset"])
         return target.path
 
     def pack(self) -> dict[str, bytes]:
         """Return the contents of the files of the run by name, for pickle."""
-        home = TemporaryFolder()
-        copy_run(self._folder("pickle"), RunFolder(home.path), with_results=True)
-        return {file.name: file.read_bytes() for file in home.path.iterdir()}
+        copy = TemporaryFolder()
+        copy_run(self._require_folder("pickle"), RunFolder(copy.path), with_results=True)
+        return {file.name: file.read_bytes() for file in copy.path.iterdir()}
 
-    def _folder(self, what: str) -> RunFolder:
-        """Return the folder of the run; raise a UsageError, which names ``what``, without one."""
+    def _require_folder(self, action: str) -> RunFolder:
+        """Return the folder of the run; raise a UsageError that names the action without one."""
         if self.folder is None or not self.folder.checkpoint.is_file():
-            raise UsageError(f"{what}: this model has no run folder; train it by recbole_pos.fit")
+            raise UsageError(f"{action}: this model has no run folder; train it by recbole_pos.fit")
         return self.folder
 
     def __repr__(self) -> str:
         facts, result = self.about(), self.result
-        counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
-        lines = [f"{facts['model']} on {facts['dataset']}: {counts}"]
+        counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
+        headline = f"{facts['model']} on {facts['dataset']}: {counts}"
         if result is None:
-            is_half = self.folder is not None and is_unfinished(self.folder)
-            return f"{lines[0]}\ntraining: {'not finished' if is_half else 'unknown'}"
+            unfinished = self.folder is not None and is_unfinished(self.folder)
+            return f"{headline}\ntraining: {'not finished' if unfinished else 'unknown'}"
         split = ", ".join(f"{kind}: {value}" for kind, value in (facts["split"] or {}).items())
-        lines += [
+        lines = [
+            headline,
             f"training: {result.epochs} epochs, best {result.best_epoch}, seed {result.seed}",
             f"protocol: split {split}; {result.test_targets:,} test targets among "
             f"{result.candidates}",
         ]
         for part, metrics in (("valid", result.best_valid), ("test", result.test)):
             if metrics:
-                lines.append(f"{part}: {', '.join(f'{m} {v:.4f}' for m, v in metrics.items())}")
+                values = (f"{metric} {value:.4f}" for metric, value in metrics.items())
+                lines.append(f"{part}: {', '.join(values)}")
         return "\n".join(lines + [f"warning: {text}" for text in result.warnings])
 
     def _repr_html_(self) -> str:
@@ -172,14 +172,14 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
 
 def unpack(kind: Any, files: dict[str, bytes], dataset: Any, *state: Any) -> Any:
     """Restore a pickled model: write its run into a temporary folder and load it from there."""
-    home = TemporaryFolder()
+    folder = TemporaryFolder()
     for name, content in files.items():
-        (home.path / name).write_bytes(content)
+        (folder.path / name).write_bytes(content)
     if dataset is None:
-        experiment = load_without_data(home.path)
+        experiment = load_without_data(folder.path)
     else:
-        experiment = load(home.path, dataset=dataset, grown=True)
-    return kind(experiment, *state, RunFolder(home.path), [home])
+        experiment = load(folder.path, dataset=dataset, grown=True)
+    return kind(experiment, *state, RunFolder(folder.path), [folder])
 
 
 def renamed(old: str, new: str) -> Callable[..., Any]:

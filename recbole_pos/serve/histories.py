@@ -1,5 +1,4 @@
-"""Histories as users give them (Python, json lines, frames, columns of Arrow or parquet), checked
-and packed."""
+"""Histories from Python, json lines, pandas, Arrow or parquet, validated and packed."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -43,30 +42,45 @@ from recbole_pos.values import listed, nearest, shown
 
 KEYS = ("id", "items", "times", "at", "events", "user")
 PART = 1 << 14  # histories of a file that are read at once
-# How values of a field are read: ids by name, and whether a value is a list of names; None for a
-# field of numbers.
-Field = tuple[Mapping[str, int], bool] | None
-NO_FIELDS: dict[str, dict[str, Field]] = {"events": {}, "user": {}}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_TIME_LIMIT = 2.0**63
+
+
+class TokenIds(NamedTuple):
+    """Ids of a token field by name, and whether each of its values is a list of names."""
+
+    ids: Mapping[str, int]
+    is_list: bool
+
+
+# by table (events or user) and field; None for a field of numbers
+Fields = Mapping[str, Mapping[str, TokenIds | None]]
+NO_FIELDS: Fields = {"events": {}, "user": {}}
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
 
 
+def _to_plain(value: Any) -> Any:
+    """Return a value or the values of a list, with numpy's numbers as Python's own."""
+    if isinstance(value, list):
+        return [x.item() if isinstance(x, np.number) else x for x in value]
+    return value.item() if isinstance(value, np.number) else value
+
+
 def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a value or a sequence, if need be with numbers of numpy as Python's own."""
+    """Validate a value or a sequence, which may be of numpy."""
     value = list(value) if _is_list(value) else value
     try:
         return validate(value)
     except ValidationError:
-        to_plain = lambda x: x.item() if isinstance(x, np.number) else x  # noqa: E731
-        return validate([*map(to_plain, value)] if isinstance(value, list) else to_plain(value))
+        return validate(_to_plain(value))
 
 
 Plain = WrapValidator(_validate_plain)
 Name = StrictStr | Annotated[StrictInt, Bounds(gt=-(2**63), lt=2**63)]
-Moment = Annotated[StrictFloat, Bounds(gt=-(2.0**63), lt=2.0**63)] | StrictStr | datetime
+Moment = Annotated[StrictFloat, Bounds(gt=-_TIME_LIMIT, lt=_TIME_LIMIT)] | StrictStr | datetime
 _Number = Annotated[
     Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None,
     BeforeValidator(lambda value: None if value != value else value),  # NaN is missing
@@ -87,10 +101,10 @@ class History(BaseModel, extra="forbid", strict=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return dict(given)
-        return {"items": given} if _is_list(given) else given
+    def _to_fields(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        return {"items": value} if _is_list(value) else value
 
 
 _HISTORIES = TypeAdapter(Annotated[list[History], FailFast()])
@@ -100,28 +114,28 @@ _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
 def describe_invalid(error: ValidationError, where: str = "") -> str:
-    """Return the first thing that was refused: its place within ``where``, why, what was found."""
+    """Return the first validation error as text: its location within ``where``, reason, value."""
     first = error.errors(include_url=False, include_context=False)[0]
-    for part in first["loc"]:
-        if isinstance(part, int):
-            where += f"[{part}]"
-        elif part not in ("str", "float", "datetime", "constrained-int", "constrained-float"):
-            where += f".{shown(part)[1:-1]}"  # the others name members of a union
+    for key in first["loc"]:
+        if isinstance(key, int):
+            where += f"[{key}]"
+        elif key not in ("str", "float", "datetime", "constrained-int", "constrained-float"):
+            where += f".{shown(key)[1:-1]}"  # the others name members of a union
     return f"{where.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
 
 
 @dataclass(frozen=True)
 class Histories:
-    """Packed histories of b users.
+    """Packed histories of b users, with m interactions of known items in all.
 
     Attributes:
         ids: [b] names of the histories; by default numbers from 0.
-        items: [m] int64 item ids, history by history, oldest first; unknown items are left out.
-        lengths: [b] int64 number of items of each history; 0 where none of them is known.
+        items: [m] int64 item ids, history by history, oldest first.
+        lengths: [b] int64 number of known items of each history; may be 0.
         times: [m] float64 in the unit of the time field, or None.
         unknown: [b] int64 number of unknown items of each history.
-        users: [b] int64 user ids, where the histories are those of users in the data.
-        at: [b] float64 times of the requests, NaN where one is not given; None for none.
+        users: [b] int64 user ids, where the histories are those of users in the dataset.
+        at: [b] float64 times of the requests, NaN where one is missing; None if all are.
         features: features of the interactions and users.
     """
 
@@ -149,32 +163,31 @@ class Histories:
     ) -> Histories:
         """Return histories sorted by time, ties in their order, without unknown items (id 0).
 
-        NaN stands for a time that is not given; ``times`` are kept only if no known item lacks one.
+        NaN is a missing time; ``times`` are kept only if no known item lacks one.
         """
-        row, order = np.repeat(np.arange(len(ids)), lengths), np.arange(len(items))
-        if times is not None:
-            order = np.lexsort((times, row))
+        row = np.repeat(np.arange(len(ids)), lengths)
+        order = np.arange(len(items)) if times is None else np.lexsort((times, row))
         order = order[items[order] > 0]
-        known = np.bincount(row[order], minlength=len(ids))
+        num_known = np.bincount(row[order], minlength=len(ids))
         times = None if times is None or np.isnan(times[order]).any() else times[order]
         at = None if at is None or np.isnan(at).all() else at
-        place = torch.from_numpy(order)
-        features = features.map(lambda x: x[place])
-        return cls(ids, items[order], known, times, lengths - known, None, at, features)
+        index = torch.from_numpy(order)
+        features = features.map(lambda x: x[index])
+        return cls(ids, items[order], num_known, times, lengths - num_known, None, at, features)
 
     def with_request_time(self, default: float) -> Histories:
         """Return the histories with ``default`` as the time of each request without a time.
 
         Raises:
-            UsageError: naming the first history that is requested before its newest event.
+            UsageError: naming the first history that is requested before its newest interaction.
         """
         at = np.full(len(self), default) if self.at is None else self.at
         at = np.where(np.isnan(at), default, at)
         not_empty = np.flatnonzero(self.lengths)
         if self.times is not None and len(not_empty):
             newest = self.times[np.cumsum(self.lengths)[not_empty] - 1]
-            if (early := at[not_empty] < newest).any():
-                first = int(early.argmax())
+            if (is_early := at[not_empty] < newest).any():
+                first = int(is_early.argmax())
                 raise UsageError(
                     f"at: the history {shown(self.ids[not_empty[first]])} asks at "
                     f"{at[not_empty[first]]:.15g}, before its newest interaction at "
@@ -184,156 +197,164 @@ class Histories:
 
     def select(self, rows: np.ndarray) -> Histories:
         """Return the histories of the given rows [r], in the order of ``rows``."""
-        begin, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
-        found = self._with_events(gather_index(begin, lengths), lengths)
-        place = torch.from_numpy(rows)
+        start, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
+        selected = self._with_interactions(gather_index(start, lengths), lengths)
+        row_index = torch.from_numpy(rows)
         return replace(
-            found,
+            selected,
             ids=[self.ids[row] for row in rows],
             unknown=self.unknown[rows],
             users=None if self.users is None else self.users[rows],
             at=None if self.at is None else self.at[rows],
-            features=found.features.map(lambda x: x, lambda x: x[place]),
+            features=selected.features.map(lambda x: x, lambda x: x[row_index]),
         )
 
     def list_pairs(self) -> tuple[Tensor, Tensor]:
-        """Return the number of the history [m] and the item [m] of each event."""
+        """Return the row [m] and the item [m] of each interaction."""
         row = torch.repeat_interleave(torch.from_numpy(self.lengths))
         return row, torch.from_numpy(self.items)
 
-    def keep_newest(self, most: int) -> Histories:
-        """Return the histories cut to their ``most`` newest events."""
-        events = np.flatnonzero(self._steps_back() <= most)
-        return self._with_events(events, np.minimum(self.lengths, most))
+    def keep_newest(self, limit: int) -> Histories:
+        """Return the histories cut to their ``limit`` newest interactions."""
+        index = np.flatnonzero(self._steps_back() <= limit)
+        return self._with_interactions(index, np.minimum(self.lengths, limit))
 
     def leave_out(self, steps_back: np.ndarray) -> Histories:
-        """Return the histories without one interaction each, ``steps_back`` [b] of them: 1 is the
-        newest, 0 leaves none out. The others keep their times."""
-        events = np.flatnonzero(self._steps_back() != np.repeat(steps_back, self.lengths))
-        return self._with_events(events, self.lengths - (steps_back > 0))
+        """Return each history without its ``steps_back``-th newest interaction ([b], 0 for none).
+
+        The others keep their times.
+        """
+        index = np.flatnonzero(self._steps_back() != np.repeat(steps_back, self.lengths))
+        return self._with_interactions(index, self.lengths - (steps_back > 0))
 
     def _steps_back(self) -> np.ndarray:
-        """Return the place of each event in its history, 1 for the newest."""
+        """Return [m] the position of each interaction from the end of its history, from 1."""
         return np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
 
-    def _with_events(self, events: np.ndarray, lengths: np.ndarray) -> Histories:
-        """Return the histories with only some of the events, ``lengths`` of each."""
-        times, place = None if self.times is None else self.times[events], torch.from_numpy(events)
-        features = self.features.map(lambda x: x[place])
+    def _with_interactions(self, index: np.ndarray, lengths: np.ndarray) -> Histories:
+        """Return the histories with the interactions at ``index`` [n], ``lengths`` [b] of each."""
+        times, row_index = (
+            None if self.times is None else self.times[index],
+            torch.from_numpy(index),
+        )
+        features = self.features.map(lambda x: x[row_index])
         return replace(
-            self, items=self.items[events], lengths=lengths, times=times, features=features
+            self, items=self.items[index], lengths=lengths, times=times, features=features
         )
 
 
 def read_histories(
-    given: Iterable[Any],
-    ids: Mapping[str, int],
+    histories: Any,
+    item_ids: Mapping[str, int],
     needs_time: bool,
     unit: float | None = 1.0,
-    fields: Mapping[str, Mapping[str, Field]] = NO_FIELDS,
+    fields: Fields = NO_FIELDS,
 ) -> Histories:
-    """Check histories, look up the ids of their items, and pack them.
+    """Validate histories, look up the ids of their items, and pack them.
 
     Args:
-        given: a :class:`History` of each user, a mapping with its fields, or a list of items; a
-            Series of lists, by id; a DataFrame or a table of Arrow with columns like the fields.
-            Where times are given, events are sorted by them.
-        ids: ids of the known items by name, from 1 in ascending order.
+        histories: a :class:`History` of each user, a mapping with its fields, or a list of items;
+            a Series of lists, by id; a DataFrame or an Arrow table with columns like the fields.
+            Interactions with times are sorted by them.
+        item_ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
-        fields: what the model reads under ``events`` and ``user``, by name.
+        fields: what the model reads under ``events`` and ``user``.
 
     Raises:
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
-    if isinstance(given, pa.Table):
-        _require_columns(given.column_names, "histories")
-        if not any(fields.values()) and not fields.keys() & set(given.column_names):
-            found = _read_table(given, ids, needs_time, unit)
-            if found is not None:
-                return found
-        given = given.to_pylist()
-    if isinstance(given, pd.DataFrame):
-        if "items" not in given:
-            raise UsageError(
-                f"histories: expected columns items (lists), and perhaps id and times, found "
-                f"{', '.join(map(str, given.columns))[:100]}; of interactions, take "
-                "frame.groupby(USER)[ITEM].agg(list)"
-            )
-        given = given.to_dict("records")
-    elif isinstance(given, pd.Series):
-        given = [{"id": name, "items": items} for name, items in given.items()]
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise UsageError(f"histories: expected a list of histories, found {shown(given)}")
-    try:
-        histories = _HISTORIES.validate_python(list(given))
-    except ValidationError as error:
-        raise UsageError(describe_invalid(error, "histories")) from None
+    if isinstance(histories, pa.Table):
+        _require_columns(histories.column_names, "histories")
+        if not any(fields.values()) and not fields.keys() & set(histories.column_names):
+            packed = _read_table(histories, item_ids, needs_time, unit)
+            if packed is not None:
+                return packed
+    rows = _parse_histories(histories)
     times: list[float] = []
-    for number, history in enumerate(histories):
-        times += _read_times(history, f"histories[{number}]", needs_time, unit)
+    for number, row in enumerate(rows):
+        times += _read_times(row, f"histories[{number}]", needs_time, unit)
     at = [
-        np.nan if one.at is None else read_moment(one.at, f"histories[{number}].at", unit)
-        for number, one in enumerate(histories)
+        np.nan if row.at is None else read_moment(row.at, f"histories[{number}].at", unit)
+        for number, row in enumerate(rows)
     ]
-    lengths = np.array([len(one.items) for one in histories], np.int64)
-    names = [str(name) for one in histories for name in one.items]
+    lengths = np.array([len(row.items) for row in rows], np.int64)
+    names = [str(name) for row in rows for name in row.items]
     return Histories.pack(
-        [number if one.id is None else one.id for number, one in enumerate(histories)],
-        _look_up(pa.array(names, pa.large_string()), ids),
+        [number if row.id is None else row.id for number, row in enumerate(rows)],
+        _look_up(pa.array(names, pa.large_string()), item_ids),
         lengths,
         np.array(times),
         np.array(at),
-        _read_features(histories, fields, lengths),
+        _read_features(rows, fields, lengths),
     )
 
 
-def _read_times(
-    history: History, where: str, needs_time: bool, unit: float | None
-) -> Iterable[float]:
-    """Return the time of each interaction in the unit of the time field, NaN where there are none;
-    raise a UsageError for times of another number, or none where the model reads them."""
-    count = len(history.items)
+def _parse_histories(histories: Any) -> list[History]:
+    """Return histories of any form that :func:`read_histories` takes, validated one by one."""
+    if isinstance(histories, pa.Table):
+        histories = histories.to_pylist()
+    elif isinstance(histories, pd.DataFrame):
+        if "items" not in histories:
+            raise UsageError(
+                f"histories: expected columns items (lists), and perhaps id and times, found "
+                f"{', '.join(map(str, histories.columns))[:100]}; of interactions, take "
+                "frame.groupby(USER)[ITEM].agg(list)"
+            )
+        histories = histories.to_dict("records")
+    elif isinstance(histories, pd.Series):
+        histories = [{"id": name, "items": items} for name, items in histories.items()]
+    if isinstance(histories, (str, bytes, Mapping)) or not isinstance(histories, Iterable):
+        raise UsageError(f"histories: expected a list of histories, found {shown(histories)}")
+    try:
+        return _HISTORIES.validate_python(list(histories))
+    except ValidationError as error:
+        raise UsageError(describe_invalid(error, "histories")) from None
+
+
+def _read_times(history: History, where: str, needs_time: bool, unit: float | None) -> list[float]:
+    """Return the time of each interaction in the unit of the time field, or NaN for each."""
+    num_items = len(history.items)
     if history.times is None:
-        if needs_time and count:
+        if needs_time and num_items:
             raise UsageError(
                 f"{where}: the model reads times, so each history needs them: "
                 '{"items": [...], "times": [...]}'
             )
-        return [np.nan] * count
-    if len(history.times) != count:
+        return [np.nan] * num_items
+    if len(history.times) != num_items:
         raise UsageError(
-            f"{where}.times: expected one for each of {count} items, found {len(history.times)}"
+            f"{where}.times: expected one for each of {num_items} items, found {len(history.times)}"
         )
     return [read_moment(time, f"{where}.times", unit) for time in history.times]
 
 
-def _read_features(
-    histories: list[History], fields: Mapping[str, Mapping[str, Field]], lengths: np.ndarray
-) -> Features:
-    """Return the features that histories have under ``events`` and ``user``; raise a UsageError for
-    a field that the model does not read, or values of the wrong kind or number."""
+def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
+    """Return the features of histories; raise a UsageError for a field the model does not read."""
     columns: dict[str, dict[str, Tensor]] = {}
     for table, readable in fields.items():
-        given = [getattr(history, table) or {} for history in histories]
-        for number, values in enumerate(given):
-            if unread := [name for name in values if name not in readable]:
+        rows = [getattr(history, table) or {} for history in histories]
+        for number, row in enumerate(rows):
+            if unread := [name for name in row if name not in readable]:
                 raise UsageError(
                     f"histories[{number}].{table}: {shown(unread[0])} is not read by the model"
                     f"{nearest(unread[0], readable) if readable else ''}; leave it out"
                 )
         sizes = lengths if table == "events" else None
         columns[table] = {
-            name: _read_column([one.get(name) for one in given], kind, f"{table}.{name}", sizes)
-            for name, kind in readable.items()
+            name: _read_column([row.get(name) for row in rows], tokens, f"{table}.{name}", sizes)
+            for name, tokens in readable.items()
         }
     return Features(columns["events"], columns["user"])
 
 
-def _read_column(values: list[Any], kind: Field, name: str, lengths: np.ndarray | None) -> Tensor:
-    """Return the values of a field, of each user [b] or, with ``lengths``, of each interaction, as
-    numbers or ids [n], or as lists of ids [n, s] padded with 0."""
-    read = _NUMBERS if kind is None else _NAME_LISTS if kind[1] else _NAMES
+def _read_column(
+    values: list[Any], tokens: TokenIds | None, name: str, lengths: np.ndarray | None
+) -> Tensor:
+    """Return a field of users or (given ``lengths``) interactions: numbers or ids [n] or [n, s]."""
+    adapter: TypeAdapter[Any] = _NUMBERS
+    if tokens is not None:
+        adapter = _NAME_LISTS if tokens.is_list else _NAMES
     flat: list[Any] = []
     for number, value in enumerate(values):
         where = f"histories[{number}].{name}"
@@ -347,19 +368,23 @@ def _read_column(values: list[Any], kind: Field, name: str, lengths: np.ndarray 
                 f"where there is none), found {shown(value)}"
             )
         try:
-            flat += read.validate_python(value)
+            flat += adapter.validate_python(value)
         except ValidationError as error:
             raise UsageError(describe_invalid(error, where)) from None
-    if kind is None:
-        numbers = [np.nan if number is None else number for number in flat]
+    if tokens is None:
+        numbers = [np.nan if value is None else value for value in flat]
         return torch.tensor(numbers, dtype=torch.float32)
-    ids, is_list = kind
-    if not is_list:
-        return torch.tensor([ids.get(str(one), 0) for one in flat], dtype=torch.int64)
-    rows = [one if isinstance(one, list) else [one] for one in flat]
-    found = [[ids[name] for name in map(str, row) if ids.get(name)] for row in rows]
-    padded = pad_sequence([torch.tensor(row or [0]) for row in (*found, [])], batch_first=True)
-    return padded[:-1]
+    ids = tokens.ids
+    if not tokens.is_list:
+        found_ids = [0 if value is None else ids.get(str(value), 0) for value in flat]
+        return torch.tensor(found_ids, dtype=torch.int64)
+    rows = []
+    for value in flat:
+        names = value if isinstance(value, list) else [] if value is None else [value]
+        known = [ids[name] for name in map(str, names) if ids.get(name)]
+        rows.append(torch.tensor(known or [0]))
+    rows.append(torch.tensor([0]))  # so that there is a row to pad, removed again
+    return pad_sequence(rows, batch_first=True)[:-1]
 
 
 def read_moment(time: Any, where: str, unit: float | None) -> float:
@@ -367,11 +392,11 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
 
     Args:
         time: a number in that unit, a datetime, or text in ISO 8601; UTC if it names no zone.
-        where: what to call the place of the time in error messages.
+        where: location of the time, for error messages.
         unit: seconds in the unit; None if the field only orders interactions.
     """
     if isinstance(time, (float, int, np.number)) and not isinstance(time, bool):
-        if abs(time) < 2**63:  # false for NaN
+        if abs(time) < _TIME_LIMIT:  # false for NaN
             return float(time)
     try:
         if isinstance(time, str):  # Python 3.10 does not read the Z that stands for UTC
@@ -392,8 +417,10 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
 
 
 def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
-    """Yield the histories of a file of json lines, or of parquet (a folder, or named ``.parquet``),
-    at most ``PART`` at a time. Those without an id get their number."""
+    """Yield the histories of a file, at most ``PART`` at a time; the default id is their number.
+
+    A folder, or a file named ``.parquet``, is parquet; any other file has json lines.
+    """
     if Path(file).suffix != ".parquet" and not os.path.isdir(file):
         histories = _read_lines(file)
         while part := list(islice(histories, PART)):
@@ -404,7 +431,7 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
         _require_columns(data.schema.names, file)
         names = [name for name in KEYS if name in data.schema.names]
         for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
-            batch.validate(full=True)  # a damaged file may hold text that is not one
+            batch.validate(full=True)  # a damaged file may hold invalid text
             if len(batch):
                 yield pa.Table.from_batches([batch])
 
@@ -446,50 +473,50 @@ def _require_columns(names: list[str], where: Any) -> None:
 def _read_table(
     table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
 ) -> Histories | None:
-    """Read columns ``id``, ``items``, and perhaps ``times`` and ``at``, without a Python object for
-    each item; None for a table that is not regular, whose rows have to be looked at one by one."""
+    """Read the columns of a regular table without a Python object per item; else return None."""
     columns = {name: table[name].combine_chunks() for name in KEYS if name in table.column_names}
     lists = [columns[name] for name in ("items", "times") if name in columns]
-    is_regular = all(
-        (pa.types.is_list(x.type) or pa.types.is_large_list(x.type))
-        and not x.null_count + x.flatten().null_count
-        for x in lists
-    )
-    has_times = "times" in columns
-    if not is_regular or columns["id"].null_count or (needs_time and not has_times):
+    if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):
         return None
-    names, items = columns["id"], columns["items"].flatten()
+    ids, names = columns["id"], columns["items"].flatten()
+    if ids.null_count or not (_holds_names(ids.type) and _holds_names(names.type)):
+        return None
     lengths, *others = (pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists)
-    times = _to_moments(columns["times"].flatten(), unit) if has_times else None
-    at = _to_moments(columns["at"], unit) if "at" in columns else None
-    if (
-        not (_holds_names(names.type) and _holds_names(items.type))
-        or any((other != lengths).any() for other in others)
-        or (has_times and (times is None or not (np.abs(times) < 2**63).all()))
-        or ("at" in columns and (at is None or (np.abs(at) >= 2**63).any()))
-    ):
-        return None
-    found = _look_up(items.cast(pa.large_string()), item_ids)
-    return Histories.pack(names.to_pylist(), found, lengths, times, at, Features())
+    times = at = None
+    if "times" in columns:
+        times = _to_moments(columns["times"].flatten(), unit)
+        is_same_length = (others[0] == lengths).all()
+        if times is None or not is_same_length or not (np.abs(times) < _TIME_LIMIT).all():
+            return None
+    if "at" in columns:
+        at = _to_moments(columns["at"], unit)
+        if at is None or (np.abs(at) >= _TIME_LIMIT).any():
+            return None
+    items = _look_up(names.cast(pa.large_string()), item_ids)
+    return Histories.pack(ids.to_pylist(), items, lengths, times, at, Features())
 
 
 def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:
     """Return the id of each name [m], 0 for an unknown one; equal names are looked up once."""
-    coded = names.dictionary_encode()
-    found = np.array([ids.get(name, 0) for name in coded.dictionary.to_pylist()], np.int64)
-    return found[coded.indices.to_numpy()]
+    encoded = names.dictionary_encode()
+    distinct = np.array([ids.get(name, 0) for name in encoded.dictionary.to_pylist()], np.int64)
+    return distinct[encoded.indices.to_numpy()]
+
+
+def _is_full_list(column: pa.Array) -> bool:
+    """Return whether a column has lists, none of which is or contains a null."""
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    return is_list and not (column.null_count or column.flatten().null_count)
 
 
 def _holds_names(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return any(
-        of(kind) for of in (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
-    )
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return is_text or pa.types.is_integer(kind)
 
 
 def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:
-    """Return numbers or timestamps [m] in the unit of the time field, NaN for none; None for values
-    of another type."""
+    """Return times [m] in the unit of the time field, NaN for null; None for another type."""
     if pa.types.is_timestamp(values.type) and unit is not None:
         since_epoch = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         return since_epoch.to_numpy(zero_copy_only=False) / (unit * 1e6)

@@ -1,4 +1,4 @@
-"""The models that answer requests, and how one is replaced without a pause."""
+"""The models that answer requests; one is replaced without a pause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALONE = "default"  # the name of a model that has none
 
 
 class LoadedModel(NamedTuple):
-    """A model in memory, the folder of its run, and what /health says about it."""
+    """A model in memory, the folder of its run, and the facts that /health answers."""
 
     recommender: Recommender
     run_dir: str
@@ -34,9 +34,9 @@ class LoadedModel(NamedTuple):
 
 
 class ModelHolder:
-    """Hold one model; another is loaded beside it, then takes its place at once.
+    """Hold one model, ``now``; another is loaded beside it, then takes its place at once.
 
-    A request that has taken ``now`` keeps it to its end, whatever comes after.
+    A request keeps the model that it began with.
     """
 
     def __init__(
@@ -47,10 +47,7 @@ class ModelHolder:
         self._loading = threading.Lock()
 
     def load(self, run_dir: str | None = None) -> LoadedModel:
-        """Load a model, test it with one request, and swap it in; the previous answers until then.
-
-        Args:
-            run_dir: folder of its run; the folder of the previous model if None.
+        """Load the model of a run, by default of the same one, and swap it in.
 
         Raises:
             Refusal: while another model is being loaded.
@@ -68,23 +65,18 @@ class ModelHolder:
             self._loading.release()
 
     def _load(self, run_dir: str) -> LoadedModel:
-        """Load a model and recommend with it once, so that a broken run is found before it answers.
-
-        Raises:
-            UsageError: if the folder cannot be read.
-            CheckpointError: if the model cannot recommend.
-        """
+        """Return a loaded model that has recommended once, so that a broken one never serves."""
         try:
             folder = RunFolder(run_dir).require()
             saved_at = folder.checkpoint.stat().st_mtime
             trained = Recommender.load(run_dir, self.data_path, item_vectors=self.item_vectors)
         except PosError:
             raise
-        except (OSError, ValueError) as error:  # such as a name too long, or no permission to read
+        except (OSError, ValueError) as error:  # such as a name too long, or no permission
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {reason}") from error
         try:
-            _try_model(trained)
+            _recommend_once(trained)
         except PosError:
             raise
         except Exception as error:
@@ -94,8 +86,8 @@ class ModelHolder:
         about = {
             "model": trained.config["model"],
             "run_dir": run_dir,
-            "trained": _utc(saved_at),
-            "loaded": _utc(time.time()),
+            "trained": _format_utc(saved_at),
+            "loaded": _format_utc(time.time()),
             "items": len(trained.items),
             "users": trained.dataset.user_num - 1,
             "events": trained.about()["interactions"],
@@ -106,8 +98,8 @@ class ModelHolder:
         return LoadedModel(trained, run_dir, about)
 
 
-def _try_model(trained: Recommender) -> None:
-    """Recommend once, which also computes what is cached at first use."""
+def _recommend_once(trained: Recommender) -> None:
+    """Recommend once, which also fills the caches of the model."""
     if trained.by_user:
         users = np.flatnonzero(trained.dataset.log.lengths)[:1]
         names = trained.dataset.field2id_token[trained.dataset.uid_field][users]
@@ -117,18 +109,17 @@ def _try_model(trained: Recommender) -> None:
     trained.rank_items(packed, 1, False, trained.choose_items())
 
 
-def _utc(seconds: float) -> str:
+def _format_utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 class ModelHolders:
-    """The models of a server by name, and which of them answers whom.
+    """The models of a server by name, and the share of ids that each answers.
 
     Args:
         folders: folders of the runs by name of the model; ``ALONE`` names a single model.
-        shares: share of the ids that each model answers, as ``NAME=PART``; the first model answers
-            all if empty.
-        data_path, item_vectors: see :class:`ModelHolder`.
+        shares: ``NAME=PART`` for each model; if empty, the first model answers all.
+        data_path, item_vectors: see :meth:`Recommender.load`.
 
     Raises:
         UsageError: for shares of unknown models, or shares that do not add up to 1.
@@ -145,52 +136,55 @@ class ModelHolders:
             name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
         }
         self.first = next(iter(self.by_name))
-        given = [text.partition("=") for text in shares] or [(self.first, "=", "1")]
-        self._names = [name for name, _, _ in given]
+        pairs = [text.partition("=") for text in shares] or [(self.first, "=", "1")]
+        self._names = [name for name, _, _ in pairs]
         for name in self._names:
             self.require(name, "--shares")
         try:
-            parts = np.array([float(part) for _, _, part in given])
+            fractions = np.array([float(fraction) for _, _, fraction in pairs])
         except ValueError:
-            parts = np.array([np.nan])
-        if not (np.isclose(parts.sum(), 1) and (parts >= 0).all()):
+            fractions = np.array([np.nan])
+        if not (np.isclose(fractions.sum(), 1) and (fractions >= 0).all()):
             raise UsageError(
                 "--shares: expected NAME=PART such as B=0.1, parts that are 1 together, found "
                 f"{' '.join(shares)}"
             )
-        self._bounds = np.cumsum(parts) / parts.sum()
+        self._bounds = np.cumsum(fractions) / fractions.sum()
 
     def require(self, name: str, field: str = "model") -> ModelHolder:
-        """Return the holder of the model with a name; raise a UsageError if there is none."""
+        """Return the holder of a model by its name; raise a UsageError if there is none."""
         if name not in self.by_name:
             known = ", ".join(self.by_name)
             raise UsageError(f"{field}: {shown(name)} is not served; expected one of {known}")
         return self.by_name[name]
 
     def choose(self, key: Hashable) -> str:
-        """Return the name of the model for an id: the same at all times and on all servers.
+        """Return the name of the model for an id, the first for None.
 
-        An id is placed in [0, 1) by its hash, so that shares can change and only those between the
-        old bound and the new one get another model. The first model answers for no id (None).
+        It is the same at all times and on all servers: the id is hashed to [0, 1). If shares
+        change, only ids between an old bound and the new one get another model.
         """
         if key is None:
             return self.first
         digest = hashlib.blake2b(str(key).encode(), digest_size=8).digest()
-        place = int.from_bytes(digest, "big") / 2**64
-        number = int(np.searchsorted(self._bounds, place, "right"))
-        return self._names[min(number, len(self._names) - 1)]
+        position = int.from_bytes(digest, "big") / 2**64
+        index = int(np.searchsorted(self._bounds, position, "right"))
+        return self._names[min(index, len(self._names) - 1)]
 
 
-def parse_models(given: Sequence[str]) -> dict[str, str]:
-    """Return folders of runs by name, from ``RUN_DIR`` or ``NAME=RUN_DIR ...``; raise a UsageError
-    if one of several has no name, or two have the same."""
-    pairs = [re.fullmatch(r"(\w[\w.-]*)=(.+)", text) for text in given]
-    if len(given) == 1 and not pairs[0]:
-        return {ALONE: given[0]}
+def parse_models(arguments: Sequence[str]) -> dict[str, str]:
+    """Return folders of runs by model name, from ``RUN_DIR`` or ``NAME=RUN_DIR ...``.
+
+    Raises:
+        UsageError: if one of several has no name, or two have the same.
+    """
+    pairs = [re.fullmatch(r"(\w[\w.-]*)=(.+)", text) for text in arguments]
+    if len(arguments) == 1 and not pairs[0]:
+        return {ALONE: arguments[0]}
     folders = {pair[1]: pair[2] for pair in pairs if pair}
-    if not given or len(folders) < len(given):
+    if not arguments or len(folders) < len(arguments):
         raise UsageError(
             "RUN_DIR: expected the folder of a run, or several as NAME=RUN_DIR with different "
-            f"names; found {' '.join(given) or 'none'}"
+            f"names; found {' '.join(arguments) or 'none'}"
         )
     return folders

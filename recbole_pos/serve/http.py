@@ -1,7 +1,7 @@
 """A trained model over HTTP: `recbole-pos serve`.
 
-Requests are read on the event loop and computed one after the other in a thread of their own, with
-as many threads of torch as are asked for; a model is loaded in another.
+Requests are read on the event loop and computed one after the other in a scoring thread, with
+``--threads`` threads of torch; models are loaded in another thread.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from recbole_pos.version import __version__
 PATIENCE = 30  # seconds for a body to arrive, and for requests under way to end
 # headers of requests through a proxy or from a browser, whose sender may be another machine
 INDIRECT = ("forwarded", "x-forwarded-for", "x-real-ip", "via", "origin")
+LIMITS = "threads max_body max_histories max_items max_k max_left_out max_waiting".split()
 PATHS = ("/recommend", "/similar", "/reload", "/health", "/metrics")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds
 
@@ -61,57 +62,60 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
-        def metric(kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:
-            return kind(f"recbole_pos_{name}", text, labels, registry=self.registry, **options)
+        def add(kind: Any, name: str, description: str, *labels: str, **options: Any) -> Any:
+            name = f"recbole_pos_{name}"
+            return kind(name, description, labels, registry=self.registry, **options)
 
-        self.requests = metric(Counter, "requests", "Requests answered", "path", "status")
-        text = "From a request to its answer"
-        self.seconds = metric(Histogram, "request_seconds", text, "path", buckets=BUCKETS)
-        text = "Histories and users recommended to"
-        self.histories = metric(Counter, "histories", text, "model")
-        text = "From histories of a request to their recommendations, by the model"
-        self.scoring = metric(Histogram, "scoring_seconds", text, "model", buckets=BUCKETS)
-        self.waiting = metric(Gauge, "waiting", "Requests being computed or waiting for it")
-        self.reloads = metric(Counter, "reloads", "Reloads of a model", "model", "outcome")
+        self.requests = add(Counter, "requests", "Requests answered", "path", "status")
+        description = "From a request to its answer"
+        self.seconds = add(Histogram, "request_seconds", description, "path", buckets=BUCKETS)
+        description = "Histories and users recommended to"
+        self.histories = add(Counter, "histories", description, "model")
+        description = "From histories of a request to their recommendations, by the model"
+        self.scoring = add(Histogram, "scoring_seconds", description, "model", buckets=BUCKETS)
+        self.waiting = add(Gauge, "waiting", "Requests being computed or waiting for it")
+        self.reloads = add(Counter, "reloads", "Reloads of a model", "model", "outcome")
         for model in models:
             self.histories.labels(model)
             for outcome in ("done", "failed"):  # a rate needs the zero before the first
                 self.reloads.labels(model, outcome)
 
-    def measured(self, app: Any) -> Any:
-        """Return an ASGI application whose requests are counted and timed."""
+    def wrap(self, app: Any) -> Any:
+        """Return an ASGI application that counts and times the requests of another."""
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def measured_app(scope: Any, receive: Any, send: Any) -> None:
             status, began = 500, time.perf_counter()
 
-            async def send_on(message: Any) -> None:
+            async def send_and_note_status(message: Any) -> None:
                 nonlocal status
                 status = message.get("status", status)
                 await send(message)
 
             try:
-                await app(scope, receive, send_on)
+                await app(scope, receive, send_and_note_status)
             finally:
                 path = scope["path"] if scope["path"] in PATHS else "other"
                 self.requests.labels(path, status).inc()
                 self.seconds.labels(path).observe(time.perf_counter() - began)
 
-        return answer
+        return measured_app
 
 
 class Service:
-    """The work behind the routes of a server: of ``folders``, runs by name of the model."""
+    """The work behind the routes of a server; ``folders`` are those of runs, by model name."""
 
     def __init__(
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
     ) -> None:
         self.settings, self.reporter = settings, reporter
-        data = settings.data_path, settings.item_vectors
-        self.holders = ModelHolders(folders, settings.shares, *data)
+        self.holders = ModelHolders(
+            folders, settings.shares, settings.data_path, settings.item_vectors
+        )
         self.metrics = Metrics(folders)
-        threads = partial(torch.set_num_threads, settings.threads)
-        self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)
+        set_threads = partial(torch.set_num_threads, settings.threads)
+        self.worker = ThreadPoolExecutor(1, "scoring", initializer=set_threads)
         self.waiting = 0
+        self.metrics.waiting.set_function(lambda: self.waiting)
 
     async def recommend(self, request: Request) -> Response:
         """Answer POST /recommend; with several models, by the model that each id belongs to."""
@@ -124,39 +128,39 @@ class Service:
     def _recommend(
         self, loaded: dict[str, LoadedModel], body: bodies.RecommendBody
     ) -> dict[str, Any]:
-        folders = {name: model.run_dir for name, model in loaded.items()}
+        """Return the answer of the only model, or of each model to its share of the ids."""
+
+        def recommend_by(name: str, body: bodies.RecommendBody) -> list[dict[str, Any]]:
+            with self.metrics.scoring.labels(name).time():
+                answers = bodies.recommend(loaded[name].recommender, body, self.settings)
+            self.metrics.histories.labels(name).inc(len(answers))
+            return answers
+
         if len(loaded) == 1:
-            ((name, run_dir),) = folders.items()
-            answers = self._recommend_by(name, loaded[name], body)
-            return {"run_dir": run_dir, "recommendations": answers}
-        found: dict[int, dict] = {}
-        for name, (numbers, part) in body.by_model(self.holders.choose).items():
+            ((name, model),) = loaded.items()
+            return {"run_dir": model.run_dir, "recommendations": recommend_by(name, body)}
+        answers: dict[int, dict] = {}
+        for name, (numbers, part_body) in body.by_model(self.holders.choose).items():
             try:
-                answers = self._recommend_by(name, loaded[name], part)
+                part_answers = recommend_by(name, part_body)
             except UsageError as error:
                 status = getattr(error, "status", 422)
                 raise Refusal(status, f"model {name}: {error}") from None
-            found |= {n: {**one, "model": name} for n, one in zip(numbers, answers)}  # noqa: B905
-        return {"models": folders, "recommendations": [found[n] for n in sorted(found)]}
-
-    def _recommend_by(
-        self, name: str, model: LoadedModel, body: bodies.RecommendBody
-    ) -> list[dict[str, Any]]:
-        """Return the answers of one model, which are counted and timed."""
-        with self.metrics.scoring.labels(name).time():
-            answers = bodies.recommend(model.recommender, body, self.settings)
-        self.metrics.histories.labels(name).inc(len(answers))
-        return answers
+            for number, answer in zip(numbers, part_answers, strict=True):
+                answers[number] = {**answer, "model": name}
+        folders = {name: model.run_dir for name, model in loaded.items()}
+        return {"models": folders, "recommendations": [answers[n] for n in sorted(answers)]}
 
     def _find_similar(
         self, loaded: dict[str, LoadedModel], body: bodies.SimilarBody
     ) -> dict[str, Any]:
+        """Return the answer of the model that a body names, or of the first."""
         model = loaded[self.holders.first if body.model is None else body.model]
         answers = bodies.find_similar(model.recommender, body, self.settings)
         return {"run_dir": model.run_dir, "similar": answers}
 
     def _parse(self, kind: type[Body], content: bytes) -> Body:
-        """Return the checked body of a request, whose model is served."""
+        """Return the validated body of a request, whose model is served."""
         body = parse(kind, content)
         if body.model is not None:
             self.holders.require(body.model)
@@ -168,26 +172,20 @@ class Service:
         kind: type[Body],
         answer: Callable[[dict[str, LoadedModel], Body], dict[str, Any]],
     ) -> Response:
-        """Answer a request, in the scoring thread, by the loaded models and its body.
-
-        Raises:
-            Refusal: 503 while a model is being loaded, or too many requests are waiting.
-        """
+        """Answer a request by ``answer``, called in the scoring thread with models and body."""
         content = await _read_body(request, self.settings.max_body)
-        now = {name: holder.now for name, holder in self.holders.by_name.items()}
-        loaded = {name: model for name, model in now.items() if model is not None}
-        if len(loaded) < len(now):
+        holders = self.holders.by_name
+        loaded = {name: held.now for name, held in holders.items() if held.now is not None}
+        if len(loaded) < len(holders):
             raise Refusal(503, "the model is being loaded")
         if self.waiting >= self.settings.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already")
         self.waiting += 1
-        self.metrics.waiting.set(self.waiting)
         try:
-            work = lambda: to_json(answer(loaded, self._parse(kind, content)))  # noqa: E731
-            return _json(200, await asyncio.wrap_future(self.worker.submit(work)))
+            future = self.worker.submit(lambda: to_json(answer(loaded, self._parse(kind, content))))
+            return _json(200, await asyncio.wrap_future(future))
         finally:
             self.waiting -= 1
-            self.metrics.waiting.set(self.waiting)
 
     async def health(self) -> Response:
         """Answer GET /health: facts of the models; 503 until all of them are loaded."""
@@ -196,9 +194,9 @@ class Service:
             for name, holder in self.holders.by_name.items()
         }
         ready = all(holder.now for holder in self.holders.by_name.values())
-        alone = about.get(ALONE)
-        found = {"status": "ready" if ready else "loading", **(alone or {"models": about})}
-        return _json(200 if ready else 503, to_json({**found, "version": __version__}))
+        facts = about.get(ALONE, {"models": about})
+        content = {"status": "ready" if ready else "loading", **facts, "version": __version__}
+        return _json(200 if ready else 503, to_json(content))
 
     async def measured(self) -> Response:
         """Answer GET /metrics."""
@@ -217,38 +215,39 @@ class Service:
         if body.run_dir is not None and len(names) > 1:
             raise Refusal(422, f"model: give the one that changes, of {', '.join(names)}")
         for name in names:
-            await asyncio.to_thread(self.renew, name, body.run_dir)
+            await asyncio.to_thread(self.reload_model, name, body.run_dir)
         return await self.health()
 
-    def renew(self, name: str, run_dir: str | None = None) -> None:
-        """Load a model beside the one in use, and swap them; raise a Refusal if it cannot be loaded
-        (the one in use stays)."""
+    def reload_model(self, name: str, run_dir: str | None = None) -> None:
+        """Swap a model for that of a run; raise a Refusal if it cannot be loaded."""
         try:
             self.load(name, run_dir)
         except Exception as error:
             self.metrics.reloads.labels(name, "failed").inc()
             if isinstance(error, PosError):
-                status, why = getattr(error, "status", 422), str(error)[:500]  # names are long
+                status, reason = getattr(error, "status", 422), str(error)[:500]  # names are long
             else:
                 _log.exception("reload")
-                status, why = 500, f"{type(error).__name__}: {error}"
-            raise Refusal(status, f"not reloaded, nothing has changed: {why}") from error
+                status, reason = 500, f"{type(error).__name__}: {error}"
+            raise Refusal(status, f"not reloaded, nothing has changed: {reason}") from error
         self.metrics.reloads.labels(name, "done").inc()
 
-    def renew_all(self) -> None:
+    def reload_all(self) -> None:
         """Reload all models; print the reason where that fails."""
         for name in self.holders.by_name:
             try:
-                self.renew(name)
+                self.reload_model(name)
             except Refusal as error:
-                with suppress(PosError):  # the screen may be gone
-                    self.reporter.line(str(error))
+                self._print(str(error))
 
     def load(self, name: str, run_dir: str | None = None) -> None:
         """Load the model of a name, and print that it is ready."""
         loaded = self.holders.by_name[name].load(run_dir)
+        self._print(f"{loaded.about['model']} of {loaded.run_dir} is ready")
+
+    def _print(self, message: str) -> None:
         with suppress(PosError):  # the screen may be gone
-            self.reporter.line(f"{loaded.about['model']} of {loaded.run_dir} is ready")
+            self.reporter.line(message)
 
 
 def make_app(service: Service) -> FastAPI:
@@ -260,28 +259,28 @@ def make_app(service: Service) -> FastAPI:
         docs_url=None,  # pages that fetch their scripts from elsewhere
         redoc_url=None,
     )
-    routes: dict[str, tuple[Callable, Any]] = {
-        "/recommend": (service.recommend, bodies.RecommendBody),
-        "/similar": (service.similar, bodies.SimilarBody),
-        "/reload": (service.reload, bodies.ReloadBody),
-    }
-    for path, (answer, body) in routes.items():
+    routes: tuple[tuple[str, Callable, Any], ...] = (
+        ("/recommend", service.recommend, bodies.RecommendBody),
+        ("/similar", service.similar, bodies.SimilarBody),
+        ("/reload", service.reload, bodies.ReloadBody),
+    )
+    for path, answer, body in routes:
         content = {"application/json": {"schema": body.model_json_schema()}}
-        about = {"requestBody": {"content": content}}
-        app.post(path, response_model=None, openapi_extra=about)(answer)
+        extra = {"requestBody": {"content": content}}
+        app.post(path, response_model=None, openapi_extra=extra)(answer)
     app.get("/health", response_model=None)(service.health)
     app.get("/metrics", response_model=None)(service.measured)
-    app.add_exception_handler(PosError, _refused)
-    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(PosError, _answer_refusal)
+    app.add_exception_handler(HTTPException, _answer_no_route)
     app.add_exception_handler(ClientDisconnect, lambda request, error: _json(400, b""))  # unread
-    app.add_exception_handler(Exception, _broken)  # its traceback goes to the log
+    app.add_exception_handler(Exception, _answer_failure)  # its traceback goes to the log
     return app
 
 
 def serve(
     run_dir: str | Path | Mapping[str, str | Path], settings: ServeArguments | None = None
 ) -> None:
-    """Answer requests until Ctrl-C or SIGTERM, then finish those under way.
+    """Answer requests until Ctrl-C or SIGTERM, then finish those in progress.
 
     Args:
         run_dir: the folder of a run; of several models, folders by name.
@@ -309,25 +308,14 @@ def serve(
 
     with _open_socket(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
-        at = f"[{host}]" if listening.family == socket.AF_INET6 else host
-        reporter.line(f"http://{at}:{port} (loading {', '.join(map(str, folders.values()))})")
+        address = f"[{host}]" if listening.family == socket.AF_INET6 else host
+        reporter.line(f"http://{address}:{port} (loading {', '.join(map(str, folders.values()))})")
         if not ipaddress.ip_address(host).is_loopback:
             reporter.line("there is no authentication: all who reach this address are answered")
-        config = uvicorn.Config(
-            service.metrics.measured(make_app(service)),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # who asks is who is connected: /reload goes by it
-            server_header=False,
-            timeout_graceful_shutdown=PATIENCE,
-        )
-        server = uvicorn.Server(config)
+        server = _make_server(service)
         gc.freeze()  # libraries: else each reload searches them for garbage, and all requests wait
         if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, lambda *_: Thread(target=service.renew_all).start())
+            signal.signal(signal.SIGHUP, lambda *_: Thread(target=service.reload_all).start())
         Thread(target=load_first).start()
         with suppress(KeyboardInterrupt):  # raised again by uvicorn, once everything is done
             server.run(sockets=[listening])
@@ -336,12 +324,26 @@ def serve(
         raise errors[0]
 
 
+def _make_server(service: Service) -> uvicorn.Server:
+    config = uvicorn.Config(
+        service.metrics.wrap(make_app(service)),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # /reload trusts the address that is connected
+        server_header=False,
+        timeout_graceful_shutdown=PATIENCE,
+    )
+    return uvicorn.Server(config)
+
+
 def _require_limits(settings: ServeArguments) -> None:
     """Raise a UsageError if a limit is below 1, or the port out of range."""
-    names = "threads max_body max_histories max_items max_k max_left_out max_waiting"
-    for name in names.split():
-        if getattr(settings, name) < 1:
-            raise UsageError(f"--{name} must be at least 1, found {getattr(settings, name)}")
+    for name in LIMITS:
+        if (limit := getattr(settings, name)) < 1:
+            raise UsageError(f"--{name} must be at least 1, found {limit}")
     if not 0 <= settings.port < 2**16:
         raise UsageError(f"--port must be from 0 to 65535, found {settings.port}")
 
@@ -350,10 +352,9 @@ def _open_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; raise a UsageError if it cannot."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        address = (host, port)
+        is_dual = host == "::" and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listening = socket.create_server(
-            address, family=family, backlog=512, dualstack_ipv6=both and host == "::"
+            (host, port), family=family, backlog=512, dualstack_ipv6=is_dual
         )
     except (OSError, UnicodeError) as error:
         raise UsageError(f"cannot listen on {host}, port {port}: {error}") from error
@@ -363,9 +364,8 @@ def _open_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    """Return the body of a request, of at most so many bytes; raise a Refusal if it is not json
-    (415), too large (413), or does not arrive in time (408)."""
+async def _read_body(request: Request, limit: int) -> bytes:
+    """Return the body of a json request; refuse other types, over ``limit`` bytes, late ones."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(
@@ -376,8 +376,8 @@ async def _read_body(request: Request, most: int) -> bytes:
         body = bytearray()
         async for part in request.stream():
             body += part
-            if len(body) > most:
-                raise Refusal(413, f"the body is longer than {most:,} bytes (--max_body)")
+            if len(body) > limit:
+                raise Refusal(413, f"the body is longer than {limit:,} bytes (--max_body)")
         return bytes(body)
 
     try:
@@ -387,7 +387,7 @@ async def _read_body(request: Request, most: int) -> bytes:
 
 
 def _is_local(request: Request) -> bool:
-    """Return whether a process of this machine sent a request, and not on behalf of another."""
+    """Return whether a process of this machine sent a request, not for another machine."""
     if request.client is None or any(name in request.headers for name in INDIRECT):
         return False
     return ipaddress.ip_address(request.client.host).is_loopback
@@ -397,16 +397,16 @@ def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Re
     return Response(body, status, headers, media_type="application/json")
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _answer_refusal(request: Request, error: Exception) -> Response:
     status = getattr(error, "status", 422)
-    later = {"Retry-After": "1"} if status == 503 else None
-    return _json(status, to_json({"error": str(error)}), later)
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return _json(status, to_json({"error": str(error)}), headers)
 
 
-def _no_route(request: Request, error: Any) -> Response:
+def _answer_no_route(request: Request, error: Any) -> Response:
     text = f"{request.method} {request.url.path}: {error.detail}"
     return _json(error.status_code, to_json({"error": text}), error.headers)
 
 
-def _broken(request: Request, error: Exception) -> Response:
+def _answer_failure(request: Request, error: Exception) -> Response:
     return _json(500, to_json({"error": "something is wrong in the server; its log has more"}))

@@ -26,8 +26,6 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import registered_name
 from recbole_pos.relations.history import HistoryRelations
 
-READS = ("own", "none")  # inference_relations of an exported AttrFormer
-
 
 class Encoder(nn.Module):
     """Encodes a history as the vector whose product with an item's vector is the score.
@@ -35,6 +33,10 @@ class Encoder(nn.Module):
     Args:
         model: the trained model, on a CPU.
         relations: relations that an AttrFormer reads; None if it reads none.
+
+    Attributes:
+        fields: embeddings by the names of feature inputs, such as ``events_rating``.
+        inputs: names of the inputs of :meth:`forward`, in order.
     """
 
     def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
@@ -42,23 +44,27 @@ class Encoder(nn.Module):
         self.model, self.relations = model.eval().requires_grad_(False), relations
         self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
         tables = {} if model.event_features is None else model.event_features.by_table()
-        # inputs such as events_rating and user_country, and what embeds them
-        self.fields = {f"{t}_{name}": embed for t in tables for name, embed in tables[t].items()}
-        more = ["times"] * self.needs_time + ["at"] * model.reads_request
-        self.inputs = ("items", "lengths", *more, *self.fields)
+        self.fields = {
+            f"{table}_{name}": embed
+            for table, embeds in tables.items()
+            for name, embed in embeds.items()
+        }
+        times = ["times"] * self.needs_time + ["at"] * model.reads_request
+        self.inputs = ("items", "lengths", *times, *self.fields)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the vectors [B, d] of histories, of what ``self.inputs`` names.
+        """Return the vectors [B, d] of histories.
 
-        These are ids of items [B, L], padded with 0 on the right, lengths [B], times [B, L] and of
-        requests [B] in float64, features of interactions [B, L] or [B, L, s], of users [B] or
-        [B, s].
+        Args:
+            inputs: what ``self.inputs`` names: items [B, L], padded with 0 on the right, lengths
+                [B], times [B, L] and times of requests [B] in float64, features of interactions
+                [B, L] or [B, L, s], of users [B] or [B, s].
         """
-        model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
-        items, lengths = given.pop("items"), given.pop("lengths")
-        times, at = (model._seconds(given.pop(name, None)) for name in ("times", "at"))
+        model, values = self.model, dict(zip(self.inputs, inputs, strict=True))
+        items, lengths = values.pop("items"), values.pop("lengths")
+        times, at = (model.to_seconds(values.pop(name, None)) for name in ("times", "at"))
         events, users = (
-            {name.removeprefix(prefix): x for name, x in given.items() if name.startswith(prefix)}
+            {name.removeprefix(prefix): x for name, x in values.items() if name.startswith(prefix)}
             for prefix in ("events_", "user_")
         )
         ctx = PaddedContext.from_rows(
@@ -69,17 +75,28 @@ class Encoder(nn.Module):
         assert ctx.items is not None
         return model.query_states(ctx.items, ctx, ctx.last)
 
-    def random_features(self, size: torch.Size, draw: torch.Generator) -> dict[str, Tensor]:
-        """Return random values of the inputs in ``fields``, for histories of a size [B, L]."""
-        values = {}
+    def random_inputs(self, lengths: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the inputs by name for random histories of the given lengths [B]."""
+        model, size = self.model, (len(lengths), int(lengths.max()))
+        is_padding = torch.arange(size[1]) >= lengths[:, None]
+        items = torch.randint(1, model.n_items, size, generator=generator)
+        # log-uniform gaps from a second to two weeks, times near those of today in Unix seconds
+        gaps = (14 * torch.rand(size, generator=generator, dtype=torch.float64)).exp()
+        times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
+        values = {
+            "items": items.masked_fill(is_padding, 0),
+            "lengths": lengths,
+            "times": times.masked_fill(is_padding, 0),
+            "at": times[:, -1] + 3600 / model.time_unit,
+        }
         for name, embed in self.fields.items():
-            shape = tuple(size if name.startswith("events_") else size[:1])
+            shape: tuple[int, ...] = size if name.startswith("events_") else size[:1]
             if embed.numeric:
-                values[name] = torch.randn(shape, generator=draw)
+                values[name] = torch.randn(shape, generator=generator)
             else:
                 shape = (*shape, 2) if embed.is_list else shape
-                values[name] = torch.randint(len(embed.table), shape, generator=draw)
-        return values
+                values[name] = torch.randint(len(embed.table), shape, generator=generator)
+        return {name: values[name] for name in self.inputs}
 
 
 class Recommend(nn.Module):
@@ -98,24 +115,22 @@ class Recommend(nn.Module):
         """Return items [B, k] and their scores [B, k]; 0 and -inf where fewer are allowed.
 
         Args:
-            inputs: as of :class:`Encoder`, the third of them ``allowed``: [B or 1, items] boolean;
-                item 0, which is padding, never is.
+            inputs: those of :class:`Encoder`, with ``allowed`` as the third: [B or 1, items]
+                boolean; item 0, which is padding, is never recommended.
         """
-        items, lengths, allowed, *more = inputs
-        vector = self.encoder(items, lengths, *more)
+        items, lengths, allowed, *others = inputs
+        vector = self.encoder(items, lengths, *others)
         scores = vector @ self.encoder.model.item_vectors().t()
         row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
-        left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
-        best, found = scores.masked_fill(left_out, -torch.inf).topk(self.k)
-        return found.masked_fill(best == -torch.inf, 0), best
+        excluded = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
+        best_scores, best = scores.masked_fill(excluded, -torch.inf).topk(self.k)
+        return best.masked_fill(best_scores == -torch.inf, 0), best_scores
 
 
-def make_encoder(model: Any, reads: str | None = None) -> Encoder:
-    """Return the encoder of a model, for export; raise a UsageError if it cannot be exported.
+def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
+    """Return the encoder of a trained model; raise a UsageError if it cannot be exported.
 
-    Args:
-        model: the trained model.
-        reads: of an AttrFormer, in place of the ``inference_relations`` it was trained with.
+    ``inference_relations`` is for AttrFormer, in place of the value that it was trained with.
     """
     name = registered_name(type(model))
     if not isinstance(model, PosRecommender):
@@ -125,55 +140,52 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
         )
     model.to("cpu")
     if isinstance(model, AttrFormer):
-        reads = model.inference if reads is None else reads
-        if reads not in READS:
+        if inference_relations is None:
+            inference_relations = model.inference
+        if inference_relations not in ("own", "none"):
             raise UsageError(
-                f"AttrFormer cannot be exported with inference_relations: {reads}: it reads "
-                "interactions "
-                "of other users but not the user's own among them, and an exported model is not "
-                "a choice of histories; give --inference_relations own or none"
+                f"AttrFormer cannot be exported with inference_relations: {inference_relations}: "
+                "its relations lead to interactions of other users, which an exported model does "
+                "not have; give --inference_relations own or none"
             )
-        relations = HistoryRelations(model.lookup, model.declared) if reads == "own" else None
-        return Encoder(model, relations)
-    if reads is not None:
-        raise UsageError(f"inference_relations: {name} has none, AttrFormer alone does")
+        if inference_relations == "none":
+            return Encoder(model)
+        return Encoder(model, HistoryRelations(model.lookup, model.declared))
+    if inference_relations is not None:
+        raise UsageError(f"inference_relations: {name} has none, only AttrFormer does")
     methods = ("forward", "compute_states", "full_sort_predict")
-    own = [x for x in methods if getattr(type(model), x) is not getattr(PosRecommender, x)]
-    if own:
+    overridden = [x for x in methods if getattr(type(model), x) is not getattr(PosRecommender, x)]
+    if overridden:
         raise UsageError(
-            f"{name} cannot be exported: it defines {', '.join(own)}, whose meaning is unknown; "
-            "define encode or states alone"
+            f"{name} cannot be exported: it defines {', '.join(overridden)}, whose meaning is "
+            "unknown; define only encode or states"
         )
     return Encoder(model)
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """Trace a module into a program for any batch size and any length up to the model's; raise a
-    UsageError if torch.export cannot trace a custom model or scheme."""
+    """Trace a module into a program for any batch size and any length up to the model's."""
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")
-    block: dict[int, Any] = {0: batch}
-    if n > 2:  # torch.export specializes sizes 0 and 1
-        block[1] = Dim("length", min=1, max=n)
-    items = torch.ones(3, max(n - 1, min(n, 2)), dtype=torch.int64)
-    given: dict[str, tuple[Tensor, dict[int, Any]]] = {
-        "items": (items, block),
-        "lengths": (torch.full((3,), items.size(1)), {0: batch}),
-        "allowed": (torch.ones(2, encoder.model.n_items, dtype=torch.bool), {0: Dim("rows")}),
-        "times": (items.double().cumsum(1), block),
-        "at": (torch.full((3,), 1e3, dtype=torch.float64), {0: batch}),
-    }
-    for name, values in encoder.random_features(items.shape, torch.Generator()).items():
-        shape = dict(block if name.startswith("events_") else {0: batch})
-        if values.dim() > 1 + name.startswith("events_"):
-            shape[values.dim() - 1] = Dim(f"longest_{name}", min=1)
-        given[name] = values, shape
-    arguments, shapes = zip(*(given[name] for name in module.inputs), strict=True)
+    per_user: dict[int, Any] = {0: batch}
+    per_item = dict(per_user)
+    if n > 1:  # torch.export specializes sizes 0 and 1
+        per_item[1] = Dim("length", min=1, max=n)
+    shapes = {"items": per_item, "times": per_item, "lengths": per_user, "at": per_user}
+    shapes["allowed"] = {0: Dim("rows")}
+    for name, embed in encoder.fields.items():
+        shapes[name] = dict(per_item if name.startswith("events_") else per_user)
+        if not embed.numeric and embed.is_list:
+            last_dim = 1 + name.startswith("events_")
+            shapes[name][last_dim] = Dim(f"longest_{name}", min=1)
+    lengths = torch.full((3,), max(n - 1, min(n, 2)))
+    inputs = encoder.random_inputs(lengths, torch.Generator())
+    inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
     try:
         return torch.export.export(
             module,
-            arguments,
-            dynamic_shapes=(shapes,),
+            tuple(inputs[name] for name in module.inputs),
+            dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
             prefer_deferred_runtime_asserts_over_guards=True,  # some guards hold, unproved
         )
     except Exception as error:  # torch's own are of many kinds
@@ -185,7 +197,7 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
 
 
 def require_onnx() -> None:
-    """Raise a UsageError if a package that writes or runs ONNX is not installed."""
+    """Raise a UsageError unless the packages that write and run ONNX are installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -200,15 +212,11 @@ def require_onnx() -> None:
 def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    """Write a program as ONNX, in which the input ``allowed`` is optional: all items by default.
-
-    Raises:
-        UsageError: if ONNX lacks an operation of the program.
-    """
+    """Write a program as ONNX, in which the input ``allowed`` is optional: all items by default."""
     import onnx_ir
 
     try:
-        with _quiet():
+        with _silence_exporter():
             program = program.run_decompositions({torch.ops.aten.cummin.default: _cummin})
             written = torch.onnx.export(
                 program,
@@ -234,24 +242,18 @@ def write_onnx(
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Return the cumulative minimum of floats, which ONNX lacks; zeros for its unused indices."""
-    place = torch.arange(x.size(dim), device=x.device)
-    later = place[:, None] < place
-    lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(later, torch.inf).amin(-1)
+    index = torch.arange(x.size(dim), device=x.device)
+    is_later = index[:, None] < index
+    lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(is_later, torch.inf).amin(-1)
     return lowest.movedim(-1, dim), torch.zeros_like(lowest, dtype=torch.int64)
 
 
 def _scalar(
-    value: Any,
-    dtype: Any = 1,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    value: Any, dtype: Any = 1, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
-    """Return an ONNX constant of the requested type.
-
-    The exporter's own translation goes through float32, in which seconds since 1970 lose the digits
-    that angles depend on.
-    """
+    """Return an ONNX constant of the requested type."""
+    # the exporter's own translation goes through float32, in which seconds since 1970 lose the
+    # digits that angles depend on
     import onnx
     from onnxscript import opset18
 
@@ -261,7 +263,7 @@ def _scalar(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """Silence logs and warnings of the ONNX exporter."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]

@@ -22,10 +22,9 @@ from recbole_pos.serve.histories import Histories, read_parts
 from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.values import escape_formula, shown
 
-_FEW = 30  # so many recommendations or fewer are printed, too
-# types of the columns id, rank, item, score, by; and of each reason
-_KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())
-_REASON_KINDS = (pa.string(), pa.float32(), pa.int64())
+_FEW = 30  # recommendations that are printed, too
+_TYPES = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # id, ..., by
+_REASON_TYPES = (pa.string(), pa.float32(), pa.int64())
 
 
 def recommend(
@@ -35,32 +34,30 @@ def recommend(
     mask_history: bool | None = None,
     data_path: str | Path | None = None,
 ) -> pd.DataFrame:
-    """Return the k items with the highest scores after everything a user has done, best first.
+    """Return the k items with the highest scores after all interactions of a user, best first.
 
-    Histories are whole: what was held out from training is read too, and so is what the data have
-    beyond what the model was trained on. :meth:`Recommender.recommend` can do more.
+    These include interactions held out from training and those added to the dataset since then.
+    :meth:`Recommender.recommend` can do more.
 
     Examples:
-        >>> found = recbole_pos.recommend("mine", users=["196", "22"], k=5)
-        >>> list(found), len(found)
+        >>> table = recbole_pos.recommend("mine", users=["196", "22"], k=5)
+        >>> list(table), len(table)
         (['user_id', 'rank', 'item_id', 'score', 'by'], 10)
 
     Args:
         run_dir: the folder of a run, finished or not; its best weights are used.
-        users: names of users (of sessions, where these are the users), each taken once; all with
-            an event if None.
-        k: items a user. Where fewer are left to recommend, there are fewer rows.
-        mask_history: whether items of a user's past are left out; None for what the run was
-            evaluated with.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        users: names of users (or sessions), each taken once; by default all with an interaction.
+        k: items per user; fewer if fewer are left to recommend.
+        mask_history: whether seen items are excluded; by default as in evaluation.
+        data_path: the folder that holds the folder of the dataset; by default that of the run.
 
     Returns:
         A row per recommendation, as of :meth:`Recommender.recommend`; users and items are in
-        columns named like the fields of the data.
+        columns named like the fields of the dataset.
 
     Raises:
-        UsageError: for users without an event, or a k that is more than there are items.
-        CheckpointError: if the data the model was trained on are not there any more.
+        UsageError: for users without an interaction, or a k above the number of items.
+        CheckpointError: if the dataset no longer has the data that the model was trained on.
     """
     trained = Recommender.load(run_dir, data_path, histories_only=False)
     return _rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
@@ -83,50 +80,54 @@ def write_recommendations(
     """Write recommendations to a file part by part, so that memory does not grow with histories.
 
     Args:
-        run_dir, users, k, data_path: as of :func:`recommend`.
-        out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
-            None. A pipe or ``/dev/stdout`` is written to as it is.
+        run_dir, users, k, data_path: as in :func:`recommend`.
+        out: a file named ``.parquet``, or a csv file; by default ``recommendations.csv`` in the run
+            folder. A pipe or ``/dev/stdout`` is written to as it is.
         histories: a file of histories instead of users, see
             :func:`~recbole_pos.serve.histories.read_parts`.
-        exclude_seen, because: as of :meth:`Recommender.recommend`.
+        exclude_seen, because: as in :meth:`Recommender.recommend`.
         items, exclude: files with names of the items to choose from and to leave out, one a line.
-        at: time of the requests as there; ``now`` as text, too.
+        at: time of the requests, see :func:`read_at`.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
 
     Raises:
-        UsageError: for what is wrong with arguments, run or histories.
+        UsageError: if an argument, the run or a history is wrong.
         StorageError: if the file cannot be written; an earlier file stays as it was.
     """
     if histories is not None and users is not None:
         raise UsageError("give users or histories, not both")
     keep_freed_memory()
     file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
-    # /dev/stdout gets the table alone
+    # /dev/stdout gets only the table
     reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
     counts: Counter[str] = Counter()
-    with _writer(file) as write:  # opened first: a path that cannot be written fails at once
-        names = {"items": read_names(items), "exclude": read_names(exclude)}
+    with _open_writer(file) as write:  # first: a path that cannot be written fails at once
+        allowed, excluded = read_names(items), read_names(exclude)
         trained = Recommender.load(run_dir, data_path, histories is not None)
         if item_vectors is not None:
             reporter.line(trained.add_items(item_vectors))
         _report_growth(trained, reporter)
-        choice = trained.choose_items(names["items"], names["exclude"])
-        report_unknown(trained, reporter, **names)
-        parts = (
-            iter([trained.read_users(users)]) if histories is None else _read(trained, histories)
-        )
+        choice = trained.choose_items(allowed, excluded)
+        report_unknown(trained, reporter, items=allowed, exclude=excluded)
+        if histories is None:
+            parts = iter([trained.read_users(users)])
+        else:
+            parts = _read_file(trained, histories)
         with reporter.task("recommending") as task:
             for packed in parts:
                 packed = trained.add_request_time(packed, read_at(at))
                 counts["unknown"] += int(packed.unknown.sum())
-                for part, seen in trained.make_tables(packed, k, exclude_seen, choice, because):
-                    is_first = part["rank"] == 1
-                    task.advance(int(is_first.sum()))
-                    counts["rows"] += len(part)
-                    counts["people"] += int(is_first.sum())
-                    counts["popular"] += int((is_first & (part["by"] != MODEL)).sum())
-                    counts["seen"] += seen
-                    table = _rename_fields(part, trained) if histories is None else part
+                tables = trained.make_tables(packed, k, exclude_seen, choice, because)
+                for table, num_seen in tables:
+                    is_first = table["rank"] == 1
+                    num_people = int(is_first.sum())
+                    num_popular = int((is_first & (table["by"] != MODEL)).sum())
+                    task.advance(num_people)
+                    counts.update(
+                        rows=len(table), people=num_people, popular=num_popular, seen=num_seen
+                    )
+                    if histories is None:
+                        table = _rename_fields(table, trained)
                     if file.suffix != ".parquet":
                         counts["escaped"] += _escape_formulas(table)
                     write(table)
@@ -138,7 +139,7 @@ def write_recommendations(
     return file
 
 
-def _read(trained: Recommender, file: str | Path) -> Iterator[Histories]:
+def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
     """Yield the histories of a file, a part at a time; an error names where its part begins."""
     begin = 0
     for part in read_parts(file):
@@ -147,12 +148,12 @@ def _read(trained: Recommender, file: str | Path) -> Iterator[Histories]:
         except UsageError as error:
             raise UsageError(f"{file}, counted from {begin:,}: {error}") from error
         begin += len(part)
-    if not begin:  # of which comes a table without rows
+    if not begin:  # an empty file gives a table without rows
         yield trained.read([])
 
 
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
-    """Print how the data have grown since training."""
+    """Print how the dataset has changed since training."""
     growth = trained.growth
     if growth.users or growth.events:
         reporter.line(
@@ -169,7 +170,7 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
 
 
 def _report_counts(counts: Counter[str], reporter: Reporter, exclude_seen: bool | None) -> None:
-    """Print what a user should know of the recommendations: what was unknown, popular, seen."""
+    """Print how many items were unknown, popular or seen, and whether names were escaped."""
     if counts["unknown"]:
         reporter.line(
             f"{counts['unknown']:,} items of histories are not known to the model: left out"
@@ -193,36 +194,33 @@ def _report_counts(counts: Counter[str], reporter: Reporter, exclude_seen: bool 
 
 def _escape_formulas(table: pd.DataFrame) -> int:
     """Put a quotation mark before names that begin formulas; return the number of such names."""
-    count = 0
+    total = 0
     for column in table.select_dtypes(exclude="number"):
-        escaped = {text: escape_formula(text) for text in table[column].unique()}
-        if changed := sum(text != other for text, other in escaped.items()):
+        escaped = {name: escape_formula(name) for name in table[column].unique()}
+        if count := sum(name != new_name for name, new_name in escaped.items()):
             table[column] = table[column].map(escaped)
-            count += changed
-    return count
+            total += count
+    return total
 
 
-def _rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
-    """Rename the columns ``id`` and ``item`` to the user and item fields of the data."""
+def _rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
+    """Rename the columns ``id`` and ``item`` to the user and item fields of the dataset."""
     dataset = trained.dataset
-    return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
+    return table.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
 def read_at(text: str | None) -> float | str | datetime | None:
-    """Return the time of a request from text: a number in the unit of the time field, a date, or
-    ``now``."""
-    if text is None:
-        return None
+    """Return the time of a request from text: a number, a date (as it is), or ``now``."""
     if text == "now":
         return datetime.now(timezone.utc)
     try:
-        return float(text)
+        return None if text is None else float(text)
     except ValueError:
         return text
 
 
 def read_names(file: str | Path | None) -> list[str] | None:
-    """Return the names in a file, one on each line; spaces belong to names and are kept."""
+    """Return the names in a file, one on each line, with their spaces; None without a file."""
     if file is None:
         return None
     try:
@@ -232,36 +230,39 @@ def read_names(file: str | Path | None) -> list[str] | None:
     return [line for line in text.split("\n") if line]
 
 
-def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
-    """Print how many names in the files ``--items`` and ``--exclude`` the model does not know."""
-    for option, listed in names.items():
-        if unknown := [name for name in listed or () if name not in trained.ids]:
+def report_unknown(
+    trained: Recommender, reporter: Reporter, **names_by_option: list[str] | None
+) -> None:
+    """Print how many names in the files of options such as ``items`` the model does not know."""
+    for option, names in names_by_option.items():
+        names = names or []
+        if unknown := [name for name in names if name not in trained.ids]:
             reporter.line(
-                f"--{option}: {len(unknown):,} of {len(listed or ()):,} names are of no item that "
+                f"--{option}: {len(unknown):,} of {len(names):,} names are of no item that "
                 f"the model knows, {shown(unknown[0])} first; they count for nothing"
             )
 
 
 @contextmanager
-def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """Yield a function that appends a table to a csv or parquet file, which appears once all of it
-    is written."""
-    to_parquet = file.suffix == ".parquet"
-    with atomic_write(file, text=not to_parquet) as unfinished, ExitStack() as opened:
+def _open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+    """Yield a function that appends tables to a csv or parquet file, which appears at the end."""
+    is_parquet = file.suffix == ".parquet"
+    with atomic_write(file, text=not is_parquet) as unfinished, ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
         has_header = False
 
-        def write(table: pd.DataFrame) -> None:
-            nonlocal writer, has_header
-            if not to_parquet:
-                table.to_csv(unfinished, header=not has_header, index=False)
-                has_header = True
-                return
-            reasons = (len(table.columns) - len(_KINDS)) // len(_REASON_KINDS)
-            schema = pa.schema(zip(table, _KINDS + _REASON_KINDS * reasons, strict=True))
+        def write_csv(table: pd.DataFrame) -> None:
+            nonlocal has_header
+            table.to_csv(unfinished, header=not has_header, index=False)
+            has_header = True
+
+        def write_parquet(table: pd.DataFrame) -> None:
+            nonlocal writer
+            num_reasons = (len(table.columns) - len(_TYPES)) // len(_REASON_TYPES)
+            schema = pa.schema(zip(table, _TYPES + _REASON_TYPES * num_reasons, strict=True))
             if writer is None:
-                writer = opened.enter_context(pq.ParquetWriter(unfinished, schema))
+                writer = stack.enter_context(pq.ParquetWriter(unfinished, schema))
             table = table.astype({table.columns[0]: str})  # ids may be numbers
             writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
 
-        yield write
+        yield write_parquet if is_parquet else write_csv

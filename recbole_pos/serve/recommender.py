@@ -1,4 +1,4 @@
-"""A trained model in use: what comes next, for its users and after any history."""
+"""A trained model in use: recommendations to its users and after any history."""
 
 from __future__ import annotations
 
@@ -20,39 +20,44 @@ from recbole_pos.data.item_vectors import read_new_vectors, to_files
 from recbole_pos.data.windows import gather_index, masks_history
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.run import finds_dataset, load, load_without_data
+from recbole_pos.experiment.run import (
+    Catalogue,
+    NeedsDataset,
+    finds_dataset,
+    load,
+    load_without_data,
+)
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, renamed, unpack
-from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
+from recbole_pos.serve.histories import Fields, Histories, TokenIds, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
-EXPLAINED = 1 << 10  # the same with reasons, of which each is a history
+EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
 MODEL, POPULARITY = "model", "popularity"
-LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
+LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
 
 
 class Recommender(FittedModel):
     """A trained model with its catalogue; made by :func:`recbole_pos.fit` and :meth:`load`.
 
-    Ids are names, as in the files: a history is a list of item names, oldest first. A history of
-    which nothing is known gets the most popular items of training, and ``by`` says so.
+    A history is a list of item names as in the files, oldest first. A history without a known item
+    gets the most popular items of training, and ``by`` says so.
 
     Examples:
         >>> trained = recbole_pos.Recommender.load("mine")
-        >>> found = trained.recommend(histories=[["242", "302", "51"]], k=3)
-        >>> list(found), len(found)
+        >>> table = trained.recommend(histories=[["242", "302", "51"]], k=3)
+        >>> list(table), len(table)
         (['id', 'rank', 'item', 'score', 'by'], 3)
 
     Attributes:
-        growth: what the data have beyond what the model was trained on.
-        changed: fields whose values have changed since then; the model reads those of now.
+        growth: numbers of interactions, users and items that the dataset has gained since training.
+        changed: fields whose values have changed since training; the model reads the new ones.
         items: [items] names of the catalogue.
     """
 
@@ -73,7 +78,7 @@ class Recommender(FittedModel):
         self.by_user = reads_users(self.config["model"], type(experiment.model))
         counts = torch.from_numpy(dataset.popularity).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
-        self.unknown_users = dict.fromkeys(unknown_users)  # who are in the data all the same
+        self.unknown_users = dict.fromkeys(unknown_users)  # in the dataset, but not of the model
         self._has_warned = False
 
     @classmethod
@@ -84,17 +89,16 @@ class Recommender(FittedModel):
         histories_only: bool | None = None,
         item_vectors: Any = None,
     ) -> Recommender:
-        """Load a trained model from the folder of a run, whose data may have grown since.
+        """Load a trained model from the folder of a run, whose dataset may have grown since.
 
-        Without the dataset it recommends to given histories; users need it, and so do models that
-        read more of it than names.
+        Without the dataset it recommends only to histories that are given, if the model needs no
+        more of the dataset than the names of items.
 
         Args:
             run_dir: the folder.
-            data_path: the folder that holds the folder of the dataset; where the run found it if
-                None.
-            histories_only: whether the users of the data will not be asked for: then the dataset
-                is not read if the model does without; else it must be there. Not known if None.
+            data_path: the folder that holds the folder of the dataset; by default that of the run.
+            histories_only: True reads the dataset only if the model needs it, False requires it; by
+                default it is read if it is there.
             item_vectors: content vectors of further items, see :meth:`add_items`.
 
         Warns:
@@ -102,7 +106,7 @@ class Recommender(FittedModel):
 
         Raises:
             UsageError: if it is not the folder of a run, or lacks a dataset that the model needs.
-            CheckpointError: if the data the model was trained on are not there any more.
+            CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
         reads_data = data_path is not None or histories_only is False
         reads_data = reads_data or (not histories_only and finds_dataset(run_dir))
@@ -114,7 +118,7 @@ class Recommender(FittedModel):
                 if not finds_dataset(run_dir):
                     raise
         if trained is None:
-            trained = cls._with_data(run_dir, data_path)
+            trained = cls._load_with_data(run_dir, data_path)
         elif not histories_only:
             warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 2)
         if item_vectors is not None:
@@ -122,22 +126,25 @@ class Recommender(FittedModel):
         return trained
 
     @classmethod
-    def _with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
-        """Load the model and its dataset, with what the data have beyond the training."""
+    def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
+        """Load the model and its dataset, with the interactions added since training."""
 
         def is_by_user(dataset: Any) -> bool:
             return reads_users(dataset.config["model"], dataset.config.model_class)
 
-        def add_later(dataset: Any) -> Any:
-            later = dataset.held_out
-            return dataset if later is None else extend_log(dataset, later, not is_by_user(dataset))
+        def add_held_out(dataset: Any) -> Any:
+            if dataset.held_out is None:
+                return dataset
+            return extend_log(dataset, dataset.held_out, not is_by_user(dataset))
 
-        experiment = load(run_dir, add_later, grown=True, data_path=data_path)
-        later = experiment.dataset.held_out
-        if later is None:
-            return cls(experiment, Growth(), folder=find_run_folder(run_dir))
-        unknown_users = [*(later.users if is_by_user(experiment.dataset) else []), *later.lonely]
-        return cls(experiment, later.growth, unknown_users, find_run_folder(run_dir))
+        experiment = load(run_dir, add_held_out, grown=True, data_path=data_path)
+        held_out, folder = experiment.dataset.held_out, find_run_folder(run_dir)
+        if held_out is None:
+            return cls(experiment, Growth(), folder=folder)
+        unknown_users = list(held_out.users_without_items)
+        if is_by_user(experiment.dataset):
+            unknown_users = [*held_out.users, *unknown_users]
+        return cls(experiment, held_out.growth, unknown_users, folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
@@ -147,14 +154,14 @@ class Recommender(FittedModel):
         """Add items that were not in the training data to the catalogue, by their content vectors.
 
         Args:
-            item_vectors: as the option of that name, made in the way of those of the run; items
-                that the model knows stay as they are.
+            item_vectors: as the option of that name, made in the same way as those of the run;
+                items that the model knows stay as they are.
 
         Returns:
             A sentence with the number of new items.
 
         Raises:
-            UsageError: if the model does not read content alone, or vectors do not fit.
+            UsageError: if the model reads no content or more than content, or vectors do not fit.
         """
         model, dataset = self.experiment.model, self.dataset
         if getattr(model, "content_source", None) is None:
@@ -170,11 +177,9 @@ class Recommender(FittedModel):
         self.scorer = Scorer(model, self.config)
         for cached in ("_all_items", "_unit_vectors"):
             self.__dict__.pop(cached, None)
+        history = {"items": [names[0]], "times": [0.0], "at": 0.0}
         try:
-            with torch.inference_mode():
-                for name in names[:1]:
-                    history = {"items": [name], "times": [0.0], "at": 0.0}
-                    self.scorer.make_scores(self.read([history]))
+            self.rank_items(self.read([history]), 1, False, self._all_items)
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
@@ -194,52 +199,50 @@ class Recommender(FittedModel):
         at: float | str | datetime | None = None,
         because: int = 0,
     ) -> pd.DataFrame:
-        """Return the k items most likely to come next, best first; of equal scores, in the order of
-        ``items``, whatever k, the items allowed, or who else is asked about.
+        """Return the k items with the highest scores, best first; ties in the order of ``items``.
 
         Args:
-            users: names of users in the data; all with an event if neither these nor histories
-                are given.
-            histories: of each person a list of items, oldest first, or a mapping with ``items``
-                and perhaps ``id``, ``times`` and ``at`` (in the unit of the time field, or ISO
+            users: names of users in the dataset; by default (and without histories) all with an
+                interaction.
+            histories: for each person a list of items, oldest first, or a mapping with ``items``
+                and optionally ``id``, ``times`` and ``at`` (in the unit of the time field, or ISO
                 8601, in UTC without a zone), ``events`` and ``user`` (``event_features`` by field,
-                one value an item, and ``user_features``); a Series of lists, by id; a DataFrame or
-                an Arrow table with such columns.
-            k: items a person; fewer rows where fewer are left to recommend.
-            exclude_seen: leave out what a history has; None for what the run was evaluated with.
-            allowed: names of the items to choose from, such as those in stock; all if None.
+                one value per item, and ``user_features``); a Series of lists, by id; a DataFrame
+                or an Arrow table with such columns.
+            k: items per person; fewer if fewer are left to recommend.
+            exclude_seen: whether items of the history are excluded; by default as in evaluation.
+            allowed: names of the items to choose from, such as those in stock; by default all.
             excluded: names of items to leave out.
-            boosts: of items by name what is added to their scores; to halve or double odds, minus
-                or plus 0.69 (the scores of models trained by cross-entropy are log-odds).
-            at: when they are asked for, for those whose history has no time: a time as in
-                ``times``; now if None. For models with ``request_time: target``.
-            because: how many of the past interactions that carried an item are named; see
-                :meth:`explain`.
+            boosts: numbers to add to the scores of items by name; -0.69 halves and 0.69 doubles
+                odds (the scores of models trained by cross-entropy are log-odds).
+            at: time of the requests that have none in their history, in the form of ``times``; by
+                default now. For models with ``request_time: target``.
+            because: number of past interactions to name that carried an item; see :meth:`explain`.
 
         Warns:
             RunWarning: once, if a model that reads the time of the request gets none.
 
         Returns:
-            A row a recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
-            ``item``, ``score``, and ``by``: model, or popularity where nothing of a history is
-            known. With ``because``, numbered from 1, the strongest first: ``because_1``, the item
+            A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
+            ``item``, ``score``, and ``by``: model, or popularity for a history without a known
+            item. With ``because``, numbered from 1, the strongest first: ``because_1``, the item
             of a past interaction, ``score_change_1`` and ``rank_change_1``, what is added to the
             score and to the rank without it; empty where fewer interactions carried the item.
 
         Raises:
-            UsageError: for users without an event, anything that is no history, or ``because`` of
-                a model that reads none.
+            UsageError: for users without an interaction, a malformed history, or ``because`` with a
+                model that reads no history.
         """
         if users is not None and histories is not None:
             raise UsageError("give users or histories, not both")
         choice = self.choose_items(allowed, excluded, boosts)
         packed = self.read_users(users) if histories is None else self.read(histories)
         packed = self.add_request_time(packed, at)
-        parts = self.make_tables(packed, k, exclude_seen, choice, because)
-        return pd.concat([table for table, _ in parts], ignore_index=True)
+        tables = self.make_tables(packed, k, exclude_seen, choice, because)
+        return pd.concat([table for table, _ in tables], ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Check histories and look up the ids of their items; see :func:`read_histories`.
+        """Validate histories and look up the ids of their items; see :func:`read_histories`.
 
         Raises:
             UsageError: if the model does not read histories, or one is malformed.
@@ -253,28 +256,27 @@ class Recommender(FittedModel):
         return read_histories(histories, self.ids, scorer.needs_time, self._unit, self._fields)
 
     @cached_property
-    def _fields(self) -> dict[str, dict[str, Field]]:
+    def _fields(self) -> Fields:
         """Fields of interactions and users that histories may have, beside items and times."""
 
-        def find_names(name: str, embed: Any) -> Field:
+        def find_tokens(name: str, embed: Any) -> TokenIds | None:
             if embed.numeric:
                 return None
-            names = self.dataset.field2id_token[name]
-            return {one: i for i, one in enumerate(names)}, bool(embed.is_list)
+            tokens = self.dataset.field2id_token[name]
+            return TokenIds({token: i for i, token in enumerate(tokens)}, bool(embed.is_list))
 
         return {
-            table: {name: find_names(name, embed) for name, embed in embeds.items()}
+            table: {name: find_tokens(name, embed) for name, embed in embeds.items()}
             for table, embeds in self.scorer.fields.items()
         }
 
     def add_request_time(
         self, histories: Histories, at: float | str | datetime | None = None
     ) -> Histories:
-        """Return histories with a time of the request each, if the model reads it: their own, or
-        ``at``, or now, with a warning the first time.
+        """Return histories with a request time (their own, ``at`` or now), if the model reads it.
 
         Raises:
-            UsageError: for a time that the model does not read, or before the newest event.
+            UsageError: for a time that the model does not read, or before the newest interaction.
         """
         if not self.scorer.reads_request:
             if at is not None or histories.at is not None:
@@ -298,8 +300,7 @@ class Recommender(FittedModel):
 
     @cached_property
     def _unit(self) -> float | None:
-        """Seconds in the unit of the time field; None where its values are no dates of our time,
-        but a number that orders interactions."""
+        """Seconds in the unit of the time field; None if its values are not dates up to 2100."""
         seconds = SECONDS[self.config["timestamp_unit"]]
         if isinstance(self.dataset, Catalogue) or not len(self.dataset.log.times):
             return seconds
@@ -308,31 +309,31 @@ class Recommender(FittedModel):
         return seconds if 1 < first and last < 2100 - 1970 else None
 
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
-        """Return the histories of users in the data, each user once; of all with an event if None.
+        """Return the histories of users in the dataset, each once; by default of all with one.
 
         Raises:
-            UsageError: if a user has no event.
+            UsageError: if a user has no interaction.
         """
         dataset, log = self.dataset, self.dataset.log
-        names = dataset.field2id_token[dataset.uid_field]
         if users is None:
-            wanted = [*names[log.lengths > 0], *self.unknown_users]
+            has_log = log.lengths > 0
+            names = [*dataset.field2id_token[dataset.uid_field][has_log], *self.unknown_users]
         else:
-            wanted = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
-        known = dataset.field2token_id[dataset.uid_field]
-        ids = np.array([known.get(user, 0) for user in wanted], dtype=np.int64)
+            names = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
+        id_by_name = dataset.field2token_id[dataset.uid_field]
+        ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
         lengths = log.lengths[ids]
-        has_events = dict(zip(wanted, lengths > 0, strict=True))
-        absent = [user for user in wanted if not (has_events[user] or user in self.unknown_users)]
-        if absent or not wanted:
+        without = [name for name, length in zip(names, lengths, strict=True) if not length]
+        absent = [name for name in without if name not in self.unknown_users]
+        if absent or not names:
             raise UsageError(
-                f"users: {len(absent)} of {len(wanted)} have no interaction in "
+                f"users: {len(absent)} of {len(names)} have no interaction in "
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
-        events, rows = torch.from_numpy(gather_index(log.offsets[ids], lengths)), torch.tensor(ids)
-        items, times = log.items[events].numpy(), log.times[events].numpy()
-        features = dataset.features().map(lambda x: x[events], lambda x: x[rows])
-        return Histories(wanted, items, lengths, times, 0 * ids, ids, features=features)
+        index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
+        features = dataset.features().map(lambda x: x[index], lambda x: x[torch.from_numpy(ids)])
+        items, times = log.items[index].numpy(), log.times[index].numpy()
+        return Histories(names, items, lengths, times, np.zeros_like(ids), ids, features=features)
 
     def choose_items(
         self,
@@ -340,48 +341,50 @@ class Recommender(FittedModel):
         excluded: Iterable[str | int] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> Choice:
-        """Return the items that may be recommended and their boosts; unknown names are left out.
+        """Return the items that may be recommended and their boosts; unknown names are ignored.
 
         Raises:
             UsageError: if no item is left, or a boost is not a finite number.
         """
         if allowed is None and excluded is None and not boosts:
             return self._all_items
-        allows = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
-        allows[1:] = allowed is None
-        for key, names, is_allowed in (("allowed", allowed, True), ("excluded", excluded, False)):
+        is_allowed = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
+        is_allowed[1:] = allowed is None
+        for key, names in (("allowed", allowed), ("excluded", excluded)):
             if names is None:
                 continue
             if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
                 raise UsageError(f"{key}: expected names of items, found {shown(names)}")
-            allows[[self.ids[name] for name in map(str, names) if name in self.ids]] = is_allowed
-            if not allows.any():
-                why = "none of them is known" if is_allowed else "all items are excluded"
+            known = [self.ids[name] for name in map(str, names) if name in self.ids]
+            is_allowed[known] = key == "allowed"
+            if not is_allowed.any():
+                why = "none of them is known" if key == "allowed" else "all items are excluded"
                 raise UsageError(f"{key}: no item is left to recommend: {why}")
-        items = allows.nonzero()[:, 0]
-        if boosts is not None and not isinstance(boosts, Mapping):
+        items = is_allowed.nonzero()[:, 0]
+        if not boosts:
+            return Choice(items)
+        if not isinstance(boosts, Mapping):
             raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
-        bonus = torch.zeros(len(allows))
-        for name, boost in (boosts or {}).items():
-            if not (is_number(boost) and abs(boost) < LARGEST):
+        bonus = torch.zeros(len(is_allowed))
+        for name, boost in boosts.items():
+            if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
                 raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
             bonus[self.ids.get(str(name), 0)] = float(boost)
-        return Choice(items, bonus[items] if boosts else None)
+        return Choice(items, bonus[items])
 
     @cached_property
     def _all_items(self) -> Choice:
         return Choice(torch.arange(1, len(self.ids) + 1))
 
     def make_tables(
-        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
+        self, packed: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
     ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Yield tables as :meth:`recommend` returns them, pool by pool in their order, each
-        with how many of its items are in the history already."""
-        require_reasons(self.scorer, because, asked)
+        """Yield the table of :meth:`recommend` in parts, each with its number of seen items."""
+        require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
-        size = EXPLAINED if because else POOL
-        for begin in range(0, max(len(asked), 1), size):
-            pool = asked.select(np.arange(begin, min(begin + size, len(asked))))
+        size = EXPLAINED_POOL if because else POOL
+        for begin in range(0, max(len(packed), 1), size):
+            pool = packed.select(np.arange(begin, min(begin + size, len(packed))))
             row, rank, item, score = self.rank_items(pool, k, exclude_seen, choice)
             table = pd.DataFrame(
                 {
@@ -395,12 +398,12 @@ class Recommender(FittedModel):
             if because:
                 effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
                 table = add_reasons(table, effects, because, self.items)
-            owner, n_items = np.repeat(np.arange(len(pool)), pool.lengths), len(self.items) + 1
-            seen = pd.Series(row * n_items + item).isin(owner * n_items + pool.items)
-            yield table, int(seen.sum())
+            past_row, num_ids = np.repeat(np.arange(len(pool)), pool.lengths), len(self.items) + 1
+            is_seen = pd.Series(row * num_ids + item).isin(past_row * num_ids + pool.items)
+            yield table, int(is_seen.sum())
 
     def require_id(self, name: str) -> int:
-        """Return the id of an item; a UsageError if it is not known."""
+        """Return the id of an item; raise a UsageError if it is not known."""
         if name not in self.ids:
             raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
         return self.ids[name]
@@ -409,28 +412,27 @@ class Recommender(FittedModel):
     def rank_items(
         self, histories: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Return recommendations as arrays [p], history by history and the best first: number of
-        the history, rank from 1, id of the item, and score."""
+        """Return columns [p], best first: index in ``histories``, rank from 1, item id, score."""
         self.require_k(k)
         hides_seen = self.hides_seen(exclude_seen)
         by_length = histories.lengths.argsort(kind="stable")
         empty, known = np.split(by_length, [int((histories.lengths == 0).sum())])
-        found = [tuple(np.empty(0, kind) for kind in ("i8", "i8", "i8", "f4"))]
+        parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
         if len(empty):  # the same for all of them
             best = find_best_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
-            found.append(_to_rows(empty, *(np.repeat(x, len(empty), 0) for x in best)))
+            parts.append(_to_columns(empty, *(np.repeat(x, len(empty), 0) for x in best)))
         for begin in range(0, len(known), BATCH):
             rows = known[begin : begin + BATCH]
             batch = histories.select(rows)
             barred = batch.list_pairs() if hides_seen else None
             best = find_best_items(self.scorer.make_scores(batch), choice, k, barred)
-            found.append(_to_rows(rows, *best))
-        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-        order = np.lexsort((columns[1], columns[0]))
-        return tuple(column[order] for column in columns)
+            parts.append(_to_columns(rows, *best))
+        row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
+        order = np.lexsort((rank, row))
+        return row[order], rank[order], item[order], score[order]
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
-        """Return whether seen items are excluded: as requested, or else as in evaluation."""
+        """Return whether seen items are excluded: as requested, or by default as in evaluation."""
         return masks_history(self.config) if exclude_seen is None else exclude_seen
 
     @torch.inference_mode()
@@ -447,21 +449,20 @@ class Recommender(FittedModel):
 
         Each interaction is left out in turn, with its time; the others and the time of
         the request stay. Items are ranked among the same candidates as before.
-        :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
+        :func:`recbole_pos.inspect.explanation.draw_explanation` draws the result.
 
         Args:
-            history: one history, as in :meth:`Recommender.recommend`.
-            items: names of the items to explain; the k recommended items if None.
+            history: one history, as in :meth:`recommend`.
+            items: names of the items to explain; by default the k recommended items.
             k: number of recommended items to explain.
-            user: name of a user in the data, instead of a history.
-            exclude_seen: as in :meth:`Recommender.recommend`.
-            at: time of the request, as there.
+            user: name of a user in the dataset, instead of a history.
+            exclude_seen, at: as in :meth:`recommend`.
 
         Returns:
-            A row an item and a past interaction the model reads, items as given or the best first,
-            interactions that carried the item most first: ``item``, ``rank``, ``score``, ``past``,
-            the item of the interaction, ``steps_back``, 1 for the newest, ``score_change`` and
-            ``rank_change``: what is added without it; missing if it is the only one.
+            A row for each item and each past interaction that the model reads: ``item``, ``rank``,
+            ``score``, ``past``, the item of the interaction, ``steps_back``, 1 for the newest,
+            ``score_change`` and ``rank_change``, what is added without it (missing if it is the
+            only one). Interactions that carried an item most come first.
 
         Raises:
             UsageError: if no item of the history is known, the model reads no history, or an item
@@ -483,33 +484,33 @@ class Recommender(FittedModel):
             item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
         if not len(item):
             raise UsageError("items: none to explain")
-        if self.hides_seen(exclude_seen) and (seen := np.isin(item, packed.items)).any():
+        hides_seen = self.hides_seen(exclude_seen)
+        if hides_seen and len(seen := item[np.isin(item, packed.items)]):
             raise UsageError(
-                f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
+                f"items: {shown(self.items[seen[0] - 1])} is in the history, and seen items "
                 "are excluded; set exclude_seen to false"
             )
-        row, hides_seen = np.zeros(len(item), dtype=np.int64), self.hides_seen(exclude_seen)
+        row = np.zeros_like(item)
         effects = leave_one_out(self.scorer, packed, row, item, choice, hides_seen)
-        found = pd.DataFrame(effects).sort_values(
-            ["pair", "score_change"], kind="stable", ignore_index=True
-        )
-        found.insert(0, "item", self.items[item[found["pair"]] - 1])
-        found["past"] = self.items[found["past"] - 1]
-        found = found.astype({"rank": np.int64, "rank_change": "Int64"})
+        table = pd.DataFrame(effects).sort_values(["pair", "score_change"], kind="stable")
+        table["item"] = self.items[item[table["pair"]] - 1]
+        table["past"] = self.items[table["past"] - 1]
+        table = table.astype({"rank": np.int64, "rank_change": "Int64"})
         columns = ["item", "rank", "score", "past", "steps_back", "score_change", "rank_change"]
-        return found[columns]
+        return table[columns].reset_index(drop=True)
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
-        """Return the vector of each history [b, d]: its product with an item's vector is the score.
+        """Return the vectors [b, d] of histories; products with item vectors are the scores.
 
         A history without a known item has the vector 0.
 
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
         """
-        vectors, packed = self.scorer.require_vectors(), self.add_request_time(self.read(histories))
-        states = np.zeros((len(packed), vectors.size(1)), dtype=np.float32)
+        size = self.scorer.require_vectors().size(1)
+        packed = self.add_request_time(self.read(histories))
+        states = np.zeros((len(packed), size), dtype=np.float32)
         known = np.flatnonzero(packed.lengths)
         for begin in range(0, len(known), BATCH):
             rows = known[begin : begin + BATCH]
@@ -517,11 +518,7 @@ class Recommender(FittedModel):
         return states
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return names [items] and vectors [items, d] of the catalogue.
-
-        Raises:
-            UsageError: if the model has no vectors of items.
-        """
+        """Return names [items] and vectors [items, d]; raise a UsageError if there are none."""
         return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
 
     def similar(
@@ -535,15 +532,15 @@ class Recommender(FittedModel):
 
         Args:
             items: names of items, or one name.
-            k: neighbours of each item; fewer where fewer are left.
-            allowed: names of the items to choose from; all if None.
+            k: neighbours of each item; fewer if fewer are left.
+            allowed: names of the items to choose from; by default all.
             excluded: names of items to leave out.
 
         Returns:
-            A row a neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
+            A row per neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
 
         Raises:
-            UsageError: for unknown items, or a model without vectors.
+            UsageError: for unknown items, or a model without item vectors.
         """
         names = list(map(str, np.atleast_1d(items)))
         for name in names:
@@ -559,14 +556,13 @@ class Recommender(FittedModel):
         )
 
     def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """Return the neighbours of :meth:`similar` as arrays: for each the number of the item in
-        ``names``, the rank from 1, the id of the neighbour, and the cosine."""
+        """Return columns [p], nearest first: index in ``names``, rank, id of neighbour, cosine."""
         self.require_k(k)
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         barred = torch.arange(len(ids)), ids
         best = find_best_items(lambda x: products(vectors[ids], vectors, x), choice, k, barred)
-        return _to_rows(np.arange(len(ids)), *best)
+        return _to_columns(np.arange(len(ids)), *best)
 
     @cached_property
     def _unit_vectors(self) -> Tensor:
@@ -585,8 +581,7 @@ class Recommender(FittedModel):
     parts = renamed("parts", "make_tables")
 
 
-def _to_rows(owners: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the best items [b, k] of owners [b] as arrays [p]: owner, rank from 1, item and score;
-    without those whose score is -inf, where few are left."""
-    row, rank = np.nonzero(score > -np.inf)
-    return owners[row], rank + 1, item[row, rank], score[row, rank]
+def _to_columns(rows: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return row, rank, item and score as columns, from [b, k] of rows [b]; -inf is no score."""
+    index, column = np.nonzero(score > -np.inf)
+    return rows[index], column + 1, item[index, column], score[index, column]

@@ -23,22 +23,22 @@ class Scorer:
     """Scores of a trained model for the item after each history.
 
     Attributes:
-        vectors: [items + 1, d] of items, whose products with states are the scores; None for models
-            that score otherwise.
+        vectors: [items + 1, d] item vectors, whose products with states are the scores; None for
+            models that score otherwise.
         needs_time: whether histories must have times.
         reads_request: whether the time of the request is read.
-        reach: how many of the newest interactions are read; None for all.
-        fields: embeddings of the fields read under ``events`` and ``user`` of a history, by name.
+        reach: number of newest interactions that are read; None for all.
+        fields: embeddings of the feature fields by table (``events`` or ``user``) and name.
     """
 
     def __init__(self, model: Any, config: Options) -> None:
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
-        linked = getattr(model, "linked", False)  # reads further back than a window
-        self.reach: int | None = None if linked else config["MAX_ITEM_LIST_LENGTH"]
-        embeds = getattr(model, "event_features", None)
-        self.fields = {"events": {}, "user": {}} if embeds is None else embeds.by_table()
+        reads_all = getattr(model, "linked", False)
+        self.reach: int | None = None if reads_all else config["MAX_ITEM_LIST_LENGTH"]
+        features = getattr(model, "event_features", None)
+        self.fields = {"events": {}, "user": {}} if features is None else features.by_table()
         has_vectors = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
 
@@ -56,28 +56,22 @@ class Scorer:
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
             return lambda items: products(states, vectors, items).cpu()
-        every = (
-            self.model.full_sort_predict(self.make_rows(histories)).view(len(histories), -1).cpu()
-        )
-        return lambda items: every[:, items]
+        scores = self.model.full_sort_predict(self.make_rows(histories))
+        scores = scores.view(len(histories), -1).cpu()
+        return lambda items: scores[:, items]
 
     def encode(self, histories: Histories) -> Tensor:
-        """Return the states [b, d] that predict the event after each history, none empty."""
+        """Return the states [b, d] that predict the item after each history, none empty."""
         if self.model.needs_events and histories.users is not None:
             return self.model.after_users(histories.users)
-        histories = histories if self.reach is None else histories.keep_newest(self.reach)
-        parts = [histories.items, histories.lengths, histories.times if self.needs_time else None]
-        if self.reads_request:
-            parts.append(histories.at)
-        options = {}
-        if any(self.fields.values()):
-            options["features"] = map_tensors(histories.features, self._send)
-        return self.model.after(
-            *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **options
-        )
-
-    def _send(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device)
+        if self.reach is not None:
+            histories = histories.keep_newest(self.reach)
+        times = histories.times if self.needs_time else None
+        at = histories.at if self.reads_request else None
+        inputs = (histories.items, histories.lengths, times, at)
+        tensors = (None if x is None else torch.from_numpy(x).to(self.device) for x in inputs)
+        features = map_tensors(histories.features, lambda x: x.to(self.device))
+        return self.model.after(*tensors, features if any(self.fields.values()) else None)
 
     def make_rows(self, histories: Histories) -> Interaction:
         """Return histories as examples of RecBole: lists padded on the right to [b, L]."""
@@ -87,16 +81,16 @@ class Scorer:
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             histories = histories.keep_newest(length)
             lengths = torch.from_numpy(histories.lengths)
-            is_event = torch.arange(length) < lengths[:, None]
-            items, features = torch.from_numpy(histories.items), histories.features
-            lists = {config["ITEM_ID_FIELD"]: items, **features.events}
+            is_filled = torch.arange(length) < lengths[:, None]
+            lists = {config["ITEM_ID_FIELD"]: torch.from_numpy(histories.items)}
+            lists |= histories.features.events
             if histories.times is not None:
                 lists[config["TIME_FIELD"]] = torch.from_numpy(histories.times)
             for field, values in lists.items():
-                block = values.new_zeros(*is_event.shape, *values.shape[1:])
-                block[is_event] = values
-                columns[field + config["LIST_SUFFIX"]] = block
-            columns |= features.users
+                padded = values.new_zeros(*is_filled.shape, *values.shape[1:])
+                padded[is_filled] = values
+                columns[field + config["LIST_SUFFIX"]] = padded
+            columns |= histories.features.users
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
 
@@ -107,7 +101,7 @@ def find_best_items(
     """Return scores and ids [rows, k'] of the best items of every row, best first.
 
     k' is the smaller of k and the number of items in ``choice``; the score is -inf where fewer are
-    left. ``scores`` and ``barred`` are as of :func:`score_parts`.
+    left. ``scores`` and ``barred`` are the arguments of :func:`score_parts`.
     """
     best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()

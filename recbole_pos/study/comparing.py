@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import beside
-from recbole_pos.data.location import dataset_name, name_and_folder, require_dataset
+from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -140,9 +140,9 @@ def compare(
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]
-    source, dataset = dataset, dataset_name(dataset)
+    source, dataset = dataset, read_dataset_name(dataset)
     if args.run_dir is None:
-        args = replace(args, run_dir=beside(source, "compare"))
+        args = replace(args, run_dir=find_folder_beside(source, "compare"))
     allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     reporter = Reporter(args.verbose)
@@ -205,7 +205,7 @@ def _plan_and_folder(
     if args.reference is not None:
         changes["reference"] = args.reference
     if dataset:
-        dataset, data_path = name_and_folder(dataset, base.get("data_path") or "dataset/")
+        dataset, data_path = locate_dataset(dataset, base.get("data_path") or "dataset/")
         if data_path is not None:
             base = {**base, "data_path": data_path}
     if isinstance(what, (list, tuple)):

@@ -14,7 +14,7 @@ from typing import Any
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.item_vectors import content_digest
+from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -253,7 +253,7 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
     }
     plain = {**{key: config[key] for key in _OF_RECBOLE}, **plain}
     if plain.get("item_vectors"):
-        plain["item_vectors"] = content_digest(plain["item_vectors"])
+        plain["item_vectors"] = digest_content(plain["item_vectors"])
     return digest(plain, dict(identity), NUMERICS, digest_code(config), *others)
 
 

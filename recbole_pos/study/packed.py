@@ -23,7 +23,7 @@ import pandas as pd
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.item_vectors import file_names
+from recbole_pos.data.item_vectors import keep_file_names
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import rank_table
@@ -221,7 +221,7 @@ def _pack_run(folder: StudyFolder, digest: str) -> dict[str, bytes]:
     facts = json.dumps(_select_public(folder.fit(digest)), indent=1, default=str)
     options = {k: v for k, v in read_yaml(run.config).items() if k not in INDIFFERENT}
     if options.get("item_vectors"):
-        options["item_vectors"] = file_names(options["item_vectors"])
+        options["item_vectors"] = keep_file_names(options["item_vectors"])
     files = {
         _FIT: facts.encode(),
         _CONFIG: yaml.safe_dump(options, allow_unicode=True).encode(),

@@ -75,11 +75,11 @@ def _draw_curves(
             continue
         epochs, values = list(trial.curve), list(trial.curve.values())
         marker, color = ENDS[trial.state]
-        label, style = trial.state, {"linewidth": 0.9, "alpha": 0.6}
+        label, width, alpha = trial.state, 0.9, 0.6
         if trial is best:
-            color, style = VERMILION, {"linewidth": 2.2}
+            color, width, alpha = VERMILION, 2.2, 1.0
             label = f"trial {trial.number}, the best: {trial.score:.4f} in epoch {trial.best_epoch}"
-        panel.plot(epochs, values, color=color, **style)
+        panel.plot(epochs, values, color=color, linewidth=width, alpha=alpha)
         ends = panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7)
         if label not in labels:
             ends[0].set_label(label)
