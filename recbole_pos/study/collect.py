@@ -46,12 +46,7 @@ _UNNAMED = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
 
 
 class _Collector:
-    """Runs of a study as lines of tables, and their ranks.
-
-    Args:
-        metric: validation metric of the curves.
-        root: folder to which paths are relative.
-    """
+    """Runs of a study as lines of tables, with paths relative to ``root``, ranks and curves."""
 
     def __init__(self, metric: str, root: Path) -> None:
         self.metric, self.root = metric, root
@@ -84,13 +79,7 @@ class _Collector:
                 self.curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
 
     def results(self, plan: Plan, facts: StudyFacts, **others: Any) -> Results:
-        """Return the results of the runs in the order of rows and seeds.
-
-        Args:
-            plan: plan of the study.
-            facts: facts of the study's data and versions.
-            others: further attributes of the results.
-        """
+        """Return the results of the runs in the order of rows and seeds."""
         order = {row: index for index, row in enumerate(plan.rows)}
         self.lines.sort(key=lambda line: (order[line["row"]], line["seed"]))
         ranks = sorted(self.ranks.items(), key=lambda item: (order[item[0][0]], item[0][1]))

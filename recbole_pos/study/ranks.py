@@ -66,9 +66,9 @@ def require_metrics(
     """Raise a UsageError for a metric of a test that does not agree with its ranks.
 
     Args:
-        metrics: metrics of a test; those that do not follow from ranks are not checked.
+        metrics: metrics, rounded to ``decimals``; those not of ranks are not checked.
         rank: [targets] ranks.
-        decimals: decimals that metrics are rounded to.
+        decimals: number of decimals.
         name: name of the file, for messages.
     """
     for metric, value in metrics.items():

@@ -147,19 +147,20 @@ def make_search_table(results: Results) -> RenderedTable | None:
     if results.searches.empty:
         return None
     metrics = [metric_name(metric) for metric in results.searches["metric"].unique()]
-    value_title = f"{join_names(metrics)}, validation"
-    columns: dict[str, list[Cell]] = {
-        title: [] for title in ("configuration", "trials", "chosen", value_title)
-    }
+    columns: dict[str, list[Cell]] = {}
     for row, trials in results.searches.groupby("row", sort=False):
         options, value = "not yet", ""
         for chosen in trials[trials["chosen"].astype(bool)].to_dict("records"):
             options, value = chosen["options"], format_number(chosen["value"])
         metric = metric_name(trials["metric"].iloc[0]) if len(metrics) > 1 else ""
-        columns["configuration"].append(Cell(str(row)))
-        columns["trials"].append(Cell(f"{len(trials)}"))
-        columns["chosen"].append(Cell(options))
-        columns[value_title].append(Cell(value, metric))
+        cells = {
+            "configuration": Cell(str(row)),
+            "trials": Cell(f"{len(trials)}"),
+            "chosen": Cell(options),
+            f"{join_names(metrics)}, validation": Cell(value, metric),
+        }
+        for title, cell in cells.items():
+            columns.setdefault(title, []).append(cell)
     seeds = results.plan.search_seeds
     average = f", the mean of {seeds} seeds" if seeds > 1 else ""
     note = f"Chosen by {join_names(metrics)} on validation only{average}, before testing."

@@ -293,10 +293,10 @@ def compute_differences(
 
     The interval covers the noise between units and between seeds. Where a row has one seed, the
     noise between seeds is that of the study's rows with several; where no row has several it is
-    unknown, and the interval, for these trained models only, too narrow. A star needs two seeds on
-    both sides and a p-value below 0.05 after Holm's correction over all lines. That p-value is the
-    larger of two: of the t-test that belongs to the interval, and of sign flips over the units,
-    which assume no distribution.
+    unknown, and the interval, for these trained models only, too narrow. The p-value is the larger
+    of two: of the t-test that belongs to the interval, and of sign flips over the units, which
+    assume no distribution. A star needs two seeds on both sides and a p-value below 0.05 after
+    Holm's correction over all lines.
 
     Args:
         table: ranks of the study's runs.

@@ -76,13 +76,9 @@ class Epoch(Layout):
 
 
 class StudyFacts(Layout):
-    """``facts.json``: facts of the data, and the choices of the searches.
+    """``facts.json``: facts of the data, and the choices of the searches; see also ``Results``.
 
     Attributes:
-        versions: package -> version.
-        data: name of a fact -> number or text.
-        warnings: sentences on what in the data inflates the metrics.
-        ties: how many test items depend on the order of equal times; None if unknown.
         chosen: row -> trial that its search has chosen; None while trials are left.
         chosen_by: row -> metric of its search.
         unmade: name of a fit that failed before its run had a folder -> reason.
