@@ -78,13 +78,8 @@ class PaddedContext(SequenceContext):
         return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
 
     @lazy_attribute
-    def real(self) -> Tensor:
-        """[m] boolean, False at padding."""
-        return ~self.padding.reshape(-1)
-
-    @lazy_attribute
     def follows(self) -> Tensor:
-        return (self.index > 0) & self.real
+        return (self.index > 0) & ~self.padding.reshape(-1)
 
     def block_width(self, align: Alignment) -> int:
         """Return t, or n at the end, where position matrices are then read whole, whatever t is."""
