@@ -18,9 +18,8 @@ from recbole_pos.layers.features import Features
 class PaddedContext(SequenceContext):
     """A :class:`SequenceContext` of whole rows, m = b * t, padded on the right.
 
-    Padding follows the interactions of its row, so that under a causal mask none of them
-    sees it; blocks are zero there. Layers compute the same as with packed interactions, but for
-    rounding.
+    Padding follows the interactions of its row, so that under a causal mask none of them sees it;
+    blocks are zero there. But for rounding layers compute the same as with packed interactions.
     """
 
     any_alignment: ClassVar[Alignment] = "end"

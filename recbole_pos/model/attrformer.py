@@ -238,14 +238,12 @@ class AttrFormer(PosSASRec):
         """Return the relations of rows, None where they are off, and times [m] in seconds."""
         relations = None
         if self.training or self.inference != "none":
-            rng = np.random.default_rng(self._draw_seed())
+            # in training from torch's generator, whose state checkpoints keep
+            seed = int(torch.randint(2**62, ())) if self.training else self.seed
+            rng = np.random.default_rng(seed)
             relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
         times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
         return relations, times.to(device)
-
-    def _draw_seed(self) -> int:
-        """Return the seed of a batch; in training from torch's generator, kept in checkpoints."""
-        return int(torch.randint(2**62, ())) if self.training else self.seed
 
     def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """Return RecBole's rows as packed windows, and the [B] index of each newest interaction."""
