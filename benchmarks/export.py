@@ -26,7 +26,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import MODELS
-from recbole_pos.serve.export import load_program, random_histories
+from recbole_pos.serve.export import load_program
 from recbole_pos.serve.programs import Encoder, Recommend, make_encoder, trace, write_onnx
 
 K, LENGTH = 100, 50
@@ -65,7 +65,7 @@ def measure(name: str, folder: Path, requests: int) -> list[str]:
     experiment = prepare(PosConfig(name, "ml-100k", None, options))
     encoder = make_encoder(experiment.model.eval(), "own" if name == "AttrFormer" else None)
     module = Recommend(encoder, K)
-    given = random_histories(encoder, torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
+    given = encoder.random_inputs(torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
     inputs = {**given, "allowed": torch.ones(1, encoder.model.n_items, dtype=torch.bool)}
     inputs = {name: inputs[name] for name in module.inputs}
     program = trace(module)

@@ -1,8 +1,8 @@
 """Every fix that RecBole 1.2.x needs, most of them for today's numpy.
 
-Each function is one fix and says what breaks without it. The import hook at the end of this file
-applies it when its module of RecBole is imported, or at once if that was imported before; nothing
-here imports RecBole.
+Each function is one fix; its docstring says what breaks without it. The import hook at the end of
+this file applies it when its module of RecBole is imported, or at once if that was imported before.
+Nothing here imports RecBole.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def wraps(module_name: str, path: str) -> Callable[[Callable], Callable]:
 
 @patches("recbole")
 def prepare_recbole(module: ModuleType | None = None) -> None:
-    """RecBole uses names of numpy and scipy (LightGCN: dok_matrix._update) that are gone.
+    """Restore names that RecBole uses and numpy 2 and scipy 1.13 lack: AttributeError.
 
-    With pandas 2 reading also warns for each column.
+    LightGCN, NGCF and others call dok_matrix._update. Also silence pandas 2, which warns for each
+    column that RecBole reads.
     """
     import numpy as np
     import scipy.sparse
@@ -89,7 +90,7 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
 
 @wraps("recbole.data.dataset.dataset", "Dataset._fill_nan")
 def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
-    """With pandas 3 Dataset._fill_nan fills a copy of each column: missing cells stay NaN.
+    """Fill missing cells: with pandas 3 Dataset._fill_nan fills a copy of each column.
 
     Missing numbers become the mean, tokens 0 (padding), sequences empty arrays.
     """
@@ -111,7 +112,7 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
 
 @wraps("recbole.evaluator.collector", "Collector.get_data_struct")
 def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
-    """RecBole 1.2.1's collector calls .cpu() on all that it has collected, numbers included."""
+    """Let RecBole 1.2.1's collector have numbers: it calls .cpu() on all that it has collected."""
     values = self.data_struct._data_dict
     plain = {key: values.pop(key) for key in [*values] if not hasattr(values[key], "cpu")}
     struct = get_data_struct(self)
@@ -122,13 +123,14 @@ def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
 
 @wraps("recbole.model.general_recommender.pop", "Pop.__init__")
 def note_label_field(init: Callable[..., None], self: Any, config: Any, dataset: Any) -> None:
+    """Keep the name of the label field for :func:`count_every_interaction`."""
     init(self, config, dataset)
     self.LABEL = config["LABEL_FIELD"]
 
 
 @wraps("recbole.model.general_recommender.pop", "Pop.calculate_loss")
 def count_every_interaction(original: Callable[..., Any], self: Any, interaction: Any) -> Any:
-    """RecBole's Pop counts an item once a batch, and sampled negatives like interactions.
+    """Count every interaction: RecBole's Pop counts an item once a batch, and negatives, too.
 
     With the usual batches all popular items get the same count: the list is close to random.
     """
@@ -143,7 +145,7 @@ def count_every_interaction(original: Callable[..., Any], self: Any, interaction
 
 @wraps("recbole.model.layers", "ContextSeqEmbAbstractLayer.embed_float_fields")
 def embed_several_numbers(embed: Callable[..., Any], self: Any, values: Any, *args: Any) -> Any:
-    """RecBole joins several numerical_features of items at the wrong axis: RuntimeError."""
+    """Join several numerical_features of items at the right axis: RuntimeError."""
     if values is not None:  # [..., 1, 2 * num_fields] -> [..., num_fields, 2]
         values = values.reshape(*values.shape[:-2], -1, 2)
     return embed(self, values, *args)
@@ -151,7 +153,7 @@ def embed_several_numbers(embed: Callable[..., Any], self: Any, values: Any, *ar
 
 @patches("recbole.quick_start.quick_start")
 def report_metrics_together(quick_start: ModuleType) -> None:
-    """objective_function reports to Ray by keywords; Ray takes one mapping: TypeError."""
+    """Report to Ray in one mapping: objective_function reports by keywords, TypeError."""
     tune = quick_start.tune
     vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
 
@@ -184,6 +186,7 @@ class _Hook(MetaPathFinder):
 
 
 def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Run a module of RecBole, and patch it."""
     name, torch = module.__name__, sys.modules.get("torch")
     if name in LATER:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_later(LATER[name])}

@@ -17,6 +17,7 @@ from recbole_pos.compat import patches, wraps
 
 @wraps("recbole.utils.utils", "get_model")
 def _get_model(get_model: Any, model_name: str) -> type:
+    """Return the class of a model, the plugin's included."""
     from recbole_pos.model.models import OURS
 
     return OURS[model_name] if model_name in OURS else get_model(model_name)
@@ -43,6 +44,7 @@ def _add_class(module: ModuleType) -> None:
 
 @wraps("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
+    """Add the plugin's defaults to a configuration of RecBole, and check its options."""
     from recbole.config import Config
 
     from recbole_pos.config import checks, defaults
@@ -79,6 +81,7 @@ def _read(file: Any) -> dict[str, Any]:
 
 
 def _load_weights(model: Any, state: dict[str, Any]) -> None:
+    """Load weights, and what the model keeps beside them."""
     model.load_state_dict(state["state_dict"])
     model.load_other_parameter(state.get("other_parameter"))
 
@@ -92,6 +95,7 @@ def _evaluate(
     model_file: Any = None,
     show_progress: bool = False,
 ) -> Any:
+    """Evaluate with the best weights, read without running code."""
     if eval_data and load_best_model:
         _load_weights(self.model, _read(model_file or self.saved_model_file))
     return evaluate(self, eval_data, False, None, show_progress)
@@ -99,6 +103,7 @@ def _evaluate(
 
 @wraps("recbole.trainer.trainer", "Trainer.resume_checkpoint")
 def _resume_checkpoint(original: Any, self: Any, resume_file: Any) -> None:
+    """Resume from a checkpoint, read without running code."""
     state = _read(resume_file)
     self.saved_model_file, self.start_epoch = str(resume_file), state["epoch"] + 1
     self.cur_step, self.best_valid_score = state["cur_step"], state["best_valid_score"]
@@ -109,6 +114,7 @@ def _resume_checkpoint(original: Any, self: Any, resume_file: Any) -> None:
 
 @wraps("recbole.quick_start.quick_start", "load_data_and_model")
 def _load_data_and_model(original: Any, model_file: Any) -> tuple[Any, ...]:
+    """Load a trained model with its data from a checkpoint, read without running code."""
     from recbole.quick_start import quick_start
 
     from recbole_pos.experiment.checkpoint import require_same_data

@@ -66,10 +66,8 @@ class YamlLoader(_Rules, yaml.SafeLoader):
 
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: int = 0) -> int:
-    """Return the number of values of a node, those of aliases each time, within the bounds.
-
-    ``counts`` has those of nodes that were counted, and None for nodes around this one.
-    """
+    """Return the number of values of a node, those of aliases each time, within the bounds."""
+    # counts has the numbers of nodes that were counted, and None for nodes around this one
     if node in counts:
         if (count := counts[node]) is None:
             raise _yaml_error("an alias stands within its own anchor", node)

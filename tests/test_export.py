@@ -29,7 +29,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.model.models import MODELS
 from recbole_pos.position.schemes import FACTS
 from recbole_pos.serve import export as module
-from recbole_pos.serve.export import load_program, random_histories
+from recbole_pos.serve.export import load_program
 from recbole_pos.serve.programs import (
     Encoder,
     Recommend,
@@ -79,7 +79,7 @@ def written(module: Encoder | Recommend, form: str, folder: Path) -> Callable[..
 def batches(encoder: Encoder) -> list[dict[str, Any]]:
     draw, n = torch.Generator().manual_seed(1), encoder.model.max_seq_length
     sizes = [[n], [1], [1, 1, 1], [n, 1, n // 2, max(n - 9, 1)]]
-    return [random_histories(encoder, torch.tensor(lengths), draw) for lengths in sizes]
+    return [encoder.random_inputs(torch.tensor(lengths), draw) for lengths in sizes]
 
 
 def check(encoder: Encoder, form: str, folder: Path) -> None:

@@ -148,10 +148,8 @@ def update(
 def _require_same_update(
     begun: RunFolder, requested: dict[str, Any], options: dict[str, Any]
 ) -> PosConfig:
-    """Return the configuration of an update in progress, if it is the requested one.
-
-    ``requested`` has all options of the requested update, ``options`` those that were given.
-    """
+    """Return the configuration of an update in progress, if it is the requested one."""
+    # ``requested`` are all options of the requested update, ``options`` those that were given
     earlier = begun.read_config() if begun.config.is_file() else {}
     if earlier.get("update_from") != requested["update_from"]:
         begun.require_unused()

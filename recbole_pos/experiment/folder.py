@@ -99,7 +99,7 @@ class RunFolder:
             raise UsageError(f"{self.path} holds a search; choose another --run_dir")
 
     def require(self, option: str = "") -> RunFolder:
-        """Return this folder, which ``option`` names, if it holds a trained run."""
+        """Return this folder; raise a UsageError about ``option`` if it holds no trained run."""
         where = f"{option}: " if option else ""
         if self.only_begun:
             raise UsageError(f"{where}{self.path} has no finished epoch yet; {self.how_to_finish}")

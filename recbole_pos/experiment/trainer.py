@@ -318,10 +318,7 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
-        """Validate an epoch, if it is due; return whether it is the best so far.
-
-        Early stopping and the best weights are updated, and the epoch's line gets its metrics.
-        """
+        """Validate an epoch, if it is due, into its line; return whether it is the best so far."""
         progress = self.progress
         if not valid_data or self.eval_step <= 0:
             progress.best_epoch = line["epoch"]

@@ -6,7 +6,8 @@ section 5.3 of TO-RoPE's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,15 +97,24 @@ def layer_inputs(
 
     The context has times wherever the rows have them.
     """
-    calls: list[tuple[Tensor, SequenceContext]] = []
-    record = lambda _, args: calls.append(args)  # noqa: E731
-    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
-    try:
+    with record_calls(layers) as calls:
         model.encode_rows(rows)
+    return [x for x, _, _ in calls], calls[0][1]
+
+
+@contextmanager
+def record_calls(
+    layers: Sequence[nn.Module],
+) -> Iterator[list[tuple[Tensor, SequenceContext, Tensor]]]:
+    """Yield a list that collects input [m, d], context and output [m, d] of calls of layers."""
+    calls: list[tuple[Tensor, SequenceContext, Tensor]] = []
+    record = lambda _, args, out: calls.append((*args, out))  # noqa: E731
+    hooks = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
-    return [x for x, _ in calls], calls[0][1]
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from torch import nn
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.files import write_json
 from recbole_pos.inspect.attention import (
     MEASURES,
@@ -26,13 +27,7 @@ from recbole_pos.inspect.attention import (
     sample_histories,
 )
 from recbole_pos.inspect.pictures import BLUE, GRAY, SMALL, VERMILION, new_figure, write
-from recbole_pos.inspect.trained import (
-    Report,
-    describe_run,
-    format_spans,
-    open_run,
-    require_finite,
-)
+from recbole_pos.inspect.trained import Report, describe_run, format_spans, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
 from recbole_pos.values import SECONDS
@@ -109,21 +104,12 @@ def _group_heads(layer: int, scheme: str, hours: np.ndarray) -> list[Periods]:
     heads_by_pairs: dict[tuple[tuple[float, float], ...], list[int]] = {}
     for head, pairs in enumerate(hours.tolist(), 1):
         heads_by_pairs.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
-    groups = []
+    is_all, groups = len(heads_by_pairs) == 1, []
     for pairs, heads in heads_by_pairs.items():
         finite = [pair for pair in pairs if np.isfinite(pair[0])]
         now, before = tuple(now for now, _ in finite), tuple(before for _, before in finite)
-        group = Periods(
-            layer,
-            scheme,
-            tuple(heads),
-            all_heads=len(heads_by_pairs) == 1,
-            hours=now,
-            hours_before_training=before,
-            near=tuple(map(_find_calendar_period, now)),
-            planes_without_time=len(pairs) - len(finite),
-        )
-        groups.append(group)
+        near, num_still = tuple(map(_find_calendar_period, now)), len(pairs) - len(finite)
+        groups.append(Periods(layer, scheme, tuple(heads), is_all, now, before, near, num_still))
     return groups
 
 
@@ -154,24 +140,13 @@ def inspect_attention(
         UsageError: if there is nothing to measure.
         CheckpointError: if weights, or the attention they give, are not finite.
     """
-    for name, value, minimum in (
-        ("users", users, 1),
-        ("min_events", min_events, 1),
-        ("seed", seed, 0),
-    ):
+    limits = (("users", users, 1), ("min_events", min_events, 1), ("seed", seed, 0))
+    for name, value, minimum in limits:
         if value < minimum:
             raise UsageError(f"--{name}: {value} is below {minimum}")
     folder, experiment = open_run(path, data_path)
     model, config = experiment.model, experiment.config
-    if not isinstance(model, PosRecommender):
-        raise UsageError(
-            f"{config['model']} has RecBole's layers; only attention of the plugin can be inspected"
-        )
-    if not attention_layers(model):
-        raise UsageError(f"{type(model).__name__} has no causal attention layers")
-    phase = next((name for name in ("test", "valid") if experiment.loaders[name]), None)
-    if phase is None:
-        raise UsageError("this split holds nothing out, so there are no test or validation rows")
+    phase = _find_phase(experiment)
     sample = sample_histories(model, experiment.loaders[phase], users, min_events, seed)
     measured = measure_attention(model, sample)
     require_finite(measured.layers, "attention")
@@ -211,16 +186,37 @@ def inspect_attention(
     files = [file, draw_measures(measured, headline, folder.path / "attention_distance.png")]
     if any(group.hours for group in periods):
         files.append(draw_periods(periods, name, folder.path / "periods.png"))
+    return Report(headline, _make_parts(content, periods), files, content)
+
+
+def _find_phase(experiment: Experiment) -> str:
+    """Return the phase to measure; raise a UsageError if there is nothing to measure."""
+    model = experiment.model
+    if not isinstance(model, PosRecommender):
+        raise UsageError(
+            f"{experiment.config['model']} has RecBole's layers; only attention of the plugin can "
+            "be inspected"
+        )
+    if not attention_layers(model):
+        raise UsageError(f"{type(model).__name__} has no causal attention layers")
+    for phase in ("test", "valid"):
+        if experiment.loaders[phase]:
+            return phase
+    raise UsageError("this split holds nothing out, so there are no test or validation rows")
+
+
+def _make_parts(content: dict[str, Any], periods: list[Periods]) -> list[str | pd.DataFrame]:
+    """Return the tables of a report and the lines between them."""
     parts: list[str | pd.DataFrame] = [_make_measures_table(content)]
     parts += [f"{measure}: {meaning}" for measure, meaning in content["measures"].items()]
-    if measured.rescaled:
+    if content["rows_rescaled"]:
         parts.append(RESCALED)
     for (layer, scheme), same in groupby(periods, lambda group: (group.layer, group.scheme)):
         groups = list(same)
         learned = any(group.learned for group in groups)
         origin = "learned" if learned else "fixed by the configuration"
         parts += [f"periods of {scheme}, layer {layer} ({origin})", _make_periods_table(groups)]
-    return Report(headline, parts, files, content)
+    return parts
 
 
 def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:

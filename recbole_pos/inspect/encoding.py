@@ -23,11 +23,11 @@ from recbole_pos.position.awareness import backward_columns, encodings, forward_
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
 
-OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
-SIZE_OF_THE_PAPER = 100  # d
-MANY = 4  # most lengths in one picture
-LONG = 1000  # most events of a session
-WIDE = 4096  # most columns of an encoding
+PAPER_SCHEMES = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
+PAPER_SIZE = 100  # d
+MAX_LENGTHS = 4  # in one picture
+MAX_LENGTH = 1000  # of a session
+MAX_COLUMNS = 4096  # of an encoding
 
 
 def inspect_encoding(
@@ -53,14 +53,14 @@ def inspect_encoding(
     """
     lengths = sorted(set(lengths))
     longest = lengths[-1]
-    if not 2 <= lengths[0] <= longest <= LONG or len(lengths) > MANY:
-        expected = f"expected 1 to {MANY} lengths, at most {LONG} and at least 2"
+    if not 2 <= lengths[0] <= longest <= MAX_LENGTH or len(lengths) > MAX_LENGTHS:
+        expected = f"expected 1 to {MAX_LENGTHS} lengths, at most {MAX_LENGTH} and at least 2"
         raise UsageError(f"--length: {expected}, found {' '.join(map(str, lengths))}")
     if trained is None:
         if data_path is not None:
             raise UsageError("--data_path: goes with --checkpoint; nothing else has a dataset")
         folder, suffix = Path("."), ""
-        encodings_by_name = fixed_encodings(schemes or OF_THE_PAPER, longest, hidden_size)
+        encodings_by_name = fixed_encodings(schemes or PAPER_SCHEMES, longest, hidden_size)
     else:
         if hidden_size is not None:
             raise UsageError("--hidden_size: a trained model has its own")
@@ -99,9 +99,9 @@ def fixed_encodings(
     Raises:
         UsageError: for a name that is not a fixed encoding, or a bad size.
     """
-    d = SIZE_OF_THE_PAPER if hidden_size is None else hidden_size
-    if not 1 <= d <= WIDE:
-        raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {WIDE}'}")
+    d = PAPER_SIZE if hidden_size is None else hidden_size
+    if not 1 <= d <= MAX_COLUMNS:
+        raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {MAX_COLUMNS}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
     # reading a scheme imports it: of other packages' schemes only those that are named
     schemes = [name for name in SCHEMES if name in SCHEMES.paths or name in names]
@@ -177,7 +177,8 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     columns = min(len(pairs), 4)
     rows = math.ceil(len(pairs) / columns)
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    top, bottom = halves
     highest = max(np.abs(rows).max() for rows in vectors.values())
     labels = [
         ("column of the encoding", "interaction (0: oldest)", f"{n} interactions") for n in lengths

@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
+from recbole_pos.inspect.attention import record_calls
 from recbole_pos.inspect.pictures import (
     BLUE,
     GREEN,
@@ -27,7 +28,6 @@ from recbole_pos.inspect.pictures import (
 )
 from recbole_pos.inspect.trained import Report, open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME
@@ -96,10 +96,7 @@ def inspect_relations(
     model.inference = "batch"  # as in training, also where predictions read no relations
     loader = experiment.loaders["train"]
     select_rows = model.window_rows if loader.packed else model.prefix_rows
-    rows = [
-        select_rows(batch.to(model.device))[0]
-        for batch in islice(loader, min(batches, len(loader)))
-    ]
+    rows = [select_rows(batch.to(model.device))[0] for batch in islice(loader, batches)]
     uses, num_events = measure_relations(model, rows)
     content = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
     content |= {"batches": len(rows), "events": num_events, "measures": MEANING, "relations": uses}
@@ -196,18 +193,9 @@ def _count_reads(edges: Edges, order: EventOrder) -> list[int]:
 def _sum_squares(
     model: AttrFormer, layers: list[RelationLayer], rows: PackedSequences
 ) -> np.ndarray:
-    """Return sums of squares [layers, relations + 3] of a batch.
-
-    They are of what each relation, users and self-attention add, and of the states.
-    """
-    calls: list[tuple[Tensor, SequenceContext, Tensor]] = []  # input and output are [m, d]
-    record = lambda _, args, out: calls.append((*args, out))  # noqa: E731
-    hooks = [layer.register_forward_hook(record) for layer in layers]
-    try:
+    """Return sums of squares [layers, n]: of relations, users, self-attention and states."""
+    with record_calls(layers) as calls:
         model.row_states(rows, None)
-    finally:
-        for hook in hooks:
-            hook.remove()
     sums = []
     for layer, (x, ctx, out) in zip(layers, calls, strict=True):
         attention = layer.multi_head_attention

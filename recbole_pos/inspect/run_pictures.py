@@ -110,11 +110,7 @@ def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
 
 
 def draw_curves(
-    epochs: Sequence[dict[str, Any]],
-    metric: str,
-    bigger: bool,
-    titles: Sequence[str],
-    file: Path,
+    epochs: Sequence[dict[str, Any]], metric: str, bigger: bool, titles: Sequence[str], file: Path
 ) -> Path:
     """Draw training loss and validation metric per epoch, the best epoch marked.
 

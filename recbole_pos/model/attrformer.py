@@ -178,7 +178,7 @@ class AttrFormer(PosSASRec):
             targets=interaction[self.POS_ITEM_ID],
             width=int(rows.lengths.max()),
             positions=torch.from_numpy(last),
-            events=torch.from_numpy(rows.events),
+            log_rows=torch.from_numpy(rows.events),
         )
         return self.prepare(batch)
 
@@ -191,8 +191,8 @@ class AttrFormer(PosSASRec):
 
     def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and where its targets are in the log."""
-        assert batch.events is not None  # ``needs_events``
-        events = batch.events.cpu().numpy()
+        assert batch.log_rows is not None  # ``needs_events``
+        events = batch.log_rows.cpu().numpy()
         # windows may overlap; an interaction is a source where it has a target
         source, before_target = np.ones(len(events), dtype=bool), events
         if batch.positions is not None:

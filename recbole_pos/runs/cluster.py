@@ -62,17 +62,15 @@ def connect(address: str | None) -> bool:
 
 
 def _bring_token(starts_cluster: bool) -> None:
-    """Let Ray authenticate with the user's token, which it ignores when it joins a cluster.
-
-    Clusters require a token where one exists, and by default since Ray 2.60. Ray would write a new
-    cluster's into the home folder, where a later `ray start` would require it; the token here ends
-    with this process, as its cluster does.
-    """
+    """Let Ray authenticate with the user's token, which it ignores when it joins a cluster."""
+    # clusters require a token where one exists, and by default since Ray 2.60
     if "RAY_AUTH_MODE" in os.environ:
         return
     token_file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     has_token = "RAY_AUTH_TOKEN" in os.environ or os.path.isfile(token_file)
     if starts_cluster and not has_token:
+        # ends with this process, as its cluster does; Ray would write one into the home folder,
+        # which a later `ray start` would require
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     if starts_cluster or has_token:
         os.environ["RAY_AUTH_MODE"] = "token"

@@ -257,11 +257,9 @@ class Space:
                 yield parameter, {**others, parameter.name: value}
 
     def _meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
-        """Return values of searched options under which a parameter exists.
-
-        These are the options that its condition names, and those that their conditions name.
-        """
+        """Return values of searched options under which a parameter exists."""
         allowed: dict[str, list[Any]] = {}  # option -> values that all conditions allow
+        # its own condition, and those of the parameters that it depends on
         for other in reversed(self.parameters):  # conditions name earlier parameters only
             if other is parameter or other.name in allowed:
                 for name, values in other.when.items():
@@ -319,12 +317,7 @@ def read_space(path: str | Path) -> Space:
 
 
 def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
-    """Return a file of RecBole's as the content of a yaml file, and the line of each option.
-
-    A line is ``name kind values``, read without ``eval``. Ends of loguniform are natural logarithms
-    in the file, as for hyperopt. RecBole silently skips lines of fewer than three words; here only
-    empty lines and comments are skipped.
-    """
+    """Return a file of RecBole's as the content of a yaml file, and the line of each option."""
     content, lines = dict[Any, Any](), dict[str, str]()
     try:
         text = path.read_text(encoding="utf-8")
@@ -332,6 +325,7 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         raise UsageError(f"cannot read space file {path}: {error}") from error
     for number, line in enumerate(text.splitlines(), 1):
         words, where = line.split(maxsplit=2), f"{path}, line {number}"
+        # RecBole silently skips lines of fewer than three words, too
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 3 or words[1] not in RECBOLE_KINDS or words[0] in lines:
@@ -343,6 +337,7 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         values = parse_scalar(written if written.startswith("[") else f"[{written}]", where)
         if kind == "choice" and isinstance(values, list):
             values = [_parse_choice(value, where) for value in values]
+        # ends are logarithms in the file, as for hyperopt
         if kind == "loguniform" and isinstance(values, list) and all(map(is_number, values)):
             values = [math.exp(value) if value < _MAX_LOG else math.inf for value in values]
         content[name], lines[name] = {kind: values}, where

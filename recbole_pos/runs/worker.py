@@ -92,8 +92,8 @@ def train_run(
 
 
 def _list_gpus(resources: Resources) -> str:
-    """Return the option ``gpu_id``, which RecBole writes into CUDA_VISIBLE_DEVICES: the GPUs that
-    Ray gave this process, so that the runs of a machine do not share its first one."""
+    """Return the GPUs that Ray gave this process, as the option ``gpu_id``."""
+    # RecBole writes it into CUDA_VISIBLE_DEVICES: else all runs would share the first GPU
     return ",".join(str(gpu) for gpu in ray.get_gpu_ids()) if resources.gpus else ""
 
 

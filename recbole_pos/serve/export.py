@@ -221,7 +221,7 @@ def _require_same(encoder: Encoder, program: Program) -> None:
     n = encoder.model.max_seq_length
     generator = torch.Generator().manual_seed(0)
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
-        inputs = random_histories(encoder, torch.tensor(lengths), generator)
+        inputs = encoder.random_inputs(torch.tensor(lengths), generator)
         expected, found = encoder(*inputs.values()), program(inputs)[0]
         difference = (expected - found).abs().max().item()
         if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):  # NaN, too
@@ -229,23 +229,3 @@ def _require_same(encoder: Encoder, program: Program) -> None:
                 f"{registered_name(type(encoder.model))} cannot be exported: its output differs "
                 f"from it by {difference:.1e}"
             )
-
-
-def random_histories(
-    encoder: Encoder, lengths: Tensor, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Return random histories of the given lengths [b], as inputs of a program by name."""
-    model, size = encoder.model, (len(lengths), int(lengths.max()))
-    is_padding = torch.arange(size[1]) >= lengths[:, None]
-    items = torch.randint(1, model.n_items, size, generator=generator).masked_fill(is_padding, 0)
-    # log-uniform gaps from a second to two weeks, times near those of today in Unix seconds
-    gaps = (14 * torch.rand(size, generator=generator, dtype=torch.float64)).exp()
-    times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
-    values = {
-        "items": items,
-        "lengths": lengths,
-        "times": times.masked_fill(is_padding, 0),
-        "at": times[:, -1] + 3600 / model.time_unit,
-        **encoder.random_features(items.shape, generator),
-    }
-    return {name: values[name] for name in encoder.inputs}

@@ -351,13 +351,9 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
 def _read_column(
     values: list[Any], tokens: TokenIds | None, name: str, lengths: np.ndarray | None
 ) -> Tensor:
-    """Return a field of users [b] or, given ``lengths`` [b], of interactions [m].
-
-    Numbers are float32, names int64 ids, lists of names ids [m, s] padded with 0.
-    """
-    if tokens is None:
-        adapter = _NUMBERS
-    else:
+    """Return a field of users or (given ``lengths``) interactions: numbers or ids [n] or [n, s]."""
+    adapter: TypeAdapter[Any] = _NUMBERS
+    if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
     flat: list[Any] = []
     for number, value in enumerate(values):
@@ -380,8 +376,8 @@ def _read_column(
         return torch.tensor(numbers, dtype=torch.float32)
     ids = tokens.ids
     if not tokens.is_list:
-        found = [0 if value is None else ids.get(str(value), 0) for value in flat]
-        return torch.tensor(found, dtype=torch.int64)
+        found_ids = [0 if value is None else ids.get(str(value), 0) for value in flat]
+        return torch.tensor(found_ids, dtype=torch.int64)
     rows = []
     for value in flat:
         names = value if isinstance(value, list) else [] if value is None else [value]
@@ -503,8 +499,8 @@ def _read_table(
 def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:
     """Return the id of each name [m], 0 for an unknown one; equal names are looked up once."""
     encoded = names.dictionary_encode()
-    found = np.array([ids.get(name, 0) for name in encoded.dictionary.to_pylist()], np.int64)
-    return found[encoded.indices.to_numpy()]
+    distinct = np.array([ids.get(name, 0) for name in encoded.dictionary.to_pylist()], np.int64)
+    return distinct[encoded.indices.to_numpy()]
 
 
 def _is_full_list(column: pa.Array) -> bool:

@@ -141,15 +141,15 @@ class ModelHolders:
         for name in self._names:
             self.require(name, "--shares")
         try:
-            parts = np.array([float(part) for _, _, part in pairs])
+            fractions = np.array([float(fraction) for _, _, fraction in pairs])
         except ValueError:
-            parts = np.array([np.nan])
-        if not (np.isclose(parts.sum(), 1) and (parts >= 0).all()):
+            fractions = np.array([np.nan])
+        if not (np.isclose(fractions.sum(), 1) and (fractions >= 0).all()):
             raise UsageError(
                 "--shares: expected NAME=PART such as B=0.1, parts that are 1 together, found "
                 f"{' '.join(shares)}"
             )
-        self._bounds = np.cumsum(parts) / parts.sum()
+        self._bounds = np.cumsum(fractions) / fractions.sum()
 
     def require(self, name: str, field: str = "model") -> ModelHolder:
         """Return the holder of a model by its name; raise a UsageError if there is none."""

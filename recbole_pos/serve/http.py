@@ -312,18 +312,7 @@ def serve(
         reporter.line(f"http://{address}:{port} (loading {', '.join(map(str, folders.values()))})")
         if not ipaddress.ip_address(host).is_loopback:
             reporter.line("there is no authentication: all who reach this address are answered")
-        config = uvicorn.Config(
-            service.metrics.wrap(make_app(service)),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # /reload trusts the address that is connected
-            server_header=False,
-            timeout_graceful_shutdown=PATIENCE,
-        )
-        server = uvicorn.Server(config)
+        server = _make_server(service)
         gc.freeze()  # libraries: else each reload searches them for garbage, and all requests wait
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: Thread(target=service.reload_all).start())
@@ -333,6 +322,21 @@ def serve(
         service.worker.shutdown()
     if errors:
         raise errors[0]
+
+
+def _make_server(service: Service) -> uvicorn.Server:
+    config = uvicorn.Config(
+        service.metrics.wrap(make_app(service)),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # /reload trusts the address that is connected
+        server_header=False,
+        timeout_graceful_shutdown=PATIENCE,
+    )
+    return uvicorn.Server(config)
 
 
 def _require_limits(settings: ServeArguments) -> None:

@@ -75,17 +75,28 @@ class Encoder(nn.Module):
         assert ctx.items is not None
         return model.query_states(ctx.items, ctx, ctx.last)
 
-    def random_features(self, size: torch.Size, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return random values of the inputs in ``fields``, for histories of size [B, L]."""
-        values = {}
+    def random_inputs(self, lengths: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the inputs by name for random histories of the given lengths [B]."""
+        model, size = self.model, (len(lengths), int(lengths.max()))
+        is_padding = torch.arange(size[1]) >= lengths[:, None]
+        items = torch.randint(1, model.n_items, size, generator=generator)
+        # log-uniform gaps from a second to two weeks, times near those of today in Unix seconds
+        gaps = (14 * torch.rand(size, generator=generator, dtype=torch.float64)).exp()
+        times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
+        values = {
+            "items": items.masked_fill(is_padding, 0),
+            "lengths": lengths,
+            "times": times.masked_fill(is_padding, 0),
+            "at": times[:, -1] + 3600 / model.time_unit,
+        }
         for name, embed in self.fields.items():
-            shape = tuple(size if name.startswith("events_") else size[:1])
+            shape: tuple[int, ...] = size if name.startswith("events_") else size[:1]
             if embed.numeric:
                 values[name] = torch.randn(shape, generator=generator)
             else:
                 shape = (*shape, 2) if embed.is_list else shape
                 values[name] = torch.randint(len(embed.table), shape, generator=generator)
-        return values
+        return {name: values[name] for name in self.inputs}
 
 
 class Recommend(nn.Module):
@@ -160,26 +171,21 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     per_item = dict(per_user)
     if n > 1:  # torch.export specializes sizes 0 and 1
         per_item[1] = Dim("length", min=1, max=n)
-    items = torch.ones(3, max(n - 1, min(n, 2)), dtype=torch.int64)
-    examples: dict[str, tuple[Tensor, dict[int, Any]]] = {  # values, dynamic dimensions
-        "items": (items, per_item),
-        "lengths": (torch.full((3,), items.size(1)), per_user),
-        "allowed": (torch.ones(2, encoder.model.n_items, dtype=torch.bool), {0: Dim("rows")}),
-        "times": (items.double().cumsum(1), per_item),
-        "at": (torch.full((3,), 1e3, dtype=torch.float64), per_user),
-    }
-    for name, values in encoder.random_features(items.shape, torch.Generator()).items():
-        of_item = name.startswith("events_")
-        dynamic = dict(per_item if of_item else per_user)
-        if values.dim() > 1 + of_item:
-            dynamic[values.dim() - 1] = Dim(f"longest_{name}", min=1)
-        examples[name] = values, dynamic
-    arguments, shapes = zip(*(examples[name] for name in module.inputs), strict=True)
+    shapes = {"items": per_item, "times": per_item, "lengths": per_user, "at": per_user}
+    shapes["allowed"] = {0: Dim("rows")}
+    for name, embed in encoder.fields.items():
+        shapes[name] = dict(per_item if name.startswith("events_") else per_user)
+        if not embed.numeric and embed.is_list:
+            last_dim = 1 + name.startswith("events_")
+            shapes[name][last_dim] = Dim(f"longest_{name}", min=1)
+    lengths = torch.full((3,), max(n - 1, min(n, 2)))
+    inputs = encoder.random_inputs(lengths, torch.Generator())
+    inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
     try:
         return torch.export.export(
             module,
-            arguments,
-            dynamic_shapes=(shapes,),
+            tuple(inputs[name] for name in module.inputs),
+            dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
             prefer_deferred_runtime_asserts_over_guards=True,  # some guards hold, unproved
         )
     except Exception as error:  # torch's own are of many kinds

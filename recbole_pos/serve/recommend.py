@@ -91,7 +91,7 @@ def write_recommendations(
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
 
     Raises:
-        UsageError: for what is wrong with arguments, run or histories.
+        UsageError: if an argument, the run or a history is wrong.
         StorageError: if the file cannot be written; an earlier file stays as it was.
     """
     if histories is not None and users is not None:
@@ -117,15 +117,15 @@ def write_recommendations(
             for packed in parts:
                 packed = trained.add_request_time(packed, read_at(at))
                 counts["unknown"] += int(packed.unknown.sum())
-                for table, num_seen in trained.make_tables(
-                    packed, k, exclude_seen, choice, because
-                ):
+                tables = trained.make_tables(packed, k, exclude_seen, choice, because)
+                for table, num_seen in tables:
                     is_first = table["rank"] == 1
-                    task.advance(int(is_first.sum()))
-                    counts["rows"] += len(table)
-                    counts["people"] += int(is_first.sum())
-                    counts["popular"] += int((is_first & (table["by"] != MODEL)).sum())
-                    counts["seen"] += num_seen
+                    num_people = int(is_first.sum())
+                    num_popular = int((is_first & (table["by"] != MODEL)).sum())
+                    task.advance(num_people)
+                    counts.update(
+                        rows=len(table), people=num_people, popular=num_popular, seen=num_seen
+                    )
                     if histories is None:
                         table = _rename_fields(table, trained)
                     if file.suffix != ".parquet":
@@ -170,7 +170,7 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
 
 
 def _report_counts(counts: Counter[str], reporter: Reporter, exclude_seen: bool | None) -> None:
-    """Print how many items were unknown, popular or seen, and how many names were escaped."""
+    """Print how many items were unknown, popular or seen, and whether names were escaped."""
     if counts["unknown"]:
         reporter.line(
             f"{counts['unknown']:,} items of histories are not known to the model: left out"

@@ -141,8 +141,10 @@ class Recommender(FittedModel):
         held_out, folder = experiment.dataset.held_out, find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
-        new_users = held_out.users if is_by_user(experiment.dataset) else []
-        return cls(experiment, held_out.growth, [*new_users, *held_out.lonely], folder)
+        unknown_users = list(held_out.users_without_items)
+        if is_by_user(experiment.dataset):
+            unknown_users = [*held_out.users, *unknown_users]
+        return cls(experiment, held_out.growth, unknown_users, folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
@@ -175,11 +177,9 @@ class Recommender(FittedModel):
         self.scorer = Scorer(model, self.config)
         for cached in ("_all_items", "_unit_vectors"):
             self.__dict__.pop(cached, None)
+        history = {"items": [names[0]], "times": [0.0], "at": 0.0}
         try:
-            with torch.inference_mode():
-                for name in names[:1]:
-                    history = {"items": [name], "times": [0.0], "at": 0.0}
-                    self.scorer.make_scores(self.read([history]))
+            self.rank_items(self.read([history]), 1, False, self._all_items)
         except IndexError as error:
             raise UsageError(
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "

@@ -53,7 +53,7 @@ class SearchFacts(Layout):
                 have none, or the reverse.
         """
         file = folder.path / SEARCH
-        facts = cls(**parse(cls, read_bounded(file), f"--resume: {file}"))
+        facts = parse(cls, read_bounded(file), f"--resume: {file}")
         if (facts.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
             raise UsageError(
                 f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
@@ -95,16 +95,12 @@ def plan_search(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
-    for key in {"nproc", "storage"} & config_dict.keys():
-        raise UsageError(
-            f"--{key} is no longer an option of a search: a trial is one process, and all results "
-            "are in --run_dir, which all machines must reach; leave it out"
-        )
-    for key in {"nproc", "storage"} & config_dict.keys():
-        raise UsageError(
-            f"--{key} is no longer an option of a search: a trial is one process, and all results "
-            "are in --run_dir, which all machines must reach; leave it out"
-        )
+    for key in ("nproc", "storage"):
+        if key in config_dict:
+            raise UsageError(
+                f"--{key} is no longer an option of a search: a trial is one process, and all "
+                "results are in --run_dir, which all machines must reach; leave it out"
+            )
     metric = {"valid_metric": args.metric} if args.metric else {}
     user = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     name, given = user["model"], user.external_config_dict

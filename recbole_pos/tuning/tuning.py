@@ -18,9 +18,9 @@ from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import beside
-from recbole_pos.data.location import dataset_name
-from recbole_pos.data.targets import describe, describe_warnings
+from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.targets import describe_split, describe_warnings
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import SEARCH, RunFolder, unused_path, versions
@@ -32,6 +32,7 @@ from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET
 from recbole_pos.study.configs import digest_data_options, row_config
 from recbole_pos.study.dispatcher import ActiveRuns
+from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder
@@ -117,22 +118,17 @@ def search(
     check_arguments(args)
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:
-        name, overruled = dataset_name(dataset), list[str]()
+        name, overruled = read_dataset_name(dataset), list[str]()
         if args.resume is None:
             plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
             facts = SearchFacts.from_arguments(args)
-            path = args.run_dir
-            if path is None:
-                path = beside(dataset, f"tune-{time.time_ns()}")
-            if path is None:
-                path = unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
+            path = _choose_path(plan, args, dataset)
             folder = StudyFolder(path)
         else:
             folder = StudyFolder(args.resume)
-            others = {"model": model, "dataset": name, "space": space}
-            plan = extend_plan(
-                folder, args, config_dict, {**others, "config_file_list": config_file_list}
-            )
+            others: dict[str, Any] = {"model": model, "dataset": name, "space": space}
+            others["config_file_list"] = config_file_list
+            plan = extend_plan(folder, args, config_dict, others)
             facts = SearchFacts.read(folder, args)
             stack.enter_context(lock_folder(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
@@ -152,21 +148,21 @@ def search(
         folder.write_plan(plan)
         write_json(folder.path / SEARCH, facts.model_dump())
         _print_head(scheduler, overruled, facts, reporter)
-        try:
-            if job is not None and job.fit.trial is not None:
-                job = _run_trials(Trials(runs, job, room), facts, args.scheduler)
-            runs.train(job)  # the test of the best trial
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"interrupted; {_write_table(scheduler)} has the trials so far; the last "
-                "checkpoints of trials that have not ended are kept; " + _how_to_resume(folder)
-            ) from None
+        _train(runs, job, room, facts, args.scheduler)
         _write_table(scheduler)
         best, test = _keep_best(scheduler)
         trials, seconds = read_trials(scheduler), time.perf_counter() - began
         result = SearchResult(folder.path, trials, trials[best], test, seconds, dataset)
         _report(scheduler, result, reporter)
         return result
+
+
+def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
+    """Return the folder of a new search: the given one, beside temporary data, or in saved/."""
+    if args.run_dir is not None:
+        return args.run_dir
+    path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
+    return path or unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
 
 
 def _prepare_data(scheduler: Scheduler) -> None:
@@ -186,24 +182,33 @@ def _prepare_data(scheduler: Scheduler) -> None:
 
 def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
     """Refuse to resume a search whose first trial is another run now, as with other data."""
-    noted = scheduler.noted.get(job.fit.name, {}).get("run", job.digest)
-    if job.fit.trial is not None and noted != job.digest:
+    earlier = scheduler.earlier.get(job.fit.name, {}).get("run", job.digest)
+    if job.fit.trial is not None and earlier != job.digest:
         raise UsageError(
             "--resume: the data, or the code of the model, have changed since the search began; "
             "give the folder that has the data of then as --data_path, or start a new search"
         )
 
 
-def _run_trials(trials: Trials, facts: SearchFacts, ray_scheduler: Any) -> Job | None:
-    """Train the trials that have not ended, and return the test of the best.
+def _train(
+    runs: ActiveRuns, job: Job | None, room: int, facts: SearchFacts, scheduler: Any
+) -> None:
+    """Train the trials from a job on, ``room`` of them side by side, and test the best one."""
+    try:
+        if job is not None and job.fit.trial is not None:
+            job = _run_trials(Trials(runs, job, room), facts, scheduler)
+        runs.train(job)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; {_write_table(runs.scheduler)} has the trials so far; the last "
+            f"checkpoints of trials that have not ended are kept; {_how_to_resume(runs.folder)}"
+        ) from None
 
-    ``ray_scheduler`` is a scheduler object of Ray's, for a search that has one.
 
-    Raises:
-        TrainingError: if the search stopped, or trials could not be trained.
-    """
+def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | None:
+    """Train the trials that have not ended, and return the test of the best."""
     runs = trials.runs
-    tuner = _make_tuner(trials, facts, ray_scheduler)
+    tuner = _make_tuner(trials, facts, scheduler)
     try:
         with live_view(runs.reporter, runs.lines):
             tuner.fit()
@@ -229,8 +234,8 @@ def _how_to_resume(folder: StudyFolder) -> str:
     return f"continue with `recbole-pos tune --resume {folder.path}`"
 
 
-def _make_tuner(trials: Trials, facts: SearchFacts, ray_scheduler: Any) -> tune.Tuner:
-    """Return the Ray tuner of the trials that have not ended."""
+def _make_tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
+    """Return Ray's tuner of the trials that have not ended; the scheduler may be one of Ray's."""
     runs = trials.runs
     config, resources = trials.first.config, runs.resources
     trainable = tune.with_resources(
@@ -244,13 +249,13 @@ def _make_tuner(trials: Trials, facts: SearchFacts, ray_scheduler: Any) -> tune.
     )
     objective: dict[str, Any] = {"metric": BEST, "mode": trials.mode}
     if facts.scheduler == "asha":  # it has its objective itself
-        ray_scheduler, objective = _make_asha(trials, facts.grace_epochs), {}
+        scheduler, objective = _make_asha(trials, facts.grace_epochs), {}
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
             **objective,
             search_alg=trials,
-            scheduler=None if facts.scheduler == "none" else ray_scheduler,
+            scheduler=None if facts.scheduler == "none" else scheduler,
             num_samples=-1,  # as many as there are
             max_concurrent_trials=runs.args.max_concurrent,
             reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
@@ -304,7 +309,7 @@ def _print_head(
     if overruled:
         reporter.line(f"given, so not searched: {', '.join(overruled)}")
     (dataset,) = scheduler.datasets.values()
-    if text := describe(dataset.split.summary):
+    if text := describe_split(dataset.split.summary):
         reporter.line(text)
     for text in describe_warnings(dataset.split.summary):
         reporter.warning(text)
@@ -319,16 +324,7 @@ def _write_table(scheduler: Scheduler) -> Path:
 
 
 def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
-    """Keep the tested run of the best trial as ``best/``, for ``plot``, ``inspect`` and ``load``.
-
-    Writes best.yaml and test.json, which keeps the tests of trials that were best before.
-
-    Returns:
-        Number of the best trial, and the metrics of its test; None without test data.
-
-    Raises:
-        TrainingError: if all trials failed, or the test.
-    """
+    """Write best/, best.yaml and test.json; return the best trial's number and test metrics."""
     folder, final = scheduler.folder, scheduler.fits[-1]
     (row,) = scheduler.plan.rows
     number = scheduler.chosen()[row]
@@ -339,9 +335,9 @@ def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
     copy_run(folder.run(digest), RunFolder(folder.path / "best"), with_results=True)
     plain = {k: v for k, v in scheduler.configs[digest].plain.items() if k not in QUIET}
     write_text(folder.path / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
-    test = folder.fit(digest).get("test") or None
+    test = folder.fit(digest).get("test") or None  # there may be no test data
     content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}
-    earlier = []
+    earlier = []  # tests of trials that were best in earlier calls
     for path in sorted(folder.runs.iterdir()):
         facts = folder.fit(path.name)
         if facts["stage"] == "final" and facts["status"] == DONE and facts["digest"] != digest:
