@@ -193,10 +193,7 @@ def _count_reads(edges: Edges, order: EventOrder) -> list[int]:
 def _sum_squares(
     model: AttrFormer, layers: list[RelationLayer], rows: PackedSequences
 ) -> np.ndarray:
-    """Return sums of squares [layers, relations + 3] of a batch.
-
-    They are of what each relation, users and self-attention add, and of the states.
-    """
+    """Return sums of squares [layers, n]: of relations, users, self-attention and states."""
     with record_calls(layers) as calls:
         model.row_states(rows, None)
     sums = []

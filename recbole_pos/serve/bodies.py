@@ -124,7 +124,9 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
     if body.because:
         reach = trained.scorer.reach
         num_read = packed.lengths if reach is None else np.minimum(packed.lengths, reach)
-        _limit("because: interactions to leave out", int(num_read.sum()), limits.max_left_out)
+        _require_at_most(
+            "because: interactions to leave out", int(num_read.sum()), limits.max_left_out
+        )
     row, _, item, score = trained.rank_items(packed, body.k, body.exclude_seen, choice)
     answers: list[dict] = [
         {
@@ -151,11 +153,11 @@ def _require_limits(body: RecommendBody, limits: ServeArguments) -> None:
     """Raise an error unless a body has either histories or users, within the limits."""
     if (body.histories is None) == (body.users is None):
         raise UsageError("give histories or users, one of the two")
-    _limit("histories", len(body.histories or ()), limits.max_histories)
-    _limit("users", len(body.users or ()), limits.max_histories)
+    _require_at_most("histories", len(body.histories or ()), limits.max_histories)
+    _require_at_most("users", len(body.users or ()), limits.max_histories)
     for number, history in enumerate(body.histories or ()):
-        _limit(f"histories[{number}].items", len(history.items), limits.max_items)
-    _limit("k", body.k, limits.max_k, 422)
+        _require_at_most(f"histories[{number}].items", len(history.items), limits.max_items)
+    _require_at_most("k", body.k, limits.max_k, 422)
 
 
 def _list_reasons(trained: Recommender, reasons: Effects, count: int) -> list[list[dict]]:
@@ -184,8 +186,8 @@ def find_similar(trained: Recommender, body: SimilarBody, limits: ServeArguments
         Refusal: if a limit is exceeded.
     """
     names = list(map(str, body.items))
-    _limit("items", len(names), limits.max_histories)
-    _limit("k", body.k, limits.max_k, 422)
+    _require_at_most("items", len(names), limits.max_histories)
+    _require_at_most("k", body.k, limits.max_k, 422)
     for name in names:  # not by require_id, whose search for similar names takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
@@ -212,7 +214,7 @@ def to_json(answer: dict[str, Any]) -> bytes:
     return json.dumps(answer, allow_nan=False).encode()
 
 
-def _limit(field: str, count: int, limit: int, status: int = 413) -> None:
+def _require_at_most(field: str, count: int, limit: int, status: int = 413) -> None:
     """Raise a Refusal with the HTTP status if a field of a request exceeds its limit."""
     if count > limit:
         raise Refusal(status, f"{field}: at most {limit:,} in a request, found {shown(count)}")

@@ -351,10 +351,7 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
 def _read_column(
     values: list[Any], tokens: TokenIds | None, name: str, lengths: np.ndarray | None
 ) -> Tensor:
-    """Return a field of users [b] or, given ``lengths`` [b], of interactions [m].
-
-    Numbers are float32, names int64 ids, lists of names ids [m, s] padded with 0.
-    """
+    """Return a field of users or (given ``lengths``) interactions: numbers or ids [n] or [n, s]."""
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
