@@ -109,7 +109,7 @@ def count_edges(experiment: Experiment, batches: list[Any]) -> dict[str, float]:
         lookup.top_k = k
         edges = interactions = slots = seconds = 0.0
         for batch in batches:
-            packed = batch.events.numpy()
+            packed = batch.log_rows.numpy()
             is_source = np.ones(len(packed), dtype=bool)
             rows = lookup.windows(packed, batch.lengths.numpy(), is_source, True)
             started = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import io
 import json
 import os
@@ -227,6 +228,15 @@ def _link(source: Path, link: Path) -> None:
         os.link(source, link, follow_symlinks=False)
     except OSError:
         shutil.copy2(source, link, follow_symlinks=False)
+
+
+def digest_file(path: Path, algorithm: str = "sha256") -> str:
+    """Return the digest of the bytes of a file, in hexadecimal."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:

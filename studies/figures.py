@@ -30,64 +30,81 @@ _LINK = re.compile(r"\]\(([\w./@-]+\.md)[)#]")
 
 
 def unfounded(page: Path) -> list[str]:
-    """The figures of a page's words that no table has, as they are written."""
-    known = [(words, set().union(*map(_tabled, pages))) for words, pages in _claims(page)]
-    return [one for words, table in known for one in _FIGURE.findall(words) if not _in(one, table)]
+    """Return the figures of a page's words that no table has, as they are written."""
+    missing = []
+    for words, pages in _list_claims(page):
+        known = set().union(*map(_read_figures, pages))
+        missing += [figure for figure in _FIGURE.findall(words) if not _is_known(figure, known)]
+    return missing
 
 
-def _claims(page: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Words with figures, and the pages whose tables must have them."""
+def _list_claims(page: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Yield words with figures, and the pages whose tables must have them."""
     text = page.read_text(encoding="utf-8")
-    results = page.parent.name == "results"
-    if results and page.name == "README.md":
-        everything = [one for one in page.parent.rglob("*.md") if one != page]
+    is_result = page.parent.name == "results"
+    if is_result and page.name == "README.md":
+        other_pages = [other for other in page.parent.rglob("*.md") if other != page]
         for line in text.splitlines():
             if line.startswith("|"):
-                yield line.split("|", 2)[-1], everything
+                yield line.split("|", 2)[-1], other_pages
         return
-    findings = _FINDINGS.search(text)
-    words = (findings[1] if findings else "") if results else text
-    for paragraph in _PARAGRAPHS.split(words):
-        linked = [(page.parent / name).resolve() for name in _LINK.findall(paragraph)]
-        pages = [one for one in linked if one.parent.name == "results" and one.is_file()]
-        if results or pages:
-            pages = [*pages, page] if results else pages
-            yield paragraph, [*pages, *(table for one in pages for table in _tables(one))]
+    if is_result:
+        findings = _FINDINGS.search(text)
+        text = findings[1] if findings else ""
+    for paragraph in _PARAGRAPHS.split(text):
+        pages = [
+            linked for linked in _list_links(page, paragraph) if linked.parent.name == "results"
+        ]
+        if is_result:
+            pages.append(page)
+        if pages:
+            yield (
+                paragraph,
+                [*pages, *(table for result in pages for table in _list_tables(result))],
+            )
 
 
-def _tables(page: Path) -> list[Path]:
-    """The pages of all tables of a study that a page of results links to."""
-    linked = [(page.parent / name).resolve() for name in _LINK.findall(page.read_text("utf-8"))]
-    return [one for one in linked if page.parent / "tables" in one.parents and one.is_file()]
+def _list_links(page: Path, text: str) -> list[Path]:
+    """Return the pages that a text of a page links to."""
+    linked = [(page.parent / name).resolve() for name in _LINK.findall(text)]
+    return [other for other in linked if other.is_file()]
 
 
-def _tabled(page: Path) -> set[float]:
-    """All figures in the tables of a page, without their signs."""
+def _list_tables(page: Path) -> list[Path]:
+    """Return the pages of all tables of a study that a page of results links to."""
+    linked = _list_links(page, page.read_text("utf-8"))
+    return [other for other in linked if page.parent / "tables" in other.parents]
+
+
+def _read_figures(page: Path) -> set[float]:
+    """Return all figures in the tables of a page, without their signs."""
     lines = page.read_text(encoding="utf-8").splitlines()
     table = "\n".join(line for line in lines if line.startswith("|"))
-    figures = {float(one) for one in _FIGURE.findall(table)}
-    return figures | {int(one) / 1e4 for one in _UNITS.findall(table)}
+    figures = {float(figure) for figure in _FIGURE.findall(table)}
+    return figures | {int(figure) / 1e4 for figure in _UNITS.findall(table)}
 
 
-def _in(figure: str, known: Iterable[float]) -> bool:
-    half = 0.5 * 10.0 ** -len(figure.partition(".")[2]) + 1e-9
-    return any(abs(float(figure) - one) <= half for one in known)
+def _is_known(figure: str, known: Iterable[float]) -> bool:
+    """Return whether a figure is one of the known ones, rounded to as many digits."""
+    digits = len(figure.partition(".")[2])
+    return any(abs(float(figure) - other) <= 0.5 * 10.0**-digits + 1e-9 for other in known)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command; return 1 if a page has a figure without a table."""
     parser = argparse.ArgumentParser(description="Find figures that stand in no table.")
     parser.add_argument("pages", nargs="*", type=Path, help="README.md, docs/ and results/")
-    given = parser.parse_args(arguments).pages
-    everywhere = [
+    pages = parser.parse_args(arguments).pages or [
         ROOT / "README.md",
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "results").glob("*.md"),
     ]
-    found = {page: missing for page in given or everywhere if (missing := unfounded(page))}
-    for page, missing in found.items():
-        print(f"{page}: no table has {', '.join(missing)}")
-    return int(bool(found))
+    status = 0
+    for page in pages:
+        if missing := unfounded(page):
+            print(f"{page}: no table has {', '.join(missing)}")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

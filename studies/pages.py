@@ -15,16 +15,16 @@ generate them; without them, or without the content vectors of a study, a table 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -41,8 +41,8 @@ TABLES = RESULTS / "tables"
 _TABLE = re.compile(r"(<!-- begin (\S+) :: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _NOT_RUN = re.compile(r"^\| (.+?) \| 0 of \d+ \|.*\n", re.MULTILINE)
 _SHIPPED = "ml-100k"  # lies in recbole's wheel
-# Datasets that a script makes: name -> its command, to which the folder is added.
-_MADE = {
+# Datasets that a script generates: name -> its command, to which the folder is added.
+_GENERATED = {
     "weekly": [STUDIES / "to_rope/make_rhythm.py", "{folder}"],
     "bursts": [STUDIES / "to_rope/make_rhythm.py", "{folder}"],
     "toyshop-shuffled": [
@@ -63,88 +63,99 @@ class Page:
     after: str
 
 
+class ComparedStudy(NamedTuple):
+    """A study that was compared again: its folder, its runs, and the words after ``compare``."""
+
+    folder: Path
+    runs: pd.DataFrame
+    command: list[object]
+
+
+@dataclass(frozen=True)
+class StudyTables:
+    """The tables of a study.
+
+    Attributes:
+        tables: title -> table in markdown.
+        page: page of all its tables, in markdown.
+        csv: the same as csv.
+    """
+
+    tables: dict[str, str]
+    page: str
+    csv: str
+
+
 class Studies:
     """Tables of studies, each made once.
 
     Args:
-        folders: where data may lie.
+        folders: folders where data may lie.
         work: an empty folder.
+
+    Attributes:
+        made: study -> its tables; None without its data.
     """
 
     def __init__(self, folders: Sequence[Path], work: Path) -> None:
         self.folders = [*folders, ROOT / "dataset", work / "data"]
         self.work = work
-        self.made: dict[str, dict[str, str] | None] = {}
-        self.pages: dict[str, str] = {}  # study -> the page of all its tables
-        self.figures: dict[str, str] = {}  # study -> the same as csv
+        self.made: dict[str, StudyTables | None] = {}
 
-    def tables(self, name: str) -> dict[str, str] | None:
-        """Title -> table; None without the data of the study.
+    def tables(self, name: str) -> StudyTables | None:
+        """Return the tables of a study; None without its data.
 
         Raises:
             FileNotFoundError: if there is no such study, or no runs of it.
         """
         if name not in self.made:
-            self.made[name] = self._tables(name)
+            compared = self.compare(name)
+            self.made[name] = None if compared is None else _read_tables(compared)
         return self.made[name]
 
-    def _tables(self, name: str) -> dict[str, str] | None:
-        compared = self.compared(name)
-        if compared is None:
-            return None
-        out, runs, command = compared
-        parts = re.split(r"^## (.+)\n", (out / "table.md").read_text("utf-8"), flags=re.MULTILINE)
-        texts = zip(parts[1::2], parts[2::2], strict=True)
-        tables = {title: _only_table(text) for title, text in texts}
-        folder = StudyFolder(out)
-        plan = folder.read_plan()
-        facts = json.loads((out / "facts.json").read_text("utf-8"))
-        trials = collect_results(plan, folder).searches
-        sections = {
-            **tables,
-            **({"Trials of the searches": _trials(trials)} if len(trials) else {}),
-        }
-        text = "\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
-        self.pages[name] = (
-            f"# {plan.title}: all tables\n\n{_conditions(runs, facts, command)}\n{text}"
-        )
-        self.figures[name] = pd.read_csv(out / "table.csv").to_csv(index=False, float_format="%.6g")
-        return tables
-
-    def compared(self, name: str) -> tuple[Path, pd.DataFrame, list[object]] | None:
-        """Compares the runs that are kept of a study; None without its data.
-
-        Returns:
-            Folder of the study with its tables, its runs, and what follows ``compare`` in a shell.
+    def compare(self, name: str) -> ComparedStudy | None:
+        """Compare the runs that are kept of a study; None without its data.
 
         Raises:
             FileNotFoundError: as :meth:`tables`.
         """
-        of, _, other = name.partition("@")
-        study, runs = STUDIES / f"{of}.yaml", RUNS / f"{name}.tar.xz"
+        study_name, _, other_dataset = name.partition("@")
+        study, runs = STUDIES / f"{study_name}.yaml", RUNS / f"{name}.tar.xz"
         for file in (study, runs):
             if not file.is_file():
                 raise FileNotFoundError(f"{name}: there is no {file.relative_to(ROOT)}")
         plan = read_plan(study)
-        place = self._data(other or plan.dataset)
+        options = self._find_data(other_dataset or plan.dataset)
         vectors = {fit.options.get("item_vectors") for fit in list_fits(plan)} - {None}
-        if place is None or not all(map(os.path.exists, vectors)):
+        if options is None or not all(map(os.path.exists, vectors)):
             return None
-        out = self.work / name.replace("/", "-")
-        given = {"known": (runs,), "report": True, "run_dir": out, "verbose": False}
-        found = recbole_pos.compare(str(study), other or None, config_dict=place, **given)
+        folder = self.work / name.replace("/", "-")
+        found = recbole_pos.compare(
+            str(study),
+            other_dataset or None,
+            config_dict=options,
+            known=(runs,),
+            report=True,
+            run_dir=folder,
+            verbose=False,
+        )
         assert found is not None
-        ours = place == {"data_path": str(ROOT / "dataset")}
-        data = ["--data_path", "dataset" if ours else "FOLDER"] if place else []
-        command = [study.relative_to(ROOT), *(["-d", other] if other else [])]
-        return out, found.runs, [*command, "--known", runs.relative_to(ROOT), *data]
+        command: list[object] = [study.relative_to(ROOT)]
+        if other_dataset:
+            command += ["-d", other_dataset]
+        command += ["--known", runs.relative_to(ROOT)]
+        if options:
+            is_own = options["data_path"] == str(ROOT / "dataset")
+            command += ["--data_path", "dataset" if is_own else "FOLDER"]
+        return ComparedStudy(folder, found.runs, command)
 
-    def _data(self, dataset: str) -> dict[str, str] | None:
-        """The option that names where the data are; None where they are not."""
+    def _find_data(self, dataset: str) -> dict[str, str] | None:
+        """Return the option that names where the data are; None if they are nowhere."""
         if dataset == _SHIPPED:
             return {}
-        if dataset in _MADE and not (self.work / "data" / dataset).is_dir():
-            command = [str(part).format(folder=self.work / "data") for part in _MADE[dataset]]
+        generated = self.work / "data"
+        if dataset in _GENERATED and not (generated / dataset).is_dir():
+            command = [str(word).format(folder=generated) for word in _GENERATED[dataset]]
             subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
         for folder in self.folders:
             if (folder / dataset / f"{dataset}.inter").is_file():
@@ -152,23 +163,45 @@ class Studies:
         return None
 
 
+def _read_tables(compared: ComparedStudy) -> StudyTables:
+    """Return the tables of a compared study from its folder."""
+    folder = StudyFolder(compared.folder)
+    plan, facts = folder.read_plan(), folder.facts()
+    assert plan is not None
+    markdown = (folder.path / "table.md").read_text("utf-8")
+    parts = re.split(r"^## (.+)\n", markdown, flags=re.MULTILINE)
+    tables = {
+        title: _only_table(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    sections = dict(tables)
+    trials = collect_results(plan, folder).searches
+    if len(trials):
+        sections["Trials of the searches"] = _tabulate_trials(trials)
+    text = "\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
+    conditions = _describe_conditions(compared, facts.data)
+    page = f"# {plan.title}: all tables\n\n{conditions}\n{text}"
+    table = pd.read_csv(folder.path / "table.csv")
+    return StudyTables(tables, page, table.to_csv(index=False, float_format="%.6g"))
+
+
 def _only_table(text: str) -> str:
-    """A table with the rows that have runs, and the names of those that have none."""
+    """Return a table with the rows that have runs, and the names of those that have none."""
     table = "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
-    absent = "; ".join(_NOT_RUN.findall(table))
-    words = textwrap.fill(f"Not run: {absent}.", 120, break_on_hyphens=False)
-    return _NOT_RUN.sub("", table) + (f"\n{words}\n" if absent else "")
+    not_run = "; ".join(_NOT_RUN.findall(table))
+    note = textwrap.fill(f"Not run: {not_run}.", 120, break_on_hyphens=False)
+    return _NOT_RUN.sub("", table) + (f"\n{note}\n" if not_run else "")
 
 
-def _trials(searches: pd.DataFrame) -> str:
+def _tabulate_trials(searches: pd.DataFrame) -> str:
     """Return a table with a line per trial: options and validation metric, the best one first."""
     best = searches.dropna(subset="value").sort_values(["row", "value"], ascending=[True, False])
     lines = ["| configuration | trial | validation |", "| --- | --- | ---: |"]
-    lines += [f"| {one.row} | {one.options} | {one.value:.4f} |" for one in best.itertuples()]
+    for trial in best.itertuples():
+        lines.append(f"| {trial.row} | {trial.options} | {trial.value:.4f} |")
     return "\n".join(lines) + "\n"
 
 
-def _cells(table: str) -> list[list[str]]:
+def _read_cells(table: str) -> list[list[str]]:
     """Return the cells of a table in markdown, without the line below the header."""
     lines = [line for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:1] + lines[2:]]
@@ -178,111 +211,112 @@ def shorten(title: str, tables: dict[str, str]) -> str:
     """Return the short form of a table: main metric, difference with its interval, MDD.
 
     Args:
-        title: of a table of metrics.
+        title: title of a table of metrics.
         tables: all tables of the study; "TITLE: difference in METRIC from REFERENCE" has
             differences.
     """
-    header, *rows = _cells(tables[title])
-    kept = [n for n, name in enumerate(header) if "@" in name and " - " not in name][:3]
-    head = ["configuration", "seeds"]
-    added: dict[str, list[str]] = {}
+    header, *rows = _read_cells(tables[title])
+    columns = [i for i, name in enumerate(header) if "@" in name and " - " not in name][:3]
+    difference_names: list[str] = []
+    differences: dict[str, list[str]] = {}  # row -> difference with its interval, MDD
     for other, table in tables.items():
-        found = re.fullmatch(rf"{re.escape(title)}: difference in (\S+) from (.+)", other)
-        if found:
-            kept = [header.index(found[1])]
-            differences = _cells(table)
-            column = {name: n for n, name in enumerate(differences[0])}
-            for row in differences[1:]:
-                interval = f"{row[column['difference']]} {row[column['95% CI']]}"
-                added[row[0]] = [interval, row[column["minimum detectable difference"]]]
-            head = [
-                *head,
-                *(header[n] for n in kept),
-                f"difference from {found[2]} [95% CI]",
-                "MDD",
-            ]
-    if not added:
-        head += [header[n] for n in kept]
+        match = re.fullmatch(rf"{re.escape(title)}: difference in (\S+) from (.+)", other)
+        if not match:
+            continue
+        metric, reference = match.groups()
+        columns = [header.index(metric)]
+        difference_names = [f"difference from {reference} [95% CI]", "MDD"]
+        names, *lines = _read_cells(table)
+        for line in lines:
+            cells = dict(zip(names, line, strict=True))
+            difference = f"{cells['difference']} {cells['95% CI']}"
+            differences[line[0]] = [difference, cells["minimum detectable difference"]]
+    head = ["configuration", "seeds", *(header[i] for i in columns), *difference_names]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in rows:
-        empty = ["", ""] if added else []
-        lines.append([*row[:2], *(row[n] for n in kept), *added.get(row[0], empty)])
-    absent = tables[title].rpartition("|\n")[2]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + absent
+        empty = [""] * len(difference_names)
+        lines.append([*row[:2], *(row[i] for i in columns), *differences.get(row[0], empty)])
+    not_run = tables[title].rpartition("|\n")[2]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + not_run
 
 
-def _short(commit: str) -> str:
+def _shorten_commit(commit: str) -> str:
     name, _, dirty = commit.partition("-")
     return f"{name[:7]}-{dirty}" if dirty else name[:7]
 
 
-def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> str:
-    """What a study was made with, in a paragraph."""
-    data = facts["data"]
-    done = runs[(runs["status"] == "done") & runs["seconds"].notna()]  # others are tested again
-    commits = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_short, done["commit"])))
-    devices = "; ".join(dict.fromkeys(done["device"]))
-    training = format_duration(done["seconds"].sum())
+def _describe_conditions(compared: ComparedStudy, data: Mapping[str, Any]) -> str:
+    """Return a paragraph on how the runs of a study were made, and the command of its tables."""
+    runs = compared.runs
+    trained = runs[(runs["status"] == "done") & runs["seconds"].notna()]
+    commits = dict.fromkeys(map(_shorten_commit, trained["commit"]))
+    devices = "; ".join(dict.fromkeys(trained["device"]))
+    seconds = format_duration(trained["seconds"].sum())
     size = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} interactions"
     text = (
-        f"{len(done)} trained and tested runs, {training} of training in all ({devices}); "
-        f"commit{'s' * (', ' in commits)} {commits}. Data: {size}; checksum of the "
-        f"interactions as read `{data['checksum'][:8]}…`. The same tables without training:"
+        f"{len(trained)} trained and tested runs, {seconds} of training in all ({devices}); "
+        f"commit{'s' * (len(commits) > 1)} {', '.join(f'`{name}`' for name in commits)}. Data: "
+        f"{size}; checksum of the interactions as read `{data['checksum'][:8]}…`. The same tables "
+        "without training:"
     )
-    line = f"recbole-pos compare {' '.join(map(str, command))} --report"
+    line = f"recbole-pos compare {' '.join(map(str, compared.command))} --report"
     return f"{textwrap.fill(text, 120)}\n\n```sh\n{line}\n```\n"
 
 
-def filled(path: Path, studies: Studies) -> Page:
-    """A page with its tables made again.
+def fill_page(path: Path, studies: Studies) -> Page:
+    """Return a page with its tables made again.
 
     Raises:
         KeyError: for a title that the study does not have.
     """
     before = path.read_text("utf-8")
 
-    def table(found: re.Match) -> str:
-        begin, name, title, old, end = found.groups()
-        tables = studies.tables(name)
-        if tables is None:
-            return found[0]
-        if title not in tables:
-            raise KeyError(f"{path.name}: {name} has no table {title!r}; there are {list(tables)}")
-        return f"{begin}{shorten(title, tables)}{end}"
+    def make_table(match: re.Match) -> str:
+        begin, name, title, _, end = match.groups()
+        study = studies.tables(name)
+        if study is None:
+            return match[0]
+        if title not in study.tables:
+            titles = list(study.tables)
+            raise KeyError(f"{path.name}: {name} has no table {title!r}; there are {titles}")
+        return f"{begin}{shorten(title, study.tables)}{end}"
 
-    return Page(path, before, _TABLE.sub(table, before))
+    return Page(path, before, _TABLE.sub(make_table, before))
 
 
-def generated(studies: Studies) -> Iterator[Page]:
+def list_generated(studies: Studies) -> Iterator[Page]:
     """Yield the pages of all tables and the csv files of every study with kept runs."""
     for file in sorted(RUNS.rglob("*.tar.xz")):
         name = str(file.relative_to(RUNS)).removesuffix(".tar.xz")
-        if studies.tables(name) is not None:
-            for text, ending in ((studies.pages[name], "md"), (studies.figures[name], "csv")):
-                path = TABLES / f"{name}.{ending}"
+        study = studies.tables(name)
+        if study is not None:
+            for text, suffix in ((study.page, "md"), (study.csv, "csv")):
+                path = TABLES / f"{name}.{suffix}"
                 yield Page(path, path.read_text("utf-8") if path.is_file() else "", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 1 if ``--check`` finds a page that differs."""
     parser = argparse.ArgumentParser(description="Fill the tables of results/*.md.")
     parser.add_argument("pages", nargs="*", type=Path, help="all of results/ by default")
     parser.add_argument("--data_path", action="append", type=Path, default=[])
     parser.add_argument("--check", action="store_true", help="write nothing, fail if one differs")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as work:
-        studies = Studies(given.data_path, Path(work))
-        pages = [filled(path, studies) for path in given.pages or sorted(RESULTS.glob("*.md"))]
-        if not given.pages:
-            pages += generated(studies)
-        for name in (name for name, tables in studies.made.items() if tables is None):
-            print(f"{name}: its data are not there (--data_path); its tables stay")
+        studies = Studies(args.data_path, Path(work))
+        pages = [fill_page(path, studies) for path in args.pages or sorted(RESULTS.glob("*.md"))]
+        if not args.pages:
+            pages += list_generated(studies)
+        for name, study in studies.made.items():
+            if study is None:
+                print(f"{name}: its data are not there (--data_path); its tables stay")
     changed = [page for page in pages if page.before != page.after]
     for page in changed:
-        print(f"{page.path}: {'differs' if given.check else 'written'}")
-        if not given.check:
+        print(f"{page.path}: {'differs' if args.check else 'written'}")
+        if not args.check:
             page.path.parent.mkdir(parents=True, exist_ok=True)
             page.path.write_text(page.after, encoding="utf-8")
-    return int(given.check and bool(changed))
+    return int(args.check and bool(changed))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pages import RESULTS, RUNS, Studies
 
-BETTER, WORSE, UNTOLD = "#0072B2", "#D55E00", "#595959"
+BETTER, WORSE, INCONCLUSIVE = "#0072B2", "#D55E00", "#595959"
 TABLE, BASE, METRIC = "Against NoPE", "NoPE", "ndcg@10"
 CONTROL = "-shuffled"  # studies whose histories have no order are no panel
-COST_OF = "weekly"  # epochs of a second and more; those of toyshop are too short to be reported
+COST_DATASET = "weekly"  # epochs of a second and more; those of toyshop are too short to be shown
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Panel:
     """One study.
 
     Attributes:
-        name: of its data.
+        name: name of its dataset.
         base: NDCG@10 of NoPE.
-        seeds: of a row that is whole.
-        gains: by row difference, low and high in percent of base; seeds, star.
-        cost: by row seconds of an epoch, by those of NoPE.
+        seeds: number of seeds of a complete row.
+        gains: row -> difference, low and high in percent of base; seeds, star.
+        cost: row -> seconds of an epoch, divided by those of NoPE.
     """
 
     name: str
@@ -48,76 +48,81 @@ class Panel:
 
     @classmethod
     def read(cls, name: str, folder: Path, runs: pd.DataFrame) -> Panel:
-        """From the folder of a compared study."""
+        """Return the panel of a compared study from its folder and its runs."""
         table = pd.read_csv(folder / "table.csv")
         rows = table[(table["table"] == TABLE) & (table["metric"] == METRIC)].set_index("row")
         base = float(rows.loc[BASE, "mean"])
         gains = rows[["difference", "low", "high"]] * 100 / base
         gains[["seeds", "star"]] = rows[["seeds", "star"]]
-        epoch = (runs["seconds"] / runs["epochs"]).groupby(runs["row"]).median()
-        whole = int(rows["seeds"].max())
-        return cls(name, base, whole, gains.drop(BASE).dropna(), epoch / epoch[BASE])
+        seconds = (runs["seconds"] / runs["epochs"]).groupby(runs["row"]).median()
+        seeds = int(rows["seeds"].max())
+        return cls(name, base, seeds, gains.drop(BASE).dropna(), seconds / seconds[BASE])
 
 
 def panels(folders: Sequence[Path], work: Path) -> list[Panel]:
-    """The studies of positions whose runs are kept and whose data are there."""
+    """Return the panels of the studies of positions whose runs are kept and whose data exist.
+
+    Args:
+        folders: folders where data may lie.
+        work: an empty folder.
+    """
     studies, found = Studies(folders, work), []
     for file in sorted((RUNS / "positions").glob("*.tar.xz")):
         name = file.name.removesuffix(".tar.xz")
-        compared = None if CONTROL in name else studies.compared(f"positions/{name}")
+        compared = None if CONTROL in name else studies.compare(f"positions/{name}")
         if compared is not None:
-            folder, runs, _ = compared
-            found.append(Panel.read(name, folder, runs))
+            found.append(Panel.read(name, compared.folder, compared.runs))
     return found
 
 
-def draw(studies: Sequence[Panel], out: Path) -> None:
-    """One panel a study, rows in the order in which they first come, then cost."""
-    order = list(dict.fromkeys(row for one in studies for row in one.gains.index))[::-1]
-    cost = next((one.cost for one in studies if one.name == COST_OF), studies[0].cost)
+def draw(panels: Sequence[Panel], out: Path) -> None:
+    """Draw one panel a study, rows in the order in which they first occur, and the cost."""
+    rows = list(dict.fromkeys(row for panel in panels for row in panel.gains.index))[::-1]
+    cost = next((panel.cost for panel in panels if panel.name == COST_DATASET), panels[0].cost)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False}):
-        size = (3.6 + 2.7 * len(studies), 1.3 + 0.24 * len(order))
+        size = (3.6 + 2.7 * len(panels), 1.3 + 0.24 * len(rows))
         figure = Figure(figsize=size, layout="constrained")
-        widths = [*[1.0] * len(studies), 0.6]
+        widths = [*[1.0] * len(panels), 0.6]
         axes = figure.subplots(1, len(widths), sharey=True, width_ratios=widths, squeeze=False)[0]
-        for axis, study in zip(axes, studies, strict=False):
-            axis.set_title(f"{study.name}\nNoPE: NDCG@10 {study.base:.4f}", fontsize=9)
+        for axis, panel in zip(axes, panels, strict=False):
+            axis.set_title(f"{panel.name}\nNoPE: NDCG@10 {panel.base:.4f}", fontsize=9)
             axis.set_xlabel("gain over NoPE, %")
             axis.axvline(0, color="black", linewidth=0.8)
-            _gains(axis, study, order)
+            _draw_gains(axis, panel, rows)
         axes[-1].set_title("seconds of an epoch\nNoPE: 1", fontsize=9)
         axes[-1].set_xlabel("times NoPE's")
-        axes[-1].barh(order, cost.reindex(order), color=UNTOLD, height=0.55)
+        axes[-1].barh(rows, cost.reindex(rows), color=INCONCLUSIVE, height=0.55)
         axes[-1].axvline(1, color="black", linewidth=0.8)
         for axis in axes:
             axis.grid(axis="x", alpha=0.3)
             axis.set_axisbelow(True)
-        axes[0].set_ylim(-0.7, len(order) - 0.3)
+        axes[0].set_ylim(-0.7, len(rows) - 0.3)
         figure.savefig(out, dpi=130)
 
 
-def _gains(axis: Axes, study: Panel, order: Sequence[str]) -> None:
-    for row in order:
-        if row not in study.gains.index:
+def _draw_gains(axis: Axes, panel: Panel, rows: Sequence[str]) -> None:
+    """Draw the gains of a study with their intervals, a line for each row."""
+    for row in rows:
+        if row not in panel.gains.index:
             axis.plot([0], [row], alpha=0)  # keeps its line, so that panels agree
             continue
-        line = study.gains.loc[row]
-        args = UNTOLD
-        if line["star"] in (True, "True"):
-            args = BETTER if line["difference"] > 0 else WORSE
-        axis.plot([line["low"], line["high"]], [row, row], color=args, linewidth=1.2)
-        fill = args if line["seeds"] == study.seeds else "white"
-        axis.plot(line["difference"], row, "o", color=args, mfc=fill)
+        gain = panel.gains.loc[row]
+        color = INCONCLUSIVE
+        if gain["star"] in (True, "True"):
+            color = BETTER if gain["difference"] > 0 else WORSE
+        axis.plot([gain["low"], gain["high"]], [row, row], color=color, linewidth=1.2)
+        face = color if gain["seeds"] == panel.seeds else "white"
+        axis.plot(gain["difference"], row, "o", color=color, mfc=face)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Draw results/positions.png.")
     parser.add_argument("--data_path", action="append", type=Path, default=[])
     parser.add_argument("--out", type=Path, default=RESULTS / "positions.png")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as work:
-        draw(panels(given.data_path, Path(work)), given.out)
+        draw(panels(args.data_path, Path(work)), args.out)
 
 
 if __name__ == "__main__":

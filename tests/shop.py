@@ -182,12 +182,12 @@ def all_windows(made: Experiment) -> PackedSequences:
     """Every training window of the shop as one batch."""
     loader = made.trainer.training_loader(made.loaders["train"])
     batch = loader.gather(np.concatenate(loader._batches()))
-    source = np.ones(len(batch.events), dtype=bool)
+    source = np.ones(len(batch.log_rows), dtype=bool)
     if batch.positions is not None:
         source[:] = False
         source[batch.positions] = True
     return made.model.lookup.windows(
-        batch.events.numpy(), batch.lengths.numpy(), source, made.model.linked
+        batch.log_rows.numpy(), batch.lengths.numpy(), source, made.model.linked
     )
 
 

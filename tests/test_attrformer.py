@@ -140,7 +140,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
     loader = made.trainer.training_loader(made.loaders["train"])
     batch = loader.gather(np.concatenate(loader._batches()))
     futures, users = [], log.users.tolist()
-    for event in batch.events.tolist():
+    for event in batch.log_rows.tolist():
         ahead = range(event + 1, min(event + 4, len(log)))
         same = [e for e in ahead if users[e] == users[event] and part[e] == TRAIN]
         futures.append([int(log.items[e]) for e in same])
@@ -266,7 +266,7 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
     log, part, lookup = made.dataset.log, made.dataset.part, made.model.lookup
     seen, met = [], set()
     for batch in made.trainer.training_loader(made.loaders["train"]):
-        events, users = batch.events.numpy(), log.users[batch.events].numpy()
+        events, users = batch.log_rows.numpy(), log.users[batch.log_rows].numpy()
         seen += events.tolist()
         rows = lookup.windows(events, batch.lengths.numpy(), np.ones(len(events), bool), True)
         assert len(np.unique(rows.chain)) == len(np.unique(users)) and batch.lengths.max() <= length

@@ -32,7 +32,7 @@ def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(self.path.name)
         return TEXT(self, *args)
 
-    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(cache, "MIN_BYTES", 0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.setattr(TextTable, "read", read)
     return texts
@@ -69,7 +69,7 @@ def facts(value: Any) -> Any:
 
 ATTRIBUTES = (
     *("field2type", "field2source", "field2seqlen", "field2bucketnum", "field2id_token", "alias"),
-    *("field2token_id", "missing", "events_of_users", "identity", "feat_name_list", "_rest_fields"),
+    *("field2token_id", "missing", "user_counts", "identity", "feat_name_list", "_rest_fields"),
     "_preloaded_weight",
 )
 
@@ -136,8 +136,10 @@ def test_unchanged_files_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPa
     """By their inode, size and times; whatever has changed is compared byte by byte."""
     monkeypatch.setattr(cache, "_SETTLED", 0)
     made, digested = all_of(prepared(folder)), []
-    digest = cache._digest
-    monkeypatch.setattr(cache, "_digest", lambda path: digested.append(path.name) or digest(path))
+    digest = cache.digest_file
+    monkeypatch.setattr(
+        cache, "digest_file", lambda path: digested.append(path.name) or digest(path)
+    )
     assert all_of(prepared(folder)) == made and not digested
     table, (file,) = folder / "shop" / "shop.inter", kept(folder)
     table.touch()  # other times, the same bytes: compared once, and not again
@@ -206,7 +208,7 @@ def test_a_cache_of_another_user_is_not_read(
     (ours,) = set(kept(folder)) - {other}
     torch.save(content, ours)  # with a seal of the other user
     seal = json.loads(json.loads(other.with_suffix(".json").read_text())[0])
-    text = json.dumps({**seal, "digest": cache._digest(ours)})
+    text = json.dumps({**seal, "digest": cache.digest_file(ours)})
     key = (tmp_path / "elsewhere" / "recbole-pos" / "cache.key").read_bytes()
     signed = [text, hmac.new(key, text.encode(), "sha256").hexdigest()]
     ours.with_suffix(".json").write_text(json.dumps(signed))
@@ -220,18 +222,18 @@ def test_a_cache_of_another_user_is_not_read(
 
 
 def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> None:
-    monkeypatch.setattr(cache, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(cache, "MIN_BYTES", 1 << 20)
     prepared(folder)
     assert not kept(folder)
-    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
-    for least in range(cache.MOST + 2):
+    monkeypatch.setattr(cache, "MIN_BYTES", 0)
+    for least in range(cache.MAX_CACHES + 2):
         prepared(folder, item_inter_num_interval=f"[{least},inf)")
         if least == 0:
             begun = kept(folder)[0].with_suffix(".part")
             begun.touch()
             os.utime(begun, (0, 0))  # its writer was killed long ago
-    assert len(kept(folder)) == cache.MOST and not begun.exists()
-    assert len(list(begun.parent.iterdir())) == 2 * cache.MOST
+    assert len(kept(folder)) == cache.MAX_CACHES and not begun.exists()
+    assert len(list(begun.parent.iterdir())) == 2 * cache.MAX_CACHES
 
 
 def test_warnings_are_told_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,7 +44,7 @@ def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> Non
     log, windows = example(sizes, longest, stride)
     batch = np.array(places) % len(windows.start)
     features = Features({"price": log.items * 2.5}, {"age": torch.arange(99)})
-    requirements = BatchRequirements(times=True, events=True)
+    requirements = BatchRequirements(times=True, log_rows=True)
     found = WindowGatherer(log, windows, requirements, CPU, features).gather(batch)
     events, lengths, positions, targets = [], [], [], []
     for w in batch:
@@ -56,7 +56,7 @@ def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> Non
         lengths.append(int(windows.end[w] - windows.start[w]))
     everything = len(positions) == len(events)
     assert found.positions is None if everything else found.positions.tolist() == positions
-    assert found.events.tolist() == events and found.lengths.tolist() == lengths
+    assert found.log_rows.tolist() == events and found.lengths.tolist() == lengths
     assert found.width == max(lengths) and found.targets.tolist() == targets
     assert torch.equal(found.items, log.items[events]) and len(found) == len(targets)
     assert torch.equal(found.times, log.times[events])

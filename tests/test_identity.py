@@ -125,7 +125,7 @@ def test_later_interactions_are_history_only(tmp_path: Path) -> None:
     grown = PosSequentialDataset(config, Vocabulary.from_dataset(known))
     grown.build()
     assert grown.identity == known.identity
-    whole = extend_log(grown, grown.held_out, new_users=True)
+    whole = extend_log(grown, grown.held_out, has_new_users=True)
     assert whole.split.is_target.sum() == known.split.is_target.sum()
     assert len(whole.log) == len(frame) + 2 and whole.user_num == known.user_num + 1
     for user, item in (("u9", "i1"), ("new", "i2")):

@@ -252,7 +252,7 @@ def test_later_targets_end_where_training_does(experiment, monkeypatch, windows:
     assert (part != TRAIN).any()
     vectors, short = model.item_embedding.weight, 0
     for batch in made.trainer.training_loader(made.loaders["train"]):
-        events = batch.events if batch.positions is None else batch.events[batch.positions]
+        events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
         ctx = SequenceContext.from_lengths(
             batch.lengths, model.max_seq_length, None, batch.items, width=batch.width
         )

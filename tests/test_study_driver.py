@@ -145,7 +145,7 @@ def test_a_search_goes_by_validation_alone(
 
     def note(self: ActiveRuns, task: Any, facts: dict[str, Any]) -> None:
         end(self, task, facts)
-        seen.append(kept.facts()["chosen"])
+        seen.append(kept.facts().chosen)
 
     monkeypatch.setattr(ActiveRuns, "end", note)
     found = compare(given, folder)

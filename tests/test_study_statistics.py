@@ -135,7 +135,7 @@ def test_rows_without_noise_between_seeds_are_left_out_of_the_pool(rng):
     assert SeedNoise.pool([still]) is None
     assert SeedNoise.from_values(noisy[:1]) is None
     # a row far above the pool has more noise, one below it is not given less
-    assert both.at(2 * both.level) == pytest.approx(4) and both.at(both.level / 2) == 1
+    assert both.factor(2 * both.level) == pytest.approx(4) and both.factor(both.level / 2) == 1
 
 
 def test_rows_that_share_seeds_are_compared_seed_by_seed(rng):

@@ -22,7 +22,7 @@ from recbole.utils import FeatureSource
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import tables
 from recbole_pos.data.loading import AtomicTables, spell_out
-from recbole_pos.data.location import name_and_folder
+from recbole_pos.data.location import locate_dataset
 from recbole_pos.data.tables import KINDS, MISSING, ParquetTable, TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -110,7 +110,7 @@ def generate(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("block", [1 << 22, 40])
 def test_generated_files_read_as_through_pandas(tmp_path: Path, monkeypatch, block: int) -> None:
-    monkeypatch.setattr(tables, "_BLOCK", block)
+    monkeypatch.setattr(tables, "_BLOCK_CHARACTERS", block)
     for seed in range(60):
         text, options = generate(random.Random(seed))
         print(seed, options)  # shown on failure
@@ -148,7 +148,7 @@ def test_the_first_wrong_line_is_named(
 ) -> None:
     """By the number that an editor shows, in which blank lines count."""
     block, end = FORMS[number % len(FORMS)]
-    monkeypatch.setattr(tables, "_BLOCK", block)
+    monkeypatch.setattr(tables, "_BLOCK_CHARACTERS", block)
     lines = [*LINES[:3], "  ", "  ", *LINES[3:20], "  ", *LINES[20:30], line, *LINES[30:], "short"]
     (tmp_path / "x.inter").write_bytes("\n".join(lines).replace("\n", end).encode())
     with pytest.raises(UsageError, match=f"x.inter, line {lines.index(line) + 1}: .*{words}"):
@@ -181,7 +181,7 @@ def test_what_is_no_table_of_interactions(tmp_path: Path, content: str | bytes, 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
 def test_encodings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    monkeypatch.setattr(tables, "_BLOCK", 7)
+    monkeypatch.setattr(tables, "_BLOCK_CHARACTERS", 7)
     text = "\n".join([HEAD, *(line.replace("i", "é", 1) for line in LINES[1:])])
     (tmp_path / "x.inter").write_bytes(text.replace("\n", "\r\n").encode(encoding))
     table = load(tmp_path / "x.inter", encoding=encoding.removesuffix("-sig"))
@@ -216,7 +216,7 @@ def test_what_only_python_can_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quote", ["", '"'])
 def test_cells_longer_than_a_block(tmp_path: Path, monkeypatch, quote: str) -> None:
     """And than the cells that csv reads by default."""
-    monkeypatch.setattr(tables, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(tables, "_BLOCK_CHARACTERS", 1 << 16)
     text = quote + "x" * (1 << 18) + quote
     odd = FIRST.replace("1500000000.0", "1_0").replace("u0", text)  # which Arrow does not read
     lines = [HEAD, FIRST.replace("u0", text), LINES[2], odd]
@@ -241,7 +241,7 @@ def test_numbers_are_exact_and_as_python_reads_them(tmp_path: Path) -> None:
 
 def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch) -> None:
     """The large ones are ordinary; Python takes eight times as long."""
-    monkeypatch.setattr(tables, "_BLOCK", 100)
+    monkeypatch.setattr(tables, "_BLOCK_CHARACTERS", 100)
     monkeypatch.setattr(TextTable, "_read_slowly", None)
     text = "\n".join(LINES).replace("u3", '"u ""3"""').replace("red", '7"') + "\n\n"
     (tmp_path / "x.inter").write_text(text.replace("\n", "\r\n"))
@@ -251,7 +251,7 @@ def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch
 
 def test_tokens_that_would_fill_the_memory(tmp_path: Path, monkeypatch) -> None:
     """RecBole keeps the names of a column in an array as wide as the longest."""
-    monkeypatch.setattr(tables, "_TOKENS_LIMIT", 4 * 7 * 1000)
+    monkeypatch.setattr(tables, "_MAX_TOKEN_BYTES", 4 * 7 * 1000)
     (tmp_path / "x.inter").write_text("\n".join(LINES).replace("u3", "x" * 1000))
     load(tmp_path / "x.inter")
     (tmp_path / "x.inter").write_text("\n".join(LINES).replace("u3", "x" * 1001))
@@ -284,7 +284,7 @@ def read_shop(folder: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("has_lists", [True, False])
 def test_parquet_is_as_text(tmp_path: Path, has_lists: bool, monkeypatch) -> None:
-    monkeypatch.setattr(tables, "_ROWS", 7)  # several blocks
+    monkeypatch.setattr(tables, "_BLOCK_ROWS", 7)  # several blocks
     expected = read_shop(shop.write(tmp_path / "text", shop.tables()))
     folder, types = tmp_path / "parquet", {}
     (folder / "shop").mkdir(parents=True)
@@ -295,7 +295,7 @@ def test_parquet_is_as_text(tmp_path: Path, has_lists: bool, monkeypatch) -> Non
             made = made.rename_columns([called.split(":")[0] for called in made.column_names])
         parquet.write_table(made, folder / "shop" / f"shop.{suffix}.parquet", row_group_size=50)
     assert read_shop(folder, column_types=types or None) == expected
-    assert name_and_folder(str(folder / "shop"), "dataset/") == ("shop", str(folder))
+    assert locate_dataset(str(folder / "shop"), "dataset/") == ("shop", str(folder))
     shop.write(folder, {"item": shop.tables()["item"]})
     with pytest.raises(UsageError, match=r"shop.item and shop.item.parquet are both there; remove"):
         read_shop(folder)

@@ -25,7 +25,7 @@ from recbole_pos.config.plugins import find_modules, import_plugins, take_model
 from recbole_pos.config.presets import find_config_file, list_positions, select_parts
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
-from recbole_pos.data.location import atomic_file, name_and_folder
+from recbole_pos.data.location import find_atomic_file, locate_dataset
 from recbole_pos.errors import RunWarning, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
@@ -216,7 +216,7 @@ class PosConfig(Config):
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
         data_path = self._options_for(str(model)).get("data_path") or "dataset/"
-        name, folder = name_and_folder(str(dataset), str(data_path))
+        name, folder = locate_dataset(str(dataset), str(data_path))
         if folder is not None:  # the dataset was given as a folder, which is in this one
             self._given["data_path"] = folder
         return str(model), name
@@ -268,9 +268,9 @@ class PosConfig(Config):
         base = Path(str(self.final_config_dict["data_path"]))
         super()._set_default_parameters()
         folder, in_wheel = base / self.dataset, WHEEL_DATASETS / self.dataset
-        is_here = atomic_file(folder, self.dataset, "inter").is_file()
+        is_here = find_atomic_file(folder, self.dataset, "inter").is_file()
         if not (is_here or self.final_config_dict["benchmark_filename"]):
-            if atomic_file(in_wheel, self.dataset, "inter").is_file():
+            if find_atomic_file(in_wheel, self.dataset, "inter").is_file():
                 folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
         if not self.final_config_dict["use_gpu"]:  # RecBole chooses the device by gpu_id only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import INNER, Cells, convert_cells, encode, guess, read_whole_ids
-from recbole_pos.conversion.events import Events
+from recbole_pos.conversion.interaction_table import InteractionTable
 from recbole_pos.conversion.report import FIRST, Column, Lines, Report
 from recbole_pos.conversion.roles import find_by_name, require_column
 from recbole_pos.conversion.source import Source
@@ -24,11 +25,12 @@ TABLES = ("inter", "item", "user")
 # Names that RecBole uses or derives from others, and the built-in fields of relations.
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
-_OWN = 0.9  # a token with more different values per row than this relates nothing, nor is loaded
-_ENOUGH = 100  # least rows for that rule
-_TOKENS = 1 << 30  # most bytes of the array in which RecBole keeps the names of a field
-_FEW = 0.1  # largest share of the contradictions expected by chance for a column of items or users
-_PROBE = 1 << 20  # interactions that decide where a column goes
+# A token field of at least so many rows with more different values per row is not loaded.
+_UNIQUE_ROWS, _UNIQUE_SHARE = 100, 0.9
+_MAX_TOKEN_BYTES = 1 << 30  # of the array in which RecBole keeps the names of a field
+# Of the contradictions expected by chance, a column of items or users has at most this share.
+_CONTRADICTION_SHARE = 0.1
+_PROBED_ROWS = 1 << 20  # interactions that decide where a column goes
 # Values that the user gives for single columns, by column, by option: types, tables, names of
 # fields, and separators of numbers.
 Overrides = Mapping[str, Mapping[str, str]]
@@ -39,7 +41,8 @@ def check_overrides(overrides: Overrides, columns: Iterable[str]) -> None:
     for option, values in overrides.items():
         for column, value in values.items():
             require_column(column, columns, option)
-            if option in ("decimal", "thousands") and (len(value) != 1 or value.isalnum()):
+            is_separator = option in ("decimal", "thousands")
+            if is_separator and (len(value) != 1 or value.isalnum()):
                 raise UsageError(
                     f"{option}: {column}={shown(value)}: a separator is one character, such as , "
                     "or ."
@@ -63,17 +66,16 @@ def make_field_name(column: str, taken: Iterable[str]) -> str:
     name = re.sub(r"\W+", "_", plain).strip("_") or "column"
     if _RESERVED.fullmatch(name.lower()) or name[0].isdigit():
         name = f"column_{name}"
-    taken, number, free = set(taken), 2, name
-    while free in taken:
-        free, number = f"{name}_{number}", number + 1
-    return free
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    taken = set(taken)
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 class EntityIndex:
     """Numbers the items, or the users, in the order in which they first occur.
 
     Attributes:
-        codes: [events] number of the entity of each event, from 0.
+        codes: [interactions] number of the entity of each, from 0.
         cells: [entities] names of the entities.
     """
 
@@ -88,28 +90,30 @@ class EntityIndex:
     def find(self, names: Cells) -> np.ndarray:
         """Return [rows] number of the entity that each cell names, -1 for none."""
         known = self.cells.values.take(pa.array(self.cells.codes))
-        places = pc.index_in(names.values, known).fill_null(-1).to_numpy()
-        return np.where(names.codes > 0, places[names.codes], -1)
+        numbers = pc.index_in(names.values, known).fill_null(-1).to_numpy()
+        return np.where(names.codes > 0, numbers[names.codes], -1)
 
 
-def find_first_values(cells: Cells, entities: np.ndarray, count: int) -> tuple[Cells, np.ndarray]:
+def find_first_values(
+    cells: Cells, entities: np.ndarray, num_entities: int
+) -> tuple[Cells, np.ndarray]:
     """Return the first value of every item (user), and which rows have a different one.
 
     Args:
         cells: [rows] of a column; empty ones (code 0) are neither first nor different.
         entities: [rows] number of the item (user) of each row, from 0.
-        count: number of items (users).
+        num_entities: number of items (users).
 
     Returns:
-        Cells [count], empty where an item has no value, and [rows] bool.
+        Cells [num_entities], empty where an item has no value, and [rows] bool.
     """
     filled = np.flatnonzero(cells.codes)
     codes, owners = cells.codes[filled], entities[filled]
-    first = np.zeros(count, dtype=cells.codes.dtype)
+    first = np.zeros(num_entities, dtype=cells.codes.dtype)
     first[owners[::-1]] = codes[::-1]  # reversed, since the last assignment to an element stays
-    contradicting = np.zeros(len(cells.codes), dtype=bool)
-    contradicting[filled] = codes != first[owners]
-    return replace(cells, codes=first), contradicting
+    is_contradicting = np.zeros(len(cells.codes), dtype=bool)
+    is_contradicting[filled] = codes != first[owners]
+    return replace(cells, codes=first), is_contradicting
 
 
 def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
@@ -118,17 +122,17 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     A column belongs to items (users) if values of one item (user) differ at most a tenth as often
     as by chance. If no item (user) has two values, this cannot be tested, and it does not.
     """
-    cells = cells[np.arange(min(len(cells.codes), _PROBE))]
+    cells = cells[np.arange(min(len(cells.codes), _PROBED_ROWS))]
     shares = {}
     for table, index in entities.items():
-        first, contradicting = find_first_values(cells, index.codes[:_PROBE], len(index))
-        repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
-        if not repeated:
+        first, is_contradicting = find_first_values(cells, index.codes[:_PROBED_ROWS], len(index))
+        num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
+        if not num_repeated:
             continue
         counts = np.bincount(cells.codes)[1:]
         chance = 1 - float(((counts / counts.sum()) ** 2).sum())
-        share = np.count_nonzero(contradicting) / repeated
-        if share <= _FEW * chance:
+        share = np.count_nonzero(is_contradicting) / num_repeated
+        if share <= _CONTRADICTION_SHARE * chance:
             shares[table] = share / chance if share else 0.0
     return min(shares, key=lambda table: shares[table], default="inter")
 
@@ -145,31 +149,36 @@ class Builder:
     def __init__(
         self,
         source: Source,
-        events: Events,
+        interactions: InteractionTable,
         roles: Mapping[str, str],
         overrides: Overrides,
         report: Report,
     ) -> None:
-        self.source, self.events, self.roles = source, events, roles
+        self.source, self.interactions, self.roles = source, interactions, roles
         self.overrides, self.report = overrides, report
         defaults = {"user": "user_id", "item": "item_id", "time": "timestamp"}
         self.fields = {r: overrides["rename"].get(roles[r], name) for r, name in defaults.items()}
-        self.entities = {"item": EntityIndex(events.item), "user": EntityIndex(events.user)}
+        names = {"item": interactions.item, "user": interactions.user}
+        self.entities = {role: EntityIndex(cells) for role, cells in names.items()}
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {"inter": {}}
         for role in ("user", "item"):
-            self._add(roles[role], source, "inter", getattr(events, role).as_kind("token"), role)
-        self.tables["inter"][self.fields["time"]] = events.seconds
+            self._add(roles[role], source, "inter", names[role].as_kind("token"), role)
+        self.tables["inter"][self.fields["time"]] = interactions.seconds
         for role, index in self.entities.items():
             self.tables[role] = {self.fields[role]: index.cells}
-        time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
-        time.different = len(np.unique(events.seconds))
-        time.notes = [*events.forms]
+        self._report_time()
+
+    def _report_time(self) -> None:
+        """Report the column of times."""
+        name, interactions = self.roles["time"], self.interactions
+        column = Column(name, self.source.path.name, self.fields["time"], "float", "inter")
+        column.different = len(np.unique(interactions.seconds))
+        column.notes = [*interactions.forms]
         if self.has_time:
-            when = source.columns[roles["time"]]
-            examples = when.slice(0, 1000).drop_null().slice(0, 3)
-            time.examples = [str(value) for value in examples.to_pylist()]
-            time.notes.append("seconds since 1970, UTC")
-        report.columns.append(time)
+            examples = self.source.columns[name].slice(0, 1000).drop_null().slice(0, 3)
+            column.examples = list(map(str, examples.to_pylist()))
+            column.notes.append("seconds since 1970, UTC")
+        self.report.columns.append(column)
 
     @property
     def has_time(self) -> bool:
@@ -180,30 +189,31 @@ class Builder:
         """Add attributes of items or users (``role``) from a separate file."""
         key, index, notes = self._find_key(source, role), self.entities[role], self.report.notes
         names = read_whole_ids(encode(source.columns[key], key))
-        places = index.find(names)
+        entities = index.find(names)
         notes += [f"{source.path.name}, {key}: {note}" for note in names.notes]
-        if not (places >= 0).any():
+        if not (entities >= 0).any():
+            known = index.cells
             raise UsageError(
                 f"{role}s: no {role} of {source.path} has an interaction: {key} has such as "
                 f"{shown(names.values[min(names.different, 1)].as_py())}, {self.roles[role]} of "
-                f"the interactions {shown(index.cells.values[int(index.cells.codes[0])].as_py())}; "
-                "write both in one way"
+                f"the interactions {shown(known.values[int(known.codes[0])].as_py())}; write both "
+                "in one way"
             )
         dropped = {
             f"no {role} ({key})": np.flatnonzero(names.codes == 0),
-            f"{role} without an interaction": np.flatnonzero((places < 0) & (names.codes > 0)),
+            f"{role} without an interaction": np.flatnonzero((entities < 0) & (names.codes > 0)),
         }
         dropped = {reason: rows for reason, rows in dropped.items() if len(rows)}
         self.report.lines[f"{role}s"] = Lines.count(source, dropped)
-        rows = np.flatnonzero(places >= 0)
-        if without := len(index) - len(np.unique(places[rows])):
+        rows = np.flatnonzero(entities >= 0)
+        if num_without := len(index) - len(np.unique(entities[rows])):
             notes.append(
-                f"{without:,} of {len(index):,} {role}s with interactions have no row in "
+                f"{num_without:,} of {len(index):,} {role}s with interactions have no row in "
                 f"{source.path.name}: their attributes are empty"
             )
         for column in source.columns:
             if column != key and (cells := self._read(source, column)) is not None:
-                self._add_attribute(column, source, role, cells[rows], places[rows], rows)
+                self._add_attribute(column, source, role, cells[rows], entities[rows], rows)
 
     def _find_key(self, source: Source, role: str) -> str:
         """Find the column that names items or users: as in the interactions, by its name, or id."""
@@ -214,14 +224,14 @@ class Builder:
                 return names[0]
         raise UsageError(
             f"{source.path}: no column is called {shown(self.roles[role])} as in the interactions, "
-            "so no "
-            f"one knows which {role} a row is about; rename one of {listed(source.columns)}, or "
-            f"name them with --{role}_columns if the file has no header"
+            f"so no one knows which {role} a row is about; rename one of "
+            f"{listed(source.columns)}, or name them with --{role}_columns if the file has no "
+            "header"
         )
 
     def add_columns(self) -> None:
         """Add all other columns of the interactions, each to the table where it belongs."""
-        rows = self.events.rows
+        rows = self.interactions.rows
         for column in self.source.columns:
             if column in self.roles.values() or (cells := self._read(self.source, column)) is None:
                 continue
@@ -244,9 +254,9 @@ class Builder:
             left_out = Column(column, source.path.name, notes=[str(error)], loaded=False)
             self.report.columns.append(left_out)
             return None
-        marks = self.overrides["decimal"].get(column), self.overrides["thousands"].get(column)
-        if kind := self.overrides["type"].get(column, "float" if any(marks) else ""):
-            return convert_cells(cells, kind, column, source.decimal_comma, *marks)
+        separators = [self.overrides[option].get(column) for option in ("decimal", "thousands")]
+        if kind := self.overrides["type"].get(column, "float" if any(separators) else ""):
+            return convert_cells(cells, kind, column, source.decimal_comma, *separators)
         return guess(cells, column, source.decimal_comma)
 
     def _add_attribute(
@@ -262,14 +272,15 @@ class Builder:
 
         ``cells``, numbers of ``entities`` and ``rows`` of the source are [n].
         """
-        first, contradicting = find_first_values(cells, entities, len(self.entities[table]))
-        if source is self.source and (empty := int((cells.codes == 0).sum())):
-            note = f"{empty:,} of {len(cells.codes):,} interactions have none: those of the {table}"
+        first, is_contradicting = find_first_values(cells, entities, len(self.entities[table]))
+        if source is self.source and (num_empty := int((cells.codes == 0).sum())):
+            total = f"{num_empty:,} of {len(cells.codes):,}"
+            note = f"{total} interactions have none: those of the {table}"
             first = first.as_kind(cells.kind, note)
         name = self._add(column, source, table, first)
-        if lines := int(contradicting.sum()):
-            places = source.places(rows[np.flatnonzero(contradicting)[:FIRST]])
-            self.report.contradictions[name] = {"table": table, "lines": lines, "first": places}
+        if num_rows := int(is_contradicting.sum()):
+            places = source.places(rows[np.flatnonzero(is_contradicting)[:FIRST]])
+            self.report.contradictions[name] = {"table": table, "lines": num_rows, "first": places}
 
     def _add(self, column: str, source: Source, table: str, cells: Cells, role: str = "") -> str:
         """Add cells to a table, report the column, and return the name of its field."""
@@ -279,35 +290,36 @@ class Builder:
             raise UsageError(f"rename: two fields would be called {shown(name)}")
         name = name or make_field_name(column, taken)
         self.tables[table][name] = cells
-        counts = cells.different, int((cells.codes == 0).sum())
-        examples = [value.replace(INNER, " | ") for value in cells.values[1:4].to_pylist()]
-        kept = Column(column, source.path.name, name, cells.kind, table, *counts, examples)
-        kept.notes = list(cells.notes)
-        if not role and (why := _describe_useless(cells)):
-            kept.loaded = False
-            kept.notes.append(f"written, not loaded: {why}")
-        self.report.columns.append(kept)
+        reported = Column(column, source.path.name, name, cells.kind, table, cells.different)
+        reported.missing = int((cells.codes == 0).sum())
+        reported.examples = [v.replace(INNER, " | ") for v in cells.values[1:4].to_pylist()]
+        reported.notes = list(cells.notes)
+        if not role and (reason := _describe_useless(cells)):
+            reported.loaded = False
+            reported.notes.append(f"written, not loaded: {reason}")
+        self.report.columns.append(reported)
         return name
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
         """Return the tables to write, and by table the fields that a run should load."""
-        # tables of items or users only if they have attributes
-        tables: dict[str, Table] = {
-            n: t for n, t in self.tables.items() if n == "inter" or len(t) > 1
-        }
-        unwanted = {column.field for column in self.report.columns if not column.loaded}
-        loaded = {n: [f for f in table if f not in unwanted] for n, table in tables.items()}
+        tables: dict[str, Table] = {}
+        for name, table in self.tables.items():
+            if name == "inter" or len(table) > 1:  # items or users have attributes
+                tables[name] = table
+        not_loaded = {column.field for column in self.report.columns if not column.loaded}
+        loaded = {n: [f for f in table if f not in not_loaded] for n, table in tables.items()}
         return tables, loaded
 
 
 def _describe_useless(cells: Cells) -> str:
     """Return why a field is of no use to a run; empty if it is of use."""
-    rows = int(np.count_nonzero(cells.codes))
-    if not rows:
+    num_rows = int(np.count_nonzero(cells.codes))
+    if not num_rows:
         return "it is empty"
     if cells.kind == "token":
-        if 4 * pc.max(pc.utf8_length(cells.values)).as_py() * cells.different > _TOKENS:
+        longest = pc.max(pc.utf8_length(cells.values)).as_py()
+        if 4 * longest * cells.different > _MAX_TOKEN_BYTES:
             return "its texts are long"
-        if rows >= _ENOUGH and cells.different > _OWN * rows:
+        if num_rows >= _UNIQUE_ROWS and cells.different > _UNIQUE_SHARE * num_rows:
             return "nearly every one is another"
     return ""

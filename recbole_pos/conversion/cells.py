@@ -20,18 +20,18 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, shown
 
 INNER = "\x1f"  # between the names of a sequence, until they are written
-_WORDS = pa.array([word for word in MISSING if word])
+_MISSING_WORDS = pa.array([word for word in MISSING if word])
 _ID = re.compile(r"(^|_)(id|ids|code|zip|zipcode|postcode|sku|isbn|asin|ean|upc|gtin|phone)$")
 _LIST = r"(?s)^\s*\[.*\]\s*$"
 _ISO = r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?$"
 _PIPE = r"[^\s|]\|[^\s|]"
-_PIPED = 0.05  # of the different cells must have a | for all of them to be lists
+_MIN_PIPED = 0.05  # of the different cells must have a | for all of them to be lists
 # Decimal and thousands separators of numbers as people write them: 1,234.50 or 1 234,50.
-_MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (other, " ", "'"))
+_SEPARATORS = ((".", ","), (".", " "), (".", "'"), (",", "."), (",", " "), (",", "'"))
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 _FIRST = 200  # cells that are looked at before all are
-_NEAR = 0.1  # of the different cells are no numbers: then the note on the column says so
+_MAX_WRONG = 0.1  # share of different cells that are no numbers, for a note on the column
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Cells:
     """A column of text, as codes of its different values.
 
     Attributes:
-        codes: [rows] place of each cell's value in ``values``; 0 where it is missing.
+        codes: [rows] index of each cell in ``values``; 0 where it is missing.
         values: [different cells + 1] text, the first empty; names of a sequence with ``INNER``
             between them.
         kind: token, token_seq, float or float_seq; empty before it is guessed.
-        notes: what to report about it.
+        notes: what to report about the column.
     """
 
     codes: np.ndarray
@@ -53,7 +53,7 @@ class Cells:
 
     @property
     def different(self) -> int:
-        """How many different values there are."""
+        """Number of different values."""
         return len(self.values) - 1
 
     def __getitem__(self, rows: np.ndarray) -> Cells:
@@ -61,19 +61,19 @@ class Cells:
         return replace(self, codes=self.codes[rows])
 
     def as_kind(self, kind: str, *notes: str) -> Cells:
-        """Return the same, of a type, with further notes."""
+        """Return the same cells of a kind, with further notes; empty ones are left out."""
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
         """Return cells with other text of each value but the first; an empty one is missing."""
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
-        empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
-        new_codes = np.where(empty, 0, np.cumsum(~empty)).astype(np.int32)
-        names = encoded.dictionary.filter(pa.array(~empty))
+        is_empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
+        new_codes = np.where(is_empty, 0, np.cumsum(~is_empty)).astype(np.int32)
+        texts = encoded.dictionary.filter(pa.array(~is_empty))
         cells = replace(
             self,
             codes=new_codes[encoded.indices.to_numpy()][self.codes],
-            values=pa.concat_arrays([pa.array([""]), names]),
+            values=pa.concat_arrays([pa.array([""]), texts]),
         )
         return cells.as_kind(kind, *notes)
 
@@ -84,63 +84,61 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
     Raises:
         UsageError: for another type.
     """
-    held, kind, note, types = column.type, "", "", pa.types
+    dtype, kind, note, types = column.type, "", "", pa.types
     try:
-        if types.is_timestamp(held) or types.is_date(held):
+        if types.is_timestamp(dtype) or types.is_date(dtype):
             seconds = pa.array(read_times(column, name).seconds, from_pandas=True)
             column, kind, note = pa.chunked_array([seconds]), "float", "seconds since 1970, UTC"
-        elif is_list(held):
-            kind = "float_seq" if types.is_floating(held.value_type) else "token_seq"
+        elif is_list(dtype):
+            kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
             column = pa.chunked_array([_join(chunk) for chunk in column.chunks], pa.string())
-        elif types.is_decimal(held) and held.scale == 0:  # ids, which no float holds
+        elif types.is_decimal(dtype) and dtype.scale == 0:  # ids, which no float holds
             column = column.cast(pa.string())
-        elif types.is_floating(held) or types.is_decimal(held):
+        elif types.is_floating(dtype) or types.is_decimal(dtype):
             column = column.cast(pa.float64())
-        elif not any(
-            same(held) for same in (types.is_string, types.is_integer, types.is_dictionary)
-        ):
+        elif not (types.is_string(dtype) or types.is_integer(dtype) or types.is_dictionary(dtype)):
             column = column.cast(pa.string())
         if not types.is_dictionary(column.type):
             column = column.dictionary_encode()
-        one = column.unify_dictionaries().combine_chunks()
-        if isinstance(one, pa.ChunkedArray):  # of no rows
-            one = pa.array([], pa.string()).dictionary_encode()
-        names = one.dictionary
+        encoded = column.unify_dictionaries().combine_chunks()
+        if isinstance(encoded, pa.ChunkedArray):  # of no rows
+            encoded = pa.array([], pa.string()).dictionary_encode()
+        values = encoded.dictionary
         # 1.0 is called 1, and 1e15 by its digits
-        text = format_numbers(names) if types.is_floating(names.type) else names.cast(pa.string())
+        is_floating = types.is_floating(values.type)
+        text = format_numbers(values) if is_floating else values.cast(pa.string())
     except pa.ArrowException as error:
-        raise UsageError(f"column {shown(name)} holds {held}, which is no field") from error
-    codes = one.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
+        raise UsageError(f"column {shown(name)} holds {dtype}, which is no field") from error
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
     cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]), kind, (note,) if note else ())
-    words = pc.is_in(cells.values, _WORDS)
-    if not (pc.any(words).as_py() or pc.any(pc.equal(text, "")).as_py()):
+    is_missing = pc.is_in(cells.values, _MISSING_WORDS)
+    if not (pc.any(is_missing).as_py() or pc.any(pc.equal(text, "")).as_py()):
         return cells
-    count = int(words.to_numpy(zero_copy_only=False)[codes].sum())
-    found = ", ".join(map(repr, cells.values.filter(words).to_pylist()[:4]))
-    note = f"{count:,} cells {found} read as missing" if count else ""
-    return cells.recode(pc.if_else(words, "", cells.values)[1:], kind, note)
+    count = int(is_missing.to_numpy(zero_copy_only=False)[codes].sum())
+    words = ", ".join(map(repr, cells.values.filter(is_missing).to_pylist()[:4]))
+    note = f"{count:,} cells {words} read as missing" if count else ""
+    return cells.recode(pc.if_else(is_missing, "", cells.values)[1:], kind, note)
 
 
 def _join(chunk: Any) -> pa.Array:
     """Return lists as text with ``INNER`` between what they hold; an empty list is missing."""
     if pa.types.is_fixed_size_list(chunk.type):
         chunk = chunk.cast(pa.list_(chunk.type.value_type))
-    inside = chunk.values.cast(pa.string()).fill_null("")
-    kind = pa.LargeListArray if pa.types.is_large_list(chunk.type) else pa.ListArray
+    values = chunk.values.cast(pa.string()).fill_null("")
+    array_class = pa.LargeListArray if pa.types.is_large_list(chunk.type) else pa.ListArray
     # from_arrays takes no null where the array is a slice; binary_join gives none for these
-    text = pc.binary_join(kind.from_arrays(chunk.offsets, inside), INNER).cast(pa.string())
+    text = pc.binary_join(array_class.from_arrays(chunk.offsets, values), INNER).cast(pa.string())
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
 
 
 def format_numbers(numbers: Any) -> pa.Array:
-    """Return [n] float64 as the shortest text that reads as the same; whole ones without a point,
-    nan empty."""
+    """Return [n] float64 as the shortest exact text: whole numbers without a point, nan empty."""
     numbers = np.asarray(numbers, dtype=np.float64)
-    whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 2**53)
+    is_whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 2**53)
     text = pa.array(numbers).cast(pa.string())
-    if whole.any():
-        plain = pa.array(np.where(whole, numbers, 0).astype(np.int64)).cast(pa.string())
-        text = pc.if_else(pa.array(whole), plain, text)
+    if is_whole.any():
+        whole_text = pa.array(np.where(is_whole, numbers, 0).astype(np.int64)).cast(pa.string())
+        text = pc.if_else(pa.array(is_whole), whole_text, text)
     return pc.if_else(pa.array(np.isnan(numbers)), "", text)
 
 
@@ -156,14 +154,14 @@ def guess(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
         return cells.as_kind("token")
     if (lists := parse_lists(values)) is not None:
         return _as_sequences(cells, lists)
-    if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _PIPED * len(values):
+    if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _MIN_PIPED * len(values):
         return convert_cells(cells, "token_seq", column).as_kind("token_seq", "lists, split at |")
-    if _ID.search(re.sub(r"\W+", "_", column.lower())) or _has_any(values, r"^[+-]?0\d"):
+    if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, r"^[+-]?0\d"):
         return read_whole_ids(cells).as_kind("token")
     numbers, note = read_numbers(values, column, decimal_comma=decimal_comma)
     if numbers is not None:
         return cells.recode(format_numbers(numbers), "float", note)
-    if _has_all(values, _ISO):
+    if _all_match(values, _ISO):
         seconds = read_times(pa.chunked_array([values]), column).seconds
         if not np.isnan(seconds).any():
             return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
@@ -199,12 +197,13 @@ def convert_cells(
         if len(values) and (lists := parse_lists(values)) is not None:
             cells = _as_sequences(cells, lists)
         else:
-            mark = r"\|" if _has_any(values, r"\|") else r"\s+" if _has_any(values, r"\s") else ","
-            cells = cells.recode(pc.replace_substring_regex(values, rf"\s*{mark}\s*", INNER), kind)
+            separators = (sep for sep in (r"\|", r"\s+") if _any_match(values, sep))
+            pattern = rf"\s*{next(separators, ',')}\s*"
+            cells = cells.recode(pc.replace_substring_regex(values, pattern, INNER), kind)
     if kind == "float_seq":
-        parts = pc.split_pattern(cells.values, INNER).flatten()
+        texts = pc.split_pattern(cells.values, INNER).flatten()
         try:
-            numbers = parts.filter(pc.not_equal(parts, "")).cast(pa.float64()).to_numpy()
+            numbers = texts.filter(pc.not_equal(texts, "")).cast(pa.float64()).to_numpy()
         except pa.ArrowException as error:
             raise UsageError(f"type: {column}=float_seq: {str(error)[:200]}") from error
         if not np.isfinite(numbers).all():
@@ -215,50 +214,49 @@ def convert_cells(
 def read_whole_ids(cells: Cells) -> Cells:
     """Write ids such as 1034.0 as whole numbers, unless others have decimals, as versions do."""
     values = cells.values[1:]
-    floats = pc.match_substring_regex(values, r"^-?\d+\.0$")
-    others = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), floats)
-    if not pc.any(floats).as_py() or pc.any(others).as_py():
+    is_float = pc.match_substring_regex(values, r"^-?\d+\.0$")
+    has_decimals = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), is_float)
+    if not pc.any(is_float).as_py() or pc.any(has_decimals).as_py():
         return cells
-    text = pc.if_else(floats, pc.utf8_slice_codeunits(values, 0, -2), values)
-    is_float = np.append(False, floats.to_numpy(zero_copy_only=False))
-    rows = int(is_float[cells.codes].sum())
-    example = values.filter(floats)[0].as_py()
-    note = f"{rows:,} cells such as {example} read as {example[:-2]}"
+    text = pc.if_else(is_float, pc.utf8_slice_codeunits(values, 0, -2), values)
+    example = values.filter(is_float)[0].as_py()
+    num_cells = int(np.append(False, is_float.to_numpy(zero_copy_only=False))[cells.codes].sum())
+    note = f"{num_cells:,} cells such as {example} read as {example[:-2]}"
     return cells.recode(text, cells.kind, note)
 
 
-def _has_all(values: pa.Array, regex: str) -> bool:
+def _all_match(values: pa.Array, regex: str) -> bool:
     return pc.all(pc.match_substring_regex(values, regex)).as_py()
 
 
-def _has_any(values: pa.Array, regex: str) -> bool:
+def _any_match(values: pa.Array, regex: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(values, regex)).as_py())
 
 
-def parse_lists(values: pa.Array) -> list[list[Any]] | None:
+def parse_lists(texts: pa.Array) -> list[list[Any]] | None:
     """Return the lists that are written in json (or as Python writes them); None if one is not."""
-    if not _has_all(values, _LIST):
+    if not _all_match(texts, _LIST):
         return None
     lists = []
-    for text in values.to_pylist():
+    for text in texts.to_pylist():
         try:
-            one = json.loads(text)
+            values = json.loads(text)
         except (ValueError, RecursionError):
             try:
-                one = ast.literal_eval(text)
+                values = ast.literal_eval(text)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 return None
-        if not isinstance(one, list) or any(isinstance(part, (list, dict)) for part in one):
+        if not isinstance(values, list) or any(isinstance(v, (list, dict)) for v in values):
             return None
-        lists.append(one)
+        lists.append(values)
     return lists
 
 
 def _as_sequences(cells: Cells, lists: list[list[Any]]) -> Cells:
-    is_float = any(isinstance(part, float) for one in lists for part in one)
-    text = [INNER.join("" if part is None else str(part) for part in one) for one in lists]
+    is_float = any(isinstance(value, float) for values in lists for value in values)
+    texts = [INNER.join("" if v is None else str(v) for v in values) for values in lists]
     kind = "float_seq" if is_float else "token_seq"
-    return cells.recode(pa.array(text, pa.string()), kind, "json lists")
+    return cells.recode(pa.array(texts, pa.string()), kind, "json lists")
 
 
 def read_numbers(
@@ -284,41 +282,53 @@ def read_numbers(
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()
             note = f"the point is read as decimal; --thousands {column}=. if it is not decimal"
-            return numbers, note if _has_all(values, _GROUPED) else ""
-    text = _plain_text(values)
-    readings: dict[tuple[str, str], np.ndarray] = {}
-    for marks in _possible_separators(decimal, thousands):
-        if all(_has_all(some, _number_pattern(*marks)) for some in (text[:_FIRST], text)):
-            digits = pc.replace_substring(text, marks[1], "")
-            numbers = pc.replace_substring(digits, marks[0], ".").cast(pa.float64()).to_numpy()
+            return numbers, note if _all_match(values, _GROUPED) else ""
+    text = _normalize(values)
+    readings: dict[tuple[str, str], np.ndarray] = {}  # by decimal and thousands separator
+    for point, mark in _possible_separators(decimal, thousands):
+        pattern = _number_pattern(point, mark)
+        if _all_match(text[:_FIRST], pattern) and _all_match(text, pattern):
+            digits = pc.replace_substring(text, mark, "")
+            numbers = pc.replace_substring(digits, point, ".").cast(pa.float64()).to_numpy()
             if not any(np.array_equal(numbers, other) for other in readings.values()):
-                readings[marks] = numbers
+                readings[point, mark] = numbers
     if not readings:
         return None, "" if decimal or thousands else _note_near_numbers(values)
-    certain = list(readings)
-    if len(certain) > 1:
-        certain = [marks for marks in certain if decimal_comma and marks[0] == ","][:1]
-    elif certain[0][1] == " " and not (decimal or thousands):  # 101 205 may be two names
-        if not pc.any(pc.match_substring(text, certain[0][0])).as_py():
+    if len(readings) > 1:
+        with_comma = [pair for pair in readings if decimal_comma and pair[0] == ","]
+        if not with_comma:
+            return None, _describe_ambiguity(readings, values, column)
+        chosen = with_comma[0]
+    else:
+        (chosen,) = readings
+        is_given, has_point = decimal or thousands, _any_match(text, re.escape(chosen[0]))
+        if chosen[1] == " " and not is_given and not has_point:  # 101 205 may be two names
             return None, f"{values[0]} may be a number or a list: --thousands {column}=' '"
-    if certain:
-        note = "decimal separator {!r}, thousands {!r}".format(*certain[0])
-        return readings[certain[0]], note
-    first, second = list(readings.values())[:2]
-    place = int(np.flatnonzero(first != second)[0])
-    options = [f"--decimal {column}={m[0]!r} ({n[place]:.15g})" for m, n in readings.items()]
-    return None, (
-        f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: give "
+    return readings[chosen], f"decimal separator {chosen[0]!r}, thousands {chosen[1]!r}"
+
+
+def _describe_ambiguity(
+    readings: dict[tuple[str, str], np.ndarray], values: pa.Array, column: str
+) -> str:
+    """Return which value differs between readings, and the options that choose one."""
+    first, second, *_ = readings.values()
+    index = int(np.flatnonzero(first != second)[0])
+    options = [
+        f"--decimal {column}={decimal!r} ({numbers[index]:.15g})"
+        for (decimal, _), numbers in readings.items()
+    ]
+    return (
+        f"{values[index].as_py()[:60]!r} may have a thousands or a decimal separator: give "
         f"{' or '.join(options)}"
     )
 
 
 def find_wrong(values: pa.Array, decimal: str | None, thousands: str | None) -> pa.Array:
     """Return the values that are no numbers, in the reading with most numbers."""
-    text = _plain_text(values)
+    text = _normalize(values)
     masks = [
-        pc.match_substring_regex(text, _number_pattern(*marks))
-        for marks in _possible_separators(decimal, thousands)
+        pc.match_substring_regex(text, _number_pattern(*separators))
+        for separators in _possible_separators(decimal, thousands)
     ]
     return values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
 
@@ -333,30 +343,31 @@ def describe_wrong(wrong: pa.Array, values: pa.Array) -> str:
 
 def _note_near_numbers(values: pa.Array) -> str:
     """Return a note on why a column of nearly only numbers is text; empty for other columns."""
-    few = values[:_FIRST]
-    if not len(values) or len(find_wrong(few, None, None)) > len(few) / 2:
+    first = values[:_FIRST]
+    if not len(values) or len(find_wrong(first, None, None)) > len(first) / 2:
         return ""
     wrong = find_wrong(values, None, None)
-    is_near = 0 < len(wrong) <= _NEAR * len(values)
+    is_near = 0 < len(wrong) <= _MAX_WRONG * len(values)
     return f"text, as {describe_wrong(wrong, values)}" if is_near else ""
 
 
-def _plain_text(values: pa.Array) -> pa.Array:
+def _normalize(values: pa.Array) -> pa.Array:
+    """Return texts with plain spaces, minus signs and apostrophes, trimmed."""
     text = pc.replace_substring_regex(pc.utf8_trim_whitespace(values), _SPACES, " ")
     return pc.replace_substring(pc.replace_substring(text, "\u2212", "-"), "’", "'")
 
 
 def _possible_separators(decimal: str | None, thousands: str | None) -> list[tuple[str, str]]:
-    """Return the pairs of decimal and thousands separators that are possible."""
+    """Return the possible pairs of decimal and thousands separators, by those that are given."""
     given = decimal or ("," if thousands == "." else "."), thousands or " "
     return [
-        (one, two)
-        for one, two in dict.fromkeys([*_MARKS, given])
-        if one != two and decimal in (None, one) and thousands in (None, two)
+        (point, mark)
+        for point, mark in dict.fromkeys([*_SEPARATORS, given])
+        if point != mark and decimal in (None, point) and thousands in (None, mark)
     ]
 
 
 def _number_pattern(decimal: str, thousands: str) -> str:
-    point, mark = (rf"\x{{{ord(one):x}}}" for one in (decimal, thousands))
+    point, mark = (rf"\x{{{ord(separator):x}}}" for separator in (decimal, thousands))
     whole = rf"(?:\d+|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+)"
     return rf"^[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?$"

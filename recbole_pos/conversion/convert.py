@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
-from recbole_pos.conversion.events import find_copies, read_events
+from recbole_pos.conversion.interaction_table import find_copies, read_interactions
 from recbole_pos.conversion.lists import explode_lists
 from recbole_pos.conversion.reading import read, read_frame
 from recbole_pos.conversion.report import Lines, Report
@@ -36,27 +37,26 @@ _UNREADABLE = (
     *(OSError, EOFError, UnicodeError, RecursionError, MemoryError),
     *(pa.ArrowException, csv.Error, zlib.error),
 )
-_CUTOFF = 20  # the largest that rankings have by default
+_DEFAULT_CUTOFF = 20  # the largest of rankings
 _MODEL = "PosSASRec"
 # Names of frames in messages.
 _FRAMES = {"events": "interactions", "item": "items", "user": "users"}
 _FRAMES |= {"valid": "valid", "test": "test"}
-_RELATED = 4_000  # most lists of a field that relates interactions, which AttrFormer keeps in pairs
+_MAX_LISTS = 4_000  # of a field that relates interactions, which AttrFormer keeps in pairs
 _PARTS = ("train", "valid", "test")
-_INTER = ("inter", *(f"{part}.inter" for part in _PARTS))
 # Options of single columns, and the arguments that have them.
 _BY_COLUMN = {"type": "types", "table": "tables"}
 _BY_COLUMN |= {option: option for option in ("rename", "decimal", "thousands")}
 _NAME = re.compile(r"\w[\w.-]*")
-_LONGEST = 200  # bytes of a name; file systems allow 255, of which suffixes need some
+_MAX_NAME_BYTES = 200  # file systems allow 255, of which suffixes need some
 
 
 def convert(events: Any, *, settings: ConvertArguments | None = None, **given: Any) -> Report:
-    """Make a dataset of a file of events, or of a folder of them.
+    """Make a dataset of a file of interactions, or of a folder of them.
 
-    Nothing is dropped in silence: every line is kept, or counted under a reason with its number.
-    Times become seconds since 1970 in UTC. A column that is the same for all events of an item (or
-    user), but for few, goes into the table of items (users): the first value that is not missing.
+    Nothing is dropped in silence: every row is kept, or counted under a reason with its number.
+    Times become seconds since 1970 in UTC. A column that is the same for nearly all interactions of
+    an item (or user) goes into the table of items (users): the first value that is not missing.
 
     Args:
         events: csv, tsv or json lines (.gz as well), parquet, or a folder of files of one of these;
@@ -65,7 +65,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         given: single ones of them by name; types, tables and rename as dicts.
 
     Returns:
-        what became of every column and line, as ``convert.json`` has it.
+        what became of every column and row, as ``convert.json`` has it.
 
     Raises:
         UsageError: if a file cannot be read, a column is not there or cannot be guessed, a date
@@ -96,39 +96,42 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     except PosError:
         raise
     except _UNREADABLE as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"{str(path)[:100]} cannot be converted: {why}") from error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"{str(path)[:100]} cannot be converted: {reason}") from error
 
 
 def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
-    """Convert a file or frame of events, as :func:`convert` does; a frame has a name for a path."""
+    """Convert as :func:`convert` does; ``path`` is the file, or the name of a frame."""
     name = args.name or (path.name or path.resolve().name).split(".")[0]
     folder = Path(args.data_path) / name
     _require_name(name, folder, args)
-    overrides = {option: _pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()}
+    overrides = {
+        option: _read_pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()
+    }
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
-        sources = _sources(events, args)
+        sources = _read_sources(events, args)
     check_overrides(overrides, {name for source in sources.values() for name in source.columns})
     named = {role: getattr(args, role) for role in NAMES}
     source = explode_lists(sources.pop("events"), named)
     roles = find_roles(source.columns, named, args.date_format)
     if guessed := [role for role in roles if named[role] is None]:
         reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
-    kept = read_events(source, roles, args.date_format)
+    interactions = read_interactions(source, roles, args.date_format)
     if args.rm_copies:
-        kept.keep(~find_copies(kept), "exact copy of an earlier row (user, item, time)")
-    kept.keep_core(max(args.min_user, args.core), max(args.min_item, args.core))
+        is_copy = find_copies(interactions)
+        interactions.keep(~is_copy, "exact copy of an earlier row (user, item, time)")
+    interactions.keep_core(max(args.min_user, args.core), max(args.min_item, args.core))
 
     report = Report(name)
-    report.lines["events"] = Lines.count(source, kept.dropped)
-    report.times = dict(kept.forms)
-    builder = Builder(source, kept, roles, overrides, report)
+    report.lines["events"] = Lines.count(source, interactions.dropped)
+    report.times = dict(interactions.forms)
+    builder = Builder(source, interactions, roles, overrides, report)
     for role, other in sources.items():
         builder.add_file(other, role)
     builder.add_columns()
     tables, loaded = builder.finish()
-    _add_counts(report, builder, 0 if args.rm_copies else int(find_copies(kept).sum()))
+    _add_counts(report, builder, 0 if args.rm_copies else int(find_copies(interactions).sum()))
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={args.data_path}")
@@ -137,25 +140,36 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         reporter.line("nothing is written (dry_run)")
         return report
 
-    separator = choose_separator(tables)
-    options = _dataset_options(report, builder, loaded, separator)
+    options = _dataset_options(report, builder, loaded, choose_separator(tables))
     if source.cuts:
-        tables |= _split_parts(tables.pop("inter"), source.cuts, kept.rows)
+        tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
         options["benchmark_filename"] = ["train", *source.cuts]
-    with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new:
-        write_text(new / f"{name}.yaml", format_yaml(name, options))
-        write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
+    _write_dataset(folder, tables, options, report, reporter)
+    return report
+
+
+def _write_dataset(
+    folder: Path,
+    tables: Mapping[str, Table],
+    options: Mapping[str, Any],
+    report: Report,
+    reporter: Reporter,
+) -> None:
+    """Write all files of a dataset, in place of those of one that is there."""
+    name = report.name
+    with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
+        write_text(new_folder / f"{name}.yaml", format_yaml(name, options))
+        write_text(new_folder / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
         for suffix, table in tables.items():
             with reporter.task(f"writing {folder / name}.{suffix}"):
-                write_table(new / f"{name}.{suffix}", table, separator)
+                write_table(new_folder / f"{name}.{suffix}", table, options["seq_separator"])
     reporter.line(f"wrote {folder}: {listed([REPORT, *find_dataset(folder, name)])}")
     reporter.line(report.command)
-    return report
 
 
 def _add_counts(report: Report, builder: Builder, copies: int) -> None:
     """Add what is counted of the interactions that are kept."""
-    seconds, counts = builder.events.seconds, report.counts
+    seconds, counts = builder.interactions.seconds, report.counts
     counts |= {"events": len(seconds)}
     counts |= {f"{role}s": len(builder.entities[role]) for role in ("user", "item")}
     counts |= dict.fromkeys(("first", "last"))
@@ -173,15 +187,15 @@ def _dataset_options(
     report: Report, builder: Builder, loaded: Any, separator: str
 ) -> dict[str, Any]:
     """Return the options of the yaml that is read for every run on the dataset."""
-    related = [
-        column.field
-        for column in report.columns
-        if column.loaded
-        and column.column not in builder.roles.values()
-        and (column.kind == "token" or column.kind == "token_seq" and column.different <= _RELATED)
-        and column.different > 1
-    ]
-    related += ["time", "position"] if builder.has_time else ["position"]
+    relations = []
+    for column in report.columns:
+        max_different = {"token": math.inf, "token_seq": _MAX_LISTS}.get(column.kind, 0)
+        is_attribute = column.loaded and column.column not in builder.roles.values()
+        if is_attribute and 1 < column.different <= max_different:
+            relations.append({"field": column.field})
+    if builder.has_time:
+        relations.append({"field": "time"})
+    relations.append({"field": "position"})
     options: dict[str, Any] = {
         "field_separator": "\t",
         "seq_separator": separator,
@@ -189,22 +203,22 @@ def _dataset_options(
         "TIME_FIELD": builder.fields["time"],
         **({"timestamp_unit": "seconds"} if builder.has_time else {}),
         "load_col": loaded,
-        "for": {"AttrFormer": {"relations": [{"field": name} for name in related]}},
+        "for": {"AttrFormer": {"relations": relations}},
     }
-    if report.counts["items"] <= _CUTOFF:  # too few for rankings of 20
+    if report.counts["items"] <= _DEFAULT_CUTOFF:  # too few for rankings of 20
         options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     return options
 
 
 def _split_parts(inter: Table, cuts: dict[str, int], rows: np.ndarray) -> dict[str, Table]:
-    """Return the table of interactions as one for each part; ``rows`` are those of the source."""
+    """Return a table of interactions for each part; ``rows`` are [interactions] in the source."""
     tables: dict[str, Table] = {}
-    number = np.searchsorted(list(cuts.values()), rows, side="right")
-    for place, part in enumerate(("train", *cuts)):
-        chosen = np.flatnonzero(number == place)
-        if not len(chosen):
+    numbers = np.searchsorted(list(cuts.values()), rows, side="right")
+    for i, part in enumerate(("train", *cuts)):
+        in_part = np.flatnonzero(numbers == i)
+        if not len(in_part):
             raise UsageError(f"{part}: none of its interactions is left; see what was dropped")
-        tables[f"{part}.inter"] = {field: cells[chosen] for field, cells in inter.items()}
+        tables[f"{part}.inter"] = {field: cells[in_part] for field, cells in inter.items()}
     return tables
 
 
@@ -213,37 +227,42 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
 
     Tables, yaml, report, cache and unfinished files do; other files in the folder stay.
     """
-    suffixes = {*TABLES, *_INTER}
+    suffixes = (*TABLES, *(f"{part}.inter" for part in _PARTS))
     tables = [f"{name}.{suffix}{end}" for suffix in suffixes for end in ("", ".parquet")]
-    own = [*tables, f"{name}.yaml", REPORT]
-    unfinished = file.name.endswith(".tmp") and file.name.startswith(tuple(f".{o}." for o in own))
-    return unfinished or file.name in (*own, CACHE, LOCK)
+    files = [*tables, f"{name}.yaml", REPORT]
+    is_unfinished = file.name.endswith(".tmp") and file.name.startswith(
+        tuple(f".{name}." for name in files)
+    )
+    return is_unfinished or file.name in (*files, CACHE, LOCK)
 
 
 def find_dataset(folder: Path, name: str) -> list[str]:
     """Return the names of the tables and the yaml of a dataset that are in a folder."""
-    files = folder.iterdir() if folder.is_dir() else ()
-    own = [file.name for file in files if belongs_to_dataset(file, name)]
-    return sorted(file for file in own if file.startswith(f"{name}."))
+    files = sorted(folder.iterdir()) if folder.is_dir() else ()
+    return [
+        file.name
+        for file in files
+        if file.name.startswith(f"{name}.") and belongs_to_dataset(file, name)
+    ]
 
 
 def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
     """Refuse a name that no dataset can have, or one that exists, unless it is overwritten."""
-    if not (_NAME.fullmatch(name) and len(name.encode()) <= _LONGEST):
+    if not (_NAME.fullmatch(name) and len(name.encode()) <= _MAX_NAME_BYTES):
         raise UsageError(
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
-            f"most {_LONGEST}, as in --name {make_field_name(name[:40], ())}"
+            f"most {_MAX_NAME_BYTES}, as in --name {make_field_name(name[:40], ())}"
         )
-    if (found := find_dataset(folder, name)) and not (args.overwrite or args.dry_run):
+    if (files := find_dataset(folder, name)) and not (args.overwrite or args.dry_run):
         raise UsageError(
-            f"{folder} holds a dataset already ({', '.join(found)}); take another --name, or "
+            f"{folder} holds a dataset already ({', '.join(files)}); take another --name, or "
             "replace it with --overwrite"
         )
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, where the folder of the dataset would be")
 
 
-def _pairs(option: str, words: Any) -> dict[str, str]:
+def _read_pairs(option: str, words: Any) -> dict[str, str]:
     """Return the ``COLUMN=VALUE`` words of an option, or its dict, as a dict."""
     if isinstance(words, Mapping):
         return dict(words)
@@ -256,18 +275,18 @@ def _pairs(option: str, words: Any) -> dict[str, str]:
     return pairs
 
 
-def _sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
-    """Read all files or frames, by role: events (with given parts below), item, user."""
+def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
+    """Read all files or frames, by role: events (held-out parts below), item, user."""
     if min(args.min_user, args.min_item, args.core) < 1:
         raise UsageError("min_user, min_item, core: expected numbers of interactions, at least 1")
     if args.separator is not None and len(args.separator) != 1:
         raise UsageError(f"separator: {shown(args.separator)} must be one character")
     if args.valid is not None and args.test is None:
         raise UsageError("valid: interactions to test with are missing; give --test, too")
-    given = {"events": events, "valid": args.valid, "test": args.test}
-    given |= {"item": args.items, "user": args.users}
+    tables = {"events": events, "valid": args.valid, "test": args.test}
+    tables |= {"item": args.items, "user": args.users}
     sources = {}
-    for role, table in given.items():
+    for role, table in tables.items():
         option = f"{role}_columns" if role in ("item", "user") else "columns"
         if table is None:
             if getattr(args, option) and option != "columns":

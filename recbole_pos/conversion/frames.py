@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ class Dataset(os.PathLike[str]):
 
     Attributes:
         path: the folder.
-        report: what became of every column and row, of a dataset that was made here; else None.
+        report: what became of every column and row, if the dataset was made here; else None.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -82,8 +81,8 @@ class Dataset(os.PathLike[str]):
         Raises:
             UsageError: as :func:`convert` raises it.
         """
-        wrong = {"data_path", "dry_run", *([] if path is None else ["name"])} & set(given)
-        if wrong:
+        refused = {"data_path", "dry_run"} if path is None else {"data_path", "dry_run", "name"}
+        if wrong := refused & set(given):
             raise UsageError(
                 f"{min(wrong)}: not of from_frame; path says where and under which name"
             )
@@ -95,13 +94,13 @@ class Dataset(os.PathLike[str]):
         given |= {"valid": valid, "test": test}
         data = cls(folder)
         data.home = home
-        place = {"name": folder.name, "data_path": folder.parent, "verbose": False}
-        data.report = convert(frame, **{**place, **given})
+        target = {"name": folder.name, "data_path": folder.parent, "verbose": False}
+        data.report = convert(frame, **{**target, **given})
         data._source = frame, given
         return data
 
     def with_parts(self, valid: Any = None, test: Any = None) -> Dataset:
-        """Return a dataset of the same frame, with given interactions to validate and test with."""
+        """Return a dataset of the same frame, with interactions to validate and test with."""
         if self._source is None:
             raise UsageError(
                 f"test: {self.path} is not made of a frame; Dataset.from_frame(frame, test=...) "
@@ -118,7 +117,7 @@ class Dataset(os.PathLike[str]):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of events, users and items, first and last time; empty if not converted."""
+        """Numbers of interactions (``events``), users and items, first and last time; or empty."""
         if self.report is not None:
             return dict(self.report.counts)
         try:
@@ -142,26 +141,21 @@ class Dataset(os.PathLike[str]):
         return f"Dataset {self.name}: {text}"
 
     def _repr_html_(self) -> str:
-        columns = [] if self.report is None else self.report.columns
-        rows = [(c.column, c.field or "(left out)", c.kind, c.table) for c in columns]
-        notes = [] if self.report is None else self.report.notes
-        head = f"<b>{html.escape(repr(self))}</b>"
-        tail = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
-        table = format_html_table(("column", "field", "type", "table"), rows) if rows else ""
-        return f"<div>{head}{table}{tail}</div>"
+        import pandas  # late: ``import recbole_pos`` stays fast
+
+        content = f"<b>{html.escape(repr(self))}</b>"
+        if self.report is not None:
+            rows = [
+                (column.column, column.field or "(left out)", column.kind, column.table)
+                for column in self.report.columns
+            ]
+            table = pandas.DataFrame(rows, columns=["column", "field", "type", "table"])
+            content += table.to_html(index=False)  # escapes the cells
+            content += "".join(f"<div>{html.escape(note)}</div>" for note in self.report.notes)
+        return f"<div>{content}</div>"
 
 
-def beside(dataset: Any, name: str) -> Path | None:
+def find_folder_beside(dataset: Any, name: str) -> Path | None:
     """Return the folder for runs on a temporary dataset, beside its files; None for others."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name
-
-
-def format_html_table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table in HTML; the text of names and cells is escaped."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = ""
-    for row in rows:
-        cells = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row)
-        body += f"<tr>{cells}</tr>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -29,46 +29,49 @@ def explode_lists(source: Source, named: Mapping[str, str | None]) -> Source:
     Raises:
         UsageError: for a row whose lists of items and times have different lengths.
     """
-    names = {
+    new_names = {
         name: name if name in named.values() else _find_single(name) for name in source.columns
     }
-    read = {n: _read_lists(c, n != _find_single(n)) for n, c in source.columns.items()}
-    lists = {name: column for name, column in read.items() if column is not None}
+    lists = {}
+    for name, column in source.columns.items():
+        if (cells := _read_lists(column, name != _find_single(name))) is not None:
+            lists[name] = cells
     scalars = [name for name in source.columns if name not in lists]
-    items = [n for n in lists if n == named["item"] or find_by_name("item", [names[n]])]
+    items = [n for n in lists if n == named["item"] or find_by_name("item", [new_names[n]])]
     if len(items) != 1 or source.cuts or (not named["item"] and find_by_name("item", scalars)):
         return source
-    length = {n: c.value_lengths().fill_null(0).to_numpy() for n, c in lists.items()}
-    number = length[items[0]]
+    lengths = {n: cells.value_lengths().fill_null(0).to_numpy() for n, cells in lists.items()}
+    num_items = lengths[items[0]]
     for name in lists:
-        if name == named["time"] or find_by_name("time", [names[name]]):
-            if (wrong := np.flatnonzero(length[name] != number)).size:
+        if name == named["time"] or find_by_name("time", [new_names[name]]):
+            if (wrong := np.flatnonzero(lengths[name] != num_items)).size:
                 raise UsageError(
-                    f"{source.places(wrong[:1])[0]}: {items[0]} has {number[wrong[0]]} entries and "
-                    f"{name} {length[name][wrong[0]]}; expected lists of one length"
+                    f"{source.places(wrong[:1])[0]}: {items[0]} has {num_items[wrong[0]]} entries "
+                    f"and {name} {lengths[name][wrong[0]]}; expected lists of one length"
                 )
-    split = [name for name in lists if np.array_equal(length[name], number)]
-    rows = pa.array(np.repeat(np.arange(len(number)), number))
-    columns = {
-        names[name] if name in split else name: pa.chunked_array(
-            [lists[name].flatten()] if name in split else column.take(rows).chunks, None
-        )
-        for name, column in source.columns.items()
-    }
+    rows = pa.array(np.repeat(np.arange(len(num_items)), num_items))
+    columns, split = {}, []
+    for name, column in source.columns.items():
+        if name in lists and np.array_equal(lengths[name], num_items):
+            split.append(name)
+            columns[new_names[name]] = pa.chunked_array([lists[name].flatten()])
+        else:
+            columns[name] = column.take(rows)
     form = f"{source.form}, a row for each user with lists ({', '.join(split)})"
     part = Part(source.path, columns, len(rows))
     return replace(source, parts=[part], columns=columns, form=form)
 
 
 def _find_single(name: str) -> str:
-    """Return what an entry of a list of this name would be called; other names as they are."""
+    """Return the usual name of an entry of a list of this name; other names as they are."""
     single = _WORDS.sub("", to_snake_case(name)).removesuffix("s")
-    usual = any(find_by_name(role, [single]) for role in NAMES)
-    return single if usual and not any(find_by_name(role, [name]) for role in NAMES) else name
+    is_usual = any(find_by_name(role, [name]) for role in NAMES)
+    has_usual_entry = any(find_by_name(role, [single]) for role in NAMES)
+    return single if has_usual_entry and not is_usual else name
 
 
-def _read_lists(column: pa.ChunkedArray, called_so: bool) -> pa.LargeListArray | None:
-    """Return a column of lists, or of text in brackets or, if ``called_so``, with commas."""
+def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListArray | None:
+    """Return a column of lists, or of text in brackets or, if called a list, with commas."""
     if is_list(column.type):
         return column.combine_chunks().cast(pa.large_list(column.type.value_type))
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):
@@ -77,8 +80,10 @@ def _read_lists(column: pa.ChunkedArray, called_so: bool) -> pa.LargeListArray |
     first = text[:SAMPLE].drop_null()
     if len(first) and pc.all(pc.match_substring_regex(first, _BRACKETS)).as_py():
         lists = parse_lists(text.fill_null("[]"))
-        texts = lists and [[None if x is None else str(x) for x in one] for one in lists]
-        return pa.array(texts, pa.large_list(pa.string())) if texts else None
-    if not called_so or not pc.any(pc.match_substring(first, ",")).as_py():
+        if not lists:
+            return None
+        texts = [[None if value is None else str(value) for value in values] for values in lists]
+        return pa.array(texts, pa.large_list(pa.string()))
+    if not is_called_list or not pc.any(pc.match_substring(first, ",")).as_py():
         return None
     return pc.split_pattern_regex(text, r"\s*,\s*").cast(pa.large_list(pa.string()))

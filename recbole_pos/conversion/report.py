@@ -1,4 +1,4 @@
-"""What became of a file: columns, lines, contradictions; on screen and as json."""
+"""What became of a file: columns, rows, contradictions; on screen and as json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from recbole_pos.conversion.source import Source
 from recbole_pos.reporter import Reporter
 
-FIRST = 10  # lines that are named, of each reason
+FIRST = 10  # rows that are named, of each reason
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass
 class Lines:
-    """What became of the lines of a source: each is kept, or dropped for one reason."""
+    """What became of the rows of a source: each is kept, or dropped for one reason."""
 
     source: str
     form: str
@@ -45,14 +45,14 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
-        """Count the lines of a source: read, kept, dropped by reason, and broken."""
+        """Count the rows of a source: read, kept, dropped by reason, and broken."""
         reasons: dict[str, dict[str, Any]] = {}
-        if broken := [one for part in source.parts for one in part.describe_broken()]:
+        if broken := [line for part in source.parts for line in part.describe_broken()]:
             reasons["broken line"] = {"lines": len(broken), "first": broken[:FIRST]}
         for reason, rows in dropped.items():
             reasons[reason] = {"lines": len(rows), "first": source.places(rows[:FIRST])}
         read = source.rows + len(broken)
-        kept = read - sum(one["lines"] for one in reasons.values())
+        kept = read - sum(dropped["lines"] for dropped in reasons.values())
         return cls(str(source.path), source.form, read, kept, reasons)
 
 
@@ -61,12 +61,11 @@ class Report:
     """What became of the files of a dataset; ``asdict`` of it is convert.json.
 
     Attributes:
-        lines: of events, and of items and users where there are such files.
-        times: how many events have which form of time.
-        contradictions: by field, how many lines differ from the first of an item or
-            user, and where.
-        counts: events, users, items, the first and last time (None if times only order), and
-            exact copies of earlier events.
+        lines: of interactions, and of items and users where there are such files.
+        times: number of interactions by the form of their times.
+        contradictions: by field, how many rows differ from the first of an item or user, and where.
+        counts: interactions (``events``), users, items, the first and last time (None if times are
+            only an order), and exact copies of earlier interactions.
         command: what to type next.
     """
 
@@ -93,40 +92,40 @@ class Report:
                 column.table,
                 f"{column.different:,}" if column.field else "",
                 f"{column.missing:,}" if column.field else "",
-                "  ".join(e if len(e) <= 24 else f"{e[:23]}…" for e in column.examples),
+                "  ".join(text if len(text) <= 24 else f"{text[:23]}…" for text in column.examples),
                 "; ".join(column.notes),
             )
             for column in self.columns
         ]
         heads = ("column", "field", "type", "table", "different", "missing", "examples", "")
-        reporter.line(_table(heads, columns))
+        reporter.line(_make_table(heads, columns))
         for what, lines in self.lines.items():
             reporter.line(f"{what}: {lines.source} ({lines.form})")
             counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
             for reason, dropped in lines.dropped.items():
-                counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _first(dropped)))
-            reporter.line(_table(("rows", "", "first"), counts))
-        for name, found in self.contradictions.items():
+                counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _list_first(dropped)))
+            reporter.line(_make_table(("rows", "", "first"), counts))
+        for name, rows in self.contradictions.items():
             reporter.line(
-                f"{name}: {found['lines']:,} rows differ from the first of the "
-                f"{found['table']}, which was taken: {_first(found)}"
+                f"{name}: {rows['lines']:,} rows differ from the first of the {rows['table']}, "
+                f"which was taken: {_list_first(rows)}"
             )
         for note in self.notes:
             reporter.line(note)
         names = {"events": "interactions", "users": "users", "items": "items"}
         totals = ", ".join(f"{self.counts[key]:,} {name}" for key, name in names.items())
         first, last = self.counts["first"], self.counts["last"]
-        between = f"{first} to {last} UTC; " if first else ""
+        period = f"{first} to {last} UTC; " if first else ""
         forms = ", ".join(f"{number:,} {form}" for form, number in self.times.items())
-        reporter.line(f"{totals}, {between}times: {forms}")
+        reporter.line(f"{totals}, {period}times: {forms}")
 
 
-def _first(lines: dict[str, Any]) -> str:
+def _list_first(lines: dict[str, Any]) -> str:
     more = ", ..." if lines["lines"] > len(lines["first"]) else ""
     return ", ".join(lines["first"]) + more
 
 
-def _table(names: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+def _make_table(names: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table()
     for name in names:
         table.add_column(name, overflow="fold")

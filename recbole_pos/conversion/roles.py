@@ -33,9 +33,8 @@ NAMES = {
         "event_timestamp timestamp_ms unix_time epoch t_dat eventdate",
     ),
 }
-_AT = re.compile(r"_at$|time|date")
-_NO_NAMES = (pa.types.is_nested, pa.types.is_timestamp, pa.types.is_boolean)
-SAMPLE = 1000
+_TIME_LIKE = re.compile(r"_at$|time|date")
+SAMPLE = 1000  # values by which the use of a column is guessed
 
 
 def to_snake_case(name: str) -> str:
@@ -45,14 +44,17 @@ def to_snake_case(name: str) -> str:
 
 
 def find_roles(
-    columns: Mapping[str, pa.ChunkedArray], given: Mapping[str, str | None], date_format: str | None
+    columns: Mapping[str, pa.ChunkedArray],
+    given_names: Mapping[str, str | None],
+    date_format: str | None,
 ) -> dict[str, str]:
     """Find the columns of user, item and time, by role.
 
-    ``given`` are names that the user gives, None to guess one by name, or of a time by its values.
+    ``given_names`` are those that the user gives by role; None to guess one by its name, or a time
+    by its values.
     """
     roles: dict[str, str] = {}
-    for role, name in given.items():
+    for role, name in given_names.items():
         if name is not None:
             if not (role == "time" and name == ROW_ORDER):
                 require_column(name, columns, role)
@@ -64,14 +66,19 @@ def find_roles(
         names = _guess(role, free, date_format)
         if len(names) != 1:
             seen = listed(f"{name[:40]} ({_example(column)})" for name, column in columns.items())
-            why = (
-                f"{' and '.join(names)[:100]} may both be" if names else "no column is known to be"
-            )
-            order = f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
-            header = "; if these are no names, the file has no header: give --columns user,item,..."
+            problem, advice = f"{' and '.join(names)[:100]} may both be", ""
+            if not names:
+                problem = "no column is known to be"
+                advice = (
+                    "; if these are no names, the file has no header: give --columns user,item,..."
+                )
+            option = f"--{role} COLUMN"
+            if role == "time":
+                option += (
+                    f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
+                )
             raise UsageError(
-                f"{why} the {role}: name it with --{role} COLUMN{order if role == 'time' else ''}. "
-                f"The columns are {seen}{'' if names else header}"
+                f"{problem} the {role}: name it with {option}. The columns are {seen}{advice}"
             )
         roles[role] = names[0]
     return roles
@@ -89,8 +96,8 @@ def require_column(name: str, columns: Iterable[str], option: str) -> None:
 def find_by_name(role: str, names: Iterable[str]) -> list[str]:
     """Return the columns with usual names of a role, of the surest group of names that occurs."""
     for group in NAMES[role]:
-        if found := [name for name in names if to_snake_case(name) in group.split()]:
-            return found
+        if matching := [name for name in names if to_snake_case(name) in group.split()]:
+            return matching
     return []
 
 
@@ -109,13 +116,17 @@ def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool
 def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None) -> list[str]:
     """Return the columns, of the ``free`` ones, that may have a role; by name, times by value."""
     if role != "time":
-        types = {name: free[name].type for name in find_by_name(role, free)}
-        return [name for name, kind in types.items() if not any(no(kind) for no in _NO_NAMES)]
-    named = [name for name in free if _AT.search(to_snake_case(name))]
-    for names in (find_by_name(role, free), named, list(free)):
-        if found := [name for name in names if is_time(free[name], name, date_format)]:
-            return found
+        return [name for name in find_by_name(role, free) if _can_be_id(free[name].type)]
+    time_like = [name for name in free if _TIME_LIKE.search(to_snake_case(name))]
+    for names in (find_by_name(role, free), time_like, list(free)):
+        if times := [name for name in names if is_time(free[name], name, date_format)]:
+            return times
     return []
+
+
+def _can_be_id(dtype: pa.DataType) -> bool:
+    types = pa.types
+    return not (types.is_nested(dtype) or types.is_timestamp(dtype) or types.is_boolean(dtype))
 
 
 def _example(column: pa.ChunkedArray) -> str:

@@ -21,9 +21,9 @@ class Part:
     """One file (or frame) as read.
 
     Attributes:
-        broken: what is no row: its number from 0 among rows and broken ones, and what is wrong.
-        first: number of the first of these, for people: that of its line, unless cells before it
-            hold line breaks.
+        broken: broken lines: number from 0 among rows and broken lines, and what is wrong.
+        first: what the first of these is called in reports: its line, unless cells before it hold
+            line breaks.
     """
 
     path: Path
@@ -35,12 +35,13 @@ class Part:
     def places(self, rows: np.ndarray) -> list[str]:
         """Return file and number of [n] rows, as ``orders.csv:17``."""
         broken = np.array([number for number, _ in self.broken], np.int64)
-        before = np.searchsorted(broken - np.arange(len(broken)), rows, side="right")
-        return [f"{self.path.name}:{row}" for row in rows + before + self.first]
+        num_broken = np.searchsorted(broken - np.arange(len(broken)), rows, side="right")
+        return [f"{self.path.name}:{number}" for number in rows + num_broken + self.first]
 
     def describe_broken(self) -> list[str]:
-        """Return file, number and fault of what is no row."""
-        return [f"{self.path.name}:{number + self.first} ({why})" for number, why in self.broken]
+        """Return file, number and fault of the broken lines."""
+        name = self.path.name
+        return [f"{name}:{number + self.first} ({fault})" for number, fault in self.broken]
 
 
 @dataclass
@@ -65,11 +66,11 @@ class Source:
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows of all files."""
         return sum(part.rows for part in self.parts)
 
     def add_part(self, name: str, other: Source) -> Source:
-        """Return a source with the rows of ``other``, a held-out part, below the own ones."""
+        """Return a source with the rows of ``other``, a held-out part, below its own."""
         return replace(
             self,
             parts=[*self.parts, *other.parts],
@@ -79,63 +80,63 @@ class Source:
 
     def places(self, rows: np.ndarray) -> list[str]:
         """Return file and number of [n] rows, which count through all files."""
-        places, begin = [], 0
+        places, first_row = [], 0
         for part in self.parts:
-            inside = rows[(rows >= begin) & (rows < begin + part.rows)]
-            places += part.places(inside - begin)
-            begin += part.rows
+            in_part = rows[(rows >= first_row) & (rows < first_row + part.rows)]
+            places += part.places(in_part - first_row)
+            first_row += part.rows
         return places
 
 
 def flatten_records(table: pa.Table) -> Columns:
     """Return the columns of a table, those of records within as ``outer.inner``."""
-    while any(pa.types.is_struct(one.type) for one in table.schema):
+    while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
 def stack_columns(tables: list[tuple[Columns, int]]) -> Columns:
     """Stack the columns of tables (and their numbers of rows); null where a table has no such."""
-    joined = {}
+    stacked = {}
     for name in dict.fromkeys(itertools.chain(*(columns for columns, _ in tables))):
         parts = [columns.get(name, pa.chunked_array([pa.nulls(rows)])) for columns, rows in tables]
         types = {part.type for part in parts} - {pa.null()}
-        kind = _common_type(types)
+        common_type = _find_common_type(types)
         try:
-            chunks = [chunk for part in parts for chunk in part.cast(kind).chunks]
+            chunks = [chunk for part in parts for chunk in part.cast(common_type).chunks]
         except pa.ArrowException as error:
-            held = ", ".join(sorted(map(str, types)))
+            names = ", ".join(sorted(map(str, types)))
             raise UsageError(
-                f"column {shown(name)} holds {held} in different places, which do not go together; "
-                f"leave it out with --drop {shown(name)}"
+                f"column {shown(name)} holds {names} in different places, which do not go "
+                f"together; leave it out with --drop {shown(name)}"
             ) from error
-        joined[name] = pa.chunked_array(chunks, kind)
-    return joined
+        stacked[name] = pa.chunked_array(chunks, common_type)
+    return stacked
 
 
-def _common_type(types: set[Any]) -> Any:
+def _find_common_type(types: set[Any]) -> Any:
     if len(types) < 2:
         return next(iter(types), pa.null())
-    if all(pa.types.is_integer(one) for one in types):
+    if all(map(pa.types.is_integer, types)):
         return pa.int64()
-    numbers = all(pa.types.is_integer(one) or pa.types.is_floating(one) for one in types)
-    return pa.float64() if numbers else pa.string()
+    are_numbers = all(pa.types.is_integer(t) or pa.types.is_floating(t) for t in types)
+    return pa.float64() if are_numbers else pa.string()
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that files have for one: text as ``string``, in lists and codes too."""
+def simplify_type(dtype: pa.DataType) -> pa.DataType:
+    """Return the type that a file has for one of a frame: text as ``string``, within lists too."""
     types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain_type(kind.storage_type)
-    if types.is_dictionary(kind):
-        return pa.dictionary(pa.int32(), plain_type(kind.value_type))
-    if is_list(kind):
-        return pa.large_list(plain_type(kind.value_type))
-    is_text = types.is_large_string(kind) or "string_view" in str(kind)  # Arrow 14 has no such type
-    return pa.string() if is_text else kind
+    if isinstance(dtype, pa.BaseExtensionType):
+        return simplify_type(dtype.storage_type)
+    if types.is_dictionary(dtype):
+        return pa.dictionary(pa.int32(), simplify_type(dtype.value_type))
+    if is_list(dtype):
+        return pa.large_list(simplify_type(dtype.value_type))
+    is_text = types.is_large_string(dtype) or "string_view" in str(dtype)  # not in Arrow 14
+    return pa.string() if is_text else dtype
 
 
-def is_list(kind: pa.DataType) -> bool:
+def is_list(dtype: pa.DataType) -> bool:
     """Return whether an Arrow type is one of lists."""
     types = pa.types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)

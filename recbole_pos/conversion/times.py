@@ -19,7 +19,7 @@ ROW_ORDER = "row_order"  # as the name of the time: none exists
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of an epoch, in a second
 _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _EPOCH = (10**8, 2 * 10**10)  # seconds that are taken for a date: 1973 to 2603
-_MOST = 0.99  # of the numbers of a column must be of one unit
+_MIN_SHARE = 0.99  # of the numbers of a column must be of one unit
 _COMPACT = {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}  # by digits
 _NUMBER = r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$"
 _ISO = re.compile(
@@ -51,7 +51,7 @@ _DAY_FIRST, _MONTH_FIRST = (_SLASHES, r"\3-\2-\1t\4\5"), (_SLASHES, r"\3-\1-\2t\
 
 
 class AmbiguousDate(UsageError):
-    """A column of dates of which nothing tells whether day or month stands first."""
+    """A column of dates that does not show whether day or month stands first."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
 
     Raises:
         UsageError: if it is unclear what days or numbers mean, saying how to settle it; if the
-            column is of a type that says no time.
+            column is of a type that is no time.
     """
     kind, types = column.type, pa.types
     times = Times(np.full(len(column), np.nan))
@@ -97,7 +97,7 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
         form = "times" if stamps.type.tz else "times without a zone, read as UTC"
         times.add(form, slice(None), _stamp_seconds(stamps))
     elif types.is_integer(kind) or types.is_floating(kind):
-        _add_epochs(times, *_numbers(column), name, date_format)
+        _add_epochs(times, *_read_numbers(column), name, date_format)
     elif types.is_string(kind) or types.is_null(kind) or types.is_dictionary(kind):
         _add_text(times, column.cast(pa.string()), name, date_format)
     else:
@@ -105,26 +105,26 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
     return times
 
 
-def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return [rows] int64 or float64, and which are missing."""
-    missing = column.is_null().to_numpy(zero_copy_only=False)
+def _read_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return [rows] int64 or float64, and [rows] bool: which are missing."""
+    is_missing = column.is_null().to_numpy(zero_copy_only=False)
     values = column.fill_null(0).to_numpy()
     if values.dtype.kind == "f":
-        missing = missing | ~np.isfinite(values)
-        values = np.where(missing, 0, values)
-    return values, missing
+        is_missing = is_missing | ~np.isfinite(values)
+        values = np.where(is_missing, 0, values)
+    return values, is_missing
 
 
-def _divide(ticks: np.ndarray, unit: int) -> np.ndarray:
-    """Return [n] float64 seconds of ticks, of which a second has ``unit``."""
-    whole = ticks // unit  # split off first, since float64 cannot hold nanoseconds since 1970
-    return whole + (ticks - whole * unit) / unit
+def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
+    """Return [n] float64 seconds of ticks."""
+    whole = ticks // per_second  # split off: float64 cannot hold nanoseconds since 1970
+    return whole + (ticks - whole * per_second) / per_second
 
 
 def _stamp_seconds(stamps: Any) -> np.ndarray:
     """Return [rows] float64 seconds of timestamps of Arrow; NaN where null."""
-    ticks, missing = _numbers(stamps.cast(pa.int64()))
-    return np.where(missing, np.nan, _divide(ticks, _UNITS[stamps.type.unit]))
+    ticks, is_missing = _read_numbers(stamps.cast(pa.int64()))
+    return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[stamps.type.unit]))
 
 
 def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str | None) -> None:
@@ -133,23 +133,23 @@ def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str
     After each step ``column`` holds what is still unread, and null where it was read.
     """
     if not date_format:
-        unread, start = [], 0
+        unread, first_row = [], 0
         for chunk in column.chunks:
-            unread.append(_add_iso(times, chunk, start))
-            start += len(chunk)
+            unread.append(_add_iso(times, chunk, first_row))
+            first_row += len(chunk)
         column = pa.chunked_array(unread, pa.string())
     # with a form of dates, digits such as 01032024 are a date and not an epoch
     if not date_format or date_format in _UNITS:
         try:
-            values, missing = _numbers(column.cast(pa.int64()))
+            values, is_missing = _read_numbers(column.cast(pa.int64()))
             column = pa.chunked_array([pa.nulls(len(column), pa.string())])
         except pa.ArrowException:  # some are no whole numbers
             is_number = pc.match_substring_regex(column, _NUMBER)
             null = pa.scalar(None, pa.string())
             numbers = pc.if_else(is_number, column, null).cast(pa.float64())
             column = pc.if_else(is_number, null, column)
-            values, missing = _numbers(numbers)
-        _add_epochs(times, values, missing, name, date_format)
+            values, is_missing = _read_numbers(numbers)
+        _add_epochs(times, values, is_missing, name, date_format)
     if date_format in _UNITS or column.null_count == len(column):
         return  # with a unit, only numbers are times
     if date_format:
@@ -159,33 +159,33 @@ def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str
         _add_dates(times, column, name)
 
 
-def _add_iso(times: Times, chunk: Any, start: int) -> Any:
+def _add_iso(times: Times, chunk: Any, first_row: int) -> Any:
     """Add what Arrow reads, if it reads all of a chunk; return the rest, null where read."""
     known = chunk.drop_null()
-    likely = _ISO.match(known[0].as_py()) if len(known) else None
-    if likely is None:  # what cannot be cast takes Arrow long to refuse
+    match = _ISO.match(known[0].as_py()) if len(known) else None
+    if match is None:  # what cannot be cast takes Arrow long to refuse
         return chunk
     try:
-        zone = "UTC" if likely["zone"] else None
-        stamps = chunk.cast(pa.timestamp("ns" if likely["long"] else "us", zone))
+        zone = "UTC" if match["zone"] else None
+        stamps = chunk.cast(pa.timestamp("ns" if match["long"] else "us", zone))
     except pa.ArrowException:
         return chunk
     form = "ISO dates" if zone else "ISO dates without a zone, read as UTC"
-    times.add(form, slice(start, start + len(chunk)), _stamp_seconds(stamps))
+    times.add(form, slice(first_row, first_row + len(chunk)), _stamp_seconds(stamps))
     return pa.nulls(len(chunk), pa.string())
 
 
 def _add_epochs(
-    times: Times, values: np.ndarray, missing: np.ndarray, name: str, date_format: str | None
+    times: Times, values: np.ndarray, is_missing: np.ndarray, name: str, date_format: str | None
 ) -> None:
     """Add seconds of [rows] numbers that are not missing; refuse those of no one unit."""
-    rows = np.flatnonzero(~missing)
+    rows = np.flatnonzero(~is_missing)
     if not len(rows):
         return
     values = values[rows]
     if date_format in _UNITS:
         form = f"epoch {_NAMES[date_format]}"
-        return times.add(form, rows, _divide(values, _UNITS[date_format]))
+        return times.add(form, rows, _ticks_to_seconds(values, _UNITS[date_format]))
     if values.dtype.kind in "iu":
         if date_format:
             return times.add(date_format, rows, _parse_digits(values, date_format))
@@ -194,11 +194,11 @@ def _add_epochs(
             seconds = _parse_digits(values, compact)
             if not np.isnan(seconds).any():
                 return times.add("compact dates, read as UTC", rows, seconds)
-    size = np.abs(values)
-    for unit, ticks in _UNITS.items():
-        fits = (_EPOCH[0] * ticks <= size) & (size < _EPOCH[1] * ticks)
-        if fits.sum() >= _MOST * len(values):  # the others, such as 0, tell no time
-            seconds = np.where(fits, _divide(values, ticks), np.nan)
+    sizes = np.abs(values)
+    for unit, per_second in _UNITS.items():
+        is_epoch = (_EPOCH[0] * per_second <= sizes) & (sizes < _EPOCH[1] * per_second)
+        if is_epoch.sum() >= _MIN_SHARE * len(values):  # the others, such as 0, are no times
+            seconds = np.where(is_epoch, _ticks_to_seconds(values, per_second), np.nan)
             return times.add(f"epoch {_NAMES[unit]}", rows, seconds)
     raise UsageError(
         f"{name}: numbers from {values.min():,} to {values.max():,} are no epoch of one unit after "
@@ -209,9 +209,9 @@ def _add_epochs(
 def _parse_digits(values: np.ndarray, date_format: str) -> np.ndarray:
     """Return [n] float64 seconds of whole numbers such as 20240302, which have lost zeros."""
     width = len(datetime(2000, 12, 31).strftime(date_format))
-    different, places = np.unique(values, return_inverse=True)
-    texts = pc.utf8_lpad(pa.array(different).cast(pa.string()), width, "0")
-    return _parse(texts, date_format)[places]
+    distinct, codes = np.unique(values, return_inverse=True)
+    texts = pc.utf8_lpad(pa.array(distinct).cast(pa.string()), width, "0")
+    return _parse(texts, date_format)[codes]
 
 
 def _parse(texts: pa.Array, date_format: str) -> np.ndarray:
@@ -226,52 +226,52 @@ def _parse(texts: pa.Array, date_format: str) -> np.ndarray:
     except ValueError as error:
         raise UsageError(f"date_format: {error}") from error
     ticks = stamps.dt.as_unit("ns").astype("int64").to_numpy()
-    return np.where(stamps.isna(), np.nan, _divide(ticks, _UNITS["ns"]))
+    return np.where(stamps.isna(), np.nan, _ticks_to_seconds(ticks, _UNITS["ns"]))
 
 
 def _add_dates(times: Times, column: pa.ChunkedArray, name: str) -> None:
     """Add times of text that is in one of the forms of dates."""
     by_day, by_month = np.full((2, len(column)), np.nan)
-    start = 0
+    first_row = 0
     for chunk in column.chunks:
-        rows = slice(start, start + len(chunk))
-        start += len(chunk)
-        different = chunk.dictionary_encode()
-        codes = different.indices.fill_null(len(different.dictionary)).to_numpy()
-        text = pc.utf8_lower(pc.utf8_trim_whitespace(different.dictionary))
+        rows = slice(first_row, first_row + len(chunk))
+        first_row += len(chunk)
+        encoded = chunk.dictionary_encode()
+        codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
+        text = pc.utf8_lower(pc.utf8_trim_whitespace(encoded.dictionary))
         midnight = pc.binary_join_element_wise(text, "00:00", " ")
         text = pc.if_else(pc.match_substring(text, ":"), text, midnight)
         for label, form in _FORMS.items():
             times.add(f"dates ({label})", rows, _parse_form(text, form)[codes])
         by_day[rows] = _parse_form(text, _DAY_FIRST)[codes]
         by_month[rows] = _parse_form(text, _MONTH_FIRST)[codes]
-    only_day = np.isnan(by_month) & ~np.isnan(by_day)
-    only_month = np.isnan(by_day) & ~np.isnan(by_month)
-    unsure = np.abs(by_day - by_month) > 0
-    if only_day.any() == only_month.any() and unsure.any():
-        first = column[int(np.flatnonzero(unsure)[0])].as_py()
-        both = "others of the column contradict each other"
-        none = "nothing in the column tells which"
-        mark = next(one for one in first if not one.isdigit())
+    can_be_day, can_be_month = ~np.isnan(by_day), ~np.isnan(by_month)
+    only_day, only_month = can_be_day & ~can_be_month, can_be_month & ~can_be_day
+    differs = np.abs(by_day - by_month) > 0
+    if only_day.any() == only_month.any() and differs.any():
+        example = column[int(np.flatnonzero(differs)[0])].as_py()
+        reason = "nothing in the column tells which"
+        if only_day.any():
+            reason = "others of the column contradict each other"
+        mark = next(character for character in example if not character.isdigit())
         raise AmbiguousDate(
-            f"{name}: {shown(first)} may begin with the day or with the month, and "
-            f"{both if only_day.any() else none}. Give --date_format='%d{mark}%m{mark}%Y' "
-            f"(day first) or '%m{mark}%d{mark}%Y', with ' %H:%M:%S' where a clock follows"
+            f"{name}: {shown(example)} may begin with the day or with the month, and {reason}. "
+            f"Give --date_format='%d{mark}%m{mark}%Y' (day first) or '%m{mark}%d{mark}%Y', with "
+            "' %H:%M:%S' where a clock follows"
         )
-    is_day_first = ~np.isnan(by_day) & (only_day | only_day.any() & ~np.isnan(by_month))
+    is_day_first = can_be_day & only_day.any()
     times.add("dates (day first)", slice(None), np.where(is_day_first, by_day, np.nan))
     times.add("dates (month first)", slice(None), np.where(is_day_first, np.nan, by_month))
 
 
 def _parse_form(text: pa.Array, form: tuple[str, str]) -> np.ndarray:
-    """Return [n + 1] float64 seconds of texts with a clock in a form of dates; NaN for others, and
-    at the end."""
+    """Return [n + 1] float64 seconds of [n] dates with a clock; NaN for others, and at the end."""
     seconds = np.full(len(text) + 1, np.nan)
     pattern, iso = f"^(?:{form[0]})$", form[1]
-    fits = pc.match_substring_regex(text, pattern)
-    if not pc.any(fits).as_py():
+    has_form = pc.match_substring_regex(text, pattern)
+    if not pc.any(has_form).as_py():
         return seconds
-    text = text.filter(fits)
+    text = text.filter(has_form)
     dates = pc.replace_substring(pc.replace_substring_regex(text, pattern, iso), ",", ".")
     for number, month in enumerate(_MONTHS, 1):
         dates = pc.replace_substring(dates, f"-{month}-", f"-{number}-")
@@ -282,7 +282,7 @@ def _parse_form(text: pa.Array, form: tuple[str, str]) -> np.ndarray:
     rows = np.flatnonzero(clock.is_valid().to_numpy(zero_copy_only=False))
     hour, half = clock.take(pa.array(rows)).flatten()
     hour = hour.cast(pa.int64()).to_numpy()
-    shift = np.where(hour % 12 == 0, -12, 0) + np.where(pc.equal(half, "p"), 12, 0)
-    parsed[rows] += np.where((hour >= 1) & (hour <= 12), shift * 3600, np.nan)
-    seconds[np.flatnonzero(fits)] = parsed
+    hours_to_add = np.where(hour % 12 == 0, -12, 0) + np.where(pc.equal(half, "p"), 12, 0)
+    parsed[rows] += np.where((hour >= 1) & (hour <= 12), hours_to_add * 3600, np.nan)
+    seconds[np.flatnonzero(has_form)] = parsed
     return seconds

@@ -14,8 +14,8 @@ from pyarrow import compute as pc
 from recbole_pos.conversion.cells import INNER, Cells, format_numbers
 from recbole_pos.files import atomic_write
 
-_BATCH = 1 << 17  # rows
-_SEQUENCE = (" ", "|", ";", " | ", INNER)  # what may stand between the names of a sequence
+_BATCH_ROWS = 1 << 17
+_SEPARATORS = (" ", "|", ";", " | ")  # of the names of a sequence
 _ABOUT = """\
 # Written by `recbole-pos convert`, read for every run with -d {name}; docs/data.md explains the
 # options. What became of every row stands in convert.json.
@@ -31,9 +31,9 @@ def choose_separator(tables: Mapping[str, Table]) -> str:
         for cells in table.values()
         if isinstance(cells, Cells) and cells.kind.endswith("_seq")
     ]
-    for mark in _SEQUENCE[:-1]:
-        if not any(pc.any(pc.match_substring(one, mark)).as_py() for one in values):
-            return mark
+    for separator in _SEPARATORS:
+        if not any(pc.any(pc.match_substring(texts, separator)).as_py() for texts in values):
+            return separator
     return INNER
 
 
@@ -45,39 +45,40 @@ def write_table(path: Path, table: Table, separator: str) -> None:
         table: cells by field; arrays are times in seconds.
         separator: separator of sequences.
     """
-    kinds = [c.kind if isinstance(c, Cells) else "float" for c in table.values()]
-    header = "\t".join(f"{name}:{kind}" for name, kind in zip(table, kinds, strict=True))
-    ready = [
-        (_safe(c, separator), c.codes) if isinstance(c, Cells) else (None, c)
-        for c in table.values()
-    ]
+    header, texts, num_rows = [], {}, 0
+    for field, column in table.items():
+        if isinstance(column, Cells):
+            header.append(f"{field}:{column.kind}")
+            texts[field], num_rows = _escape(column, separator), len(column.codes)
+        else:
+            header.append(f"{field}:float")
     with atomic_write(path, text=False) as file:
-        file.write(f"{header}\n".encode())
-        for start in range(0, len(ready[0][1]), _BATCH):
+        file.write(("\t".join(header) + "\n").encode())
+        for start in range(0, num_rows, _BATCH_ROWS):
+            batch = slice(start, start + _BATCH_ROWS)
             row: list[pa.Array | str] = []
-            for values, codes in ready:
-                part = codes[start : start + _BATCH]
-                row += [
-                    format_numbers(part) if values is None else values.take(pa.array(part)),
-                    "\t",
-                ]
+            for field, column in table.items():
+                if isinstance(column, Cells):
+                    row += [texts[field].take(pa.array(column.codes[batch])), "\t"]
+                else:
+                    row += [format_numbers(column[batch]), "\t"]
             row[-1] = "\n"
             text = pc.binary_join_element_wise(*row, "")
             ends = np.frombuffer(text.buffers()[1], np.int32)
             file.write(memoryview(text.buffers()[2])[: ends[len(text)]])
 
 
-def _safe(cells: Cells, separator: str) -> pa.Array:
-    """Return values as text of a cell: on one line, in quotation marks where needed."""
+def _escape(cells: Cells, separator: str) -> pa.Array:
+    """Return the values of cells on one line each, in quotation marks where needed."""
     values = cells.values
     if cells.kind.endswith("_seq"):
         values = pc.replace_substring(values, INNER, separator)
     values = pc.replace_substring_regex(values, r"[\r\n\x00]+", " ")
-    doubtful = pc.match_substring_regex(values, '["\t]')
-    if not pc.any(doubtful).as_py():
+    needs_quotes = pc.match_substring_regex(values, '["\t]')
+    if not pc.any(needs_quotes).as_py():
         return values
     quoted = pc.binary_join_element_wise('"', pc.replace_substring(values, '"', '""'), '"', "")
-    return pc.if_else(doubtful, quoted, values)
+    return pc.if_else(needs_quotes, quoted, values)
 
 
 def format_yaml(name: str, options: Mapping[str, Any]) -> str:

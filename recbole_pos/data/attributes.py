@@ -1,4 +1,4 @@
-"""Fields of the atomic files besides ids and times, and what to do about those that are missing."""
+"""Fields of the atomic files besides ids and times; what does not fit a model is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.location import SIDE_FEATURES, atomic_file
+from recbole_pos.data.location import SIDE_FEATURES, find_atomic_file
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.tables import open_table
 from recbole_pos.errors import UsageError
@@ -23,20 +23,27 @@ def loaded_fields(dataset: Dataset) -> dict[str, str]:
 
 
 def explain_not_loaded(field: str, dataset: Dataset, others: tuple[str, ...] = ()) -> str:
-    """Return why a field is not loaded, and the option that loads it, for an error message."""
+    """Return why a field is not loaded, and the option that loads it, for an error message.
+
+    ``others`` are fields that are not of the dataset, but may have been meant.
+    """
     known, config = [*loaded_fields(dataset), *others], dataset.config
-    text = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
-    for table, own_id in (("item", dataset.iid_field), ("user", dataset.uid_field), ("inter", "")):
+    problem = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
+    for table, id_field in (
+        ("item", dataset.iid_field),
+        ("user", dataset.uid_field),
+        ("inter", ""),
+    ):
         for key in ("unload_col", "unused_col"):
             if field in ((config[key] or {}).get(table) or ()):
-                return f"{text}; {key} leaves it out: take it from {key}: {table}"
-        file = atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
+                return f"{problem}; {key} leaves it out: take it from {key}: {table}"
+        file = find_atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
         if file.is_file() and field in open_table(file, config).columns:
-            now = (config["load_col"] or {}).get(table) or ([own_id] if own_id else [])
-            names = ", ".join([*now, field]) if isinstance(now, list) else field
-            return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
-    near = suggest(field, known)
-    return f"{text}, and no atomic file of {shown(dataset.dataset_name)} has it{near}"
+            names = (config["load_col"] or {}).get(table) or ([id_field] if id_field else [])
+            names = ", ".join([*names, field]) if isinstance(names, list) else field
+            return f"{problem}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
+    hint = suggest(field, known)
+    return f"{problem}, and no atomic file of {shown(dataset.dataset_name)} has it{hint}"
 
 
 def is_strict(config: Options) -> bool:
@@ -44,13 +51,16 @@ def is_strict(config: Options) -> bool:
     return bool(getattr(config, "strict", True))
 
 
-def require_values(field: str, dataset: Dataset, where: str = "") -> None:
-    """Refuse a loaded field without any value, unless the configuration is not strict."""
+def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
+    """Refuse a loaded field without any value, unless the configuration is not strict.
+
+    ``prefix`` begins the message, such as ``item_features: ``.
+    """
     table, missing = loaded_fields(dataset)[field], dataset.missing.get(field)
-    is_empty = _column(dataset, field, table).eq(0).all() if missing is None else missing.all()
+    is_empty = _get_column(field, table, dataset).eq(0).all() if missing is None else missing.all()
     if is_empty and is_strict(dataset.config):
         raise UsageError(
-            f"{where}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it "
+            f"{prefix}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it "
             "in or leave it out"
         )
 
@@ -74,8 +84,8 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
 
 def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
-    """Return a field of entities by id, or of events by place in the log; NaN where missing."""
-    column: np.ndarray = _column(dataset, field, table).numpy()
+    """Return a field of users or items by id, or of interactions by row; NaN where missing."""
+    column: np.ndarray = _get_column(field, table, dataset).numpy()
     if column.dtype.kind != "f":
         return column
     column = column.astype(np.float64)
@@ -85,7 +95,7 @@ def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
     return column
 
 
-def _column(dataset: Dataset, field: str, table: str) -> Tensor:
+def _get_column(field: str, table: str, dataset: Dataset) -> Tensor:
     return (dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat"))[field]
 
 
@@ -98,8 +108,8 @@ def read_feature_names(config: Options, option: str) -> list[str]:
 def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
     """Return the columns of the fields in one of ``SIDE_FEATURES``, by name.
 
-    They are [entities] or [entities, s] int64 tokens (0 is padding), or [entities] float32 numbers
-    with NaN where one is missing.
+    They are [n] or [n, s] int64 tokens (0 is padding), or [n] float32 numbers with NaN where one is
+    missing, of n users, items or interactions.
     """
     columns, config = {}, dataset.config
     for field in read_feature_names(config, option):
@@ -110,8 +120,8 @@ def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
             columns[field] = column.float()
             for key in ("normalize_field", "discretization", "normalize_all"):
                 if config[key] is True or field in (config[key] or ()):
-                    how = "set it to False" if config[key] is True else f"take {field} out of it"
-                    raise UsageError(f"{key}: {shown(field)} is standardized by {option}; {how}")
+                    advice = "set it to False" if config[key] is True else f"take {field} out of it"
+                    raise UsageError(f"{key}: {shown(field)} is standardized by {option}; {advice}")
     return columns
 
 
@@ -122,11 +132,11 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
         raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         raise UsageError(f"{where} is no attribute: ids and times are read anyhow; leave it out")
-    if (found := fields[field]) != table:
-        other = next((name for name, of in SIDE_FEATURES.items() if of == found), "")
-        advice = f"; name it in {other}" if option in SIDE_FEATURES else ""
+    if (actual := fields[field]) != table:
+        options = {table: name for name, table in SIDE_FEATURES.items()}
+        advice = f"; name it in {options[actual]}" if option in SIDE_FEATURES else ""
         name = dataset.dataset_name
-        raise UsageError(f"{where} is a field of {name}.{found}, expected one of .{table}{advice}")
+        raise UsageError(f"{where} is a field of {name}.{actual}, expected one of .{table}{advice}")
     if dataset.field2type[field].value == "float_seq" and is_strict(dataset.config):
         raise UsageError(
             f"{where} holds vectors; give each number a column of type float, or leave it out"
@@ -145,5 +155,5 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
             f"field {shown(field)} must be a token or token_seq field of the item table"
         )
     require_values(field, dataset)
-    column = _column(dataset, field, "item")
+    column = _get_column(field, "item", dataset)
     return column.reshape(len(column), -1)

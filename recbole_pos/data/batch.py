@@ -37,7 +37,7 @@ class SequenceBatch:
         positions: [k] int64 which of the m inputs have a target, or None for all of them (k = m).
         times: [m] float64 time of each input, or None.
         at: [b] float64 time of the target of each window's newest input, or None.
-        events: [m] int64 row of each input in the log, or None.
+        log_rows: [m] int64 row of each input in the log, or None.
         features: of the inputs and their users.
         prepared: result of ``BatchRequirements.prepare``: dataclasses and tuples of tensors, which
             are copied to a device with the batch.
@@ -50,7 +50,7 @@ class SequenceBatch:
     positions: Tensor | None = None
     times: Tensor | None = None
     at: Tensor | None = None
-    events: Tensor | None = None
+    log_rows: Tensor | None = None
     features: Features = field(default_factory=Features)
     prepared: Any = None
 
@@ -77,7 +77,7 @@ class BatchRequirements:
             window has one target, after its newest interaction.
         times: whether windows carry times.
         requests: whether they carry the time of the newest input's target, too.
-        events: whether windows carry the rows of their interactions in the log.
+        log_rows: whether windows carry the rows of their interactions in the log.
         linked: whether all windows of a user come in one batch, one after the other, oldest first.
         prepare: computes on the host what depends on the values of a batch (sizes, row numbers),
             since reading them from a device would wait for it; None if the model needs nothing.
@@ -91,7 +91,7 @@ class BatchRequirements:
     causal: bool = True
     times: bool = False
     requests: bool = False
-    events: bool = False
+    log_rows: bool = False
     linked: bool = False
     prepare: Callable[[SequenceBatch], SequenceBatch] | None = None
     pack: Callable[[Interaction], SequenceBatch | Interaction] | None = None
@@ -155,12 +155,7 @@ class WindowGatherer:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return windows as one packed batch.
-
-        Args:
-            batch: [b] numbers of the windows.
-            index: the same numbers on the device, if they were copied already.
-        """
+        """Return [b] windows as one packed batch; ``index`` has their numbers on the device."""
         windows = self.windows
         host_lengths = windows.end[batch] - windows.start[batch]
         num_inputs, num_targets = int(host_lengths.sum()), int(windows.counts[batch].sum())
@@ -178,7 +173,9 @@ class WindowGatherer:
                 is_context = (~self.is_target[rows[positions] + 1]).byte()
                 positions = positions[is_context.argsort(stable=True)[:num_targets]]
             trained_rows = rows[positions]
-        has_request = self.times is not None and self.requirements.requests
+        request_times = None
+        if self.times is not None and self.requirements.requests:
+            request_times = self.times[end]
         return SequenceBatch(
             items=self.items[rows],
             lengths=lengths,
@@ -186,8 +183,8 @@ class WindowGatherer:
             targets=self.items[trained_rows + 1],
             positions=positions,
             times=None if self.times is None else self.times[rows],
-            at=self.times[end] if has_request else None,
-            events=rows if self.requirements.events else None,
+            at=request_times,
+            log_rows=rows if self.requirements.log_rows else None,
             features=self.features.map(lambda x: x[rows], lambda x: x[self.users[index]]),
         )
 

@@ -30,25 +30,26 @@ from recbole.utils.argument_list import dataset_arguments
 
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.targets import Split
+from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
 FORMAT = 5  # raised when the same files and options are prepared otherwise
 FOLDER = ".recbole_pos"
-LEAST_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
+MIN_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
 _KEY_BYTES = 32
 _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
-MOST = 4  # caches of a dataset
+MAX_CACHES = 4  # caches of a dataset
 _ABANDONED = 3600  # seconds after which an unfinished file is taken for abandoned
-# The options that preparing reads; a test holds that there are no others.
+# The options that preparing reads; a test checks that there are no others.
 _LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
 _OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
 _OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events"}
 READ = sorted(_OWN | set(dataset_arguments) - _LATER)
 # Attributes of a dataset that are kept as they are.
 _PLAIN = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity")
-_ARRAYS = ("events_of_users", "missing", "_preloaded_weight")
+_ARRAYS = ("user_counts", "missing", "_preloaded_weight")
 
 
 class Cache:
@@ -60,7 +61,7 @@ class Cache:
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.pt"
         self.seal = self.path.with_suffix(".json")
-        self.states: list[list[int]] = []  # of the tables, before they are read
+        self.table_states: list[list[int]] = []  # before they are read
         self.is_settled = False  # whether a later change of a table would change its state
         self.source: dict[str, Any] = {}  # what the data are made from
 
@@ -68,7 +69,7 @@ class Cache:
     def open(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
         """Return the cache of a dataset; None if off, for small files, or without a key."""
         existing = [file for file in files if file.is_file()]
-        if config["cache"] is not True or sum(f.stat().st_size for f in existing) < LEAST_BYTES:
+        if config["cache"] is not True or sum(f.stat().st_size for f in existing) < MIN_BYTES:
             return None
         try:
             return cls(config, folder, existing, load_key())
@@ -78,10 +79,10 @@ class Cache:
     def load_into(self, dataset: Any) -> bool:
         """Restore a dataset and the warnings of reading it; return whether the cache was good."""
         try:
-            self.states, seal = _read_states(self.files), self._read_seal()
-            newest = max(max(times) for _, _, *times in self.states)
+            self.table_states, seal = _read_states(self.files), self._read_seal()
+            newest = max(max(times) for _, _, *times in self.table_states)
             self.is_settled = time.time_ns() - newest > _SETTLED
-            is_compared = seal.get("tables") == self.states
+            is_compared = seal.get("tables") == self.table_states
             self.source = {
                 "versions": [FORMAT, __version__, recbole.__version__],
                 "options": self.options,
@@ -90,10 +91,10 @@ class Cache:
             if seal.get("source") != self.source:
                 return False
             is_compared = is_compared and seal["cache"] == _read_states([self.path])
-            if not is_compared and seal["digest"] != _digest(self.path):
+            if not is_compared and seal["digest"] != digest_file(self.path):
                 return False
-            kept = torch.load(self.path, mmap=True, weights_only=True)
-            restore(dataset, kept["state"])
+            content = torch.load(self.path, mmap=True, weights_only=True)
+            restore(dataset, content["state"])
         except Exception:  # of any kind; reading the tables then reports what is wrong with them
             return False
         with contextlib.suppress(OSError):
@@ -101,41 +102,41 @@ class Cache:
                 os.utime(self.seal)  # caches used longest ago are removed first
             else:
                 self._write_seal(seal["digest"])
-        for text in kept["warnings"]:
-            dataset.logger.warning(text)
+        for message in content["warnings"]:
+            dataset.logger.warning(message)
         return True
 
     def save(self, dataset: Any, warnings: list[str]) -> None:
         """Write the prepared data, and warnings of reading; a failure is logged, not raised."""
         try:
-            if _read_states(self.files) != self.states:
+            if _read_states(self.files) != self.table_states:
                 raise OSError("a file has changed while it was read")
             self.folder.mkdir(exist_ok=True)
             with _replacing(self.path) as file:
                 torch.save({"state": capture(dataset), "warnings": warnings}, file)
-            self._write_seal(_digest(self.path))
-            self._tidy()
+            self._write_seal(digest_file(self.path))
+            self._remove_old()
         except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
             text = "prepared data of %s are not kept for the next start: %s"
             logging.getLogger().info(text, self.folder.parent, error)
 
     def _digest_tables(self) -> dict[str, str]:
-        return {file.name: _digest(file) for file in self.files}
+        return {file.name: digest_file(file) for file in self.files}
 
     def _read_seal(self) -> dict[str, Any]:
         """Return what the cache was made from; empty if no seal of this user is there."""
         if not self.seal.exists():
             return {}
         content, signature = json.loads(self.seal.read_text())
-        is_ours = hmac.compare_digest(self._sign(content), signature)
-        return json.loads(content) if is_ours else {}
+        is_own = hmac.compare_digest(self._sign(content), signature)
+        return json.loads(content) if is_own else {}
 
     def _write_seal(self, digest: str) -> None:
         """Sign what the cache, with a digest, was made from, and the states of the files."""
         seal = {
             "source": self.source,
             "digest": digest,
-            "tables": self.states if self.is_settled else None,
+            "tables": self.table_states if self.is_settled else None,
             "cache": _read_states([self.path]),
         }
         content = json.dumps(seal)
@@ -145,14 +146,13 @@ class Cache:
     def _sign(self, content: str) -> str:
         return hmac.new(self.key, content.encode(), "sha256").hexdigest()
 
-    def _tidy(self) -> None:
-        """Remove abandoned temporary files, and all caches but the ``MOST`` used last."""
-        old = time.time() - _ABANDONED
-        age = lambda file: file.stat().st_mtime  # noqa: E731
-        seals = sorted(self.folder.glob("*.json"), key=age, reverse=True)[:MOST]
+    def _remove_old(self) -> None:
+        """Remove abandoned temporary files, and all caches but the ``MAX_CACHES`` used last."""
+        oldest = time.time() - _ABANDONED
+        seals = sorted(self.folder.glob("*.json"), key=_modified, reverse=True)[:MAX_CACHES]
         used = {seal.with_suffix(".pt") for seal in seals}
         for file in self.folder.iterdir():
-            is_abandoned = file.suffix == ".part" and age(file) < old
+            is_abandoned = file.suffix == ".part" and _modified(file) < oldest
             is_cache = file.suffix in (".pt", ".json", ".arrow")
             if is_abandoned or (is_cache and file.with_suffix(".pt") not in used):
                 file.unlink(missing_ok=True)
@@ -186,14 +186,14 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
     """Set the state of a dataset, before it has read its files, to one of :func:`capture`."""
     characters = {field: codes.numpy() for field, codes in state["names"].items()}
     names = {f: codes.view(f"U{codes.shape[1]}").ravel() for f, codes in characters.items()}
-    ids = {f: {name: i for i, name in enumerate(own.tolist())} for f, own in names.items()}
+    ids = {f: {name: i for i, name in enumerate(column.tolist())} for f, column in names.items()}
     fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
     log = EventLog(state["log"], state["offsets"].numpy(), *fields)
     split = Split(log, state["part"].numpy(), state["is_target"].numpy(), state["summary"])
     values = {
         **{name: state[name] for name in _PLAIN},
         **{name: {f: column.numpy() for f, column in state[name].items()} for name in _ARRAYS[1:]},
-        "events_of_users": state["events_of_users"].numpy(),
+        "user_counts": state["user_counts"].numpy(),
         "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
         "field2source": {
             field: FeatureSource(source) if is_known else source
@@ -201,8 +201,8 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
         },
         "alias": {name: np.array(fields) for name, fields in state["alias"].items()},
         "_rest_fields": np.array(state["rest"]),
-        "field2id_token": {field: names[own] for field, own in state["sharing"].items()},
-        "field2token_id": {field: ids[own] for field, own in state["sharing"].items()},
+        "field2id_token": {field: names[source] for field, source in state["sharing"].items()},
+        "field2token_id": {field: ids[source] for field, source in state["sharing"].items()},
         "split": split,
         **{"user_feat": None, "item_feat": None},
         **{name: Interaction(columns) for name, columns in state["tables"].items()},
@@ -212,13 +212,13 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect the texts of warnings, which the cache keeps, for use in a ``with`` block."""
-    texts: list[str] = []
+    """Collect the messages of warnings, which the cache keeps, for use in a ``with`` block."""
+    messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
-        yield texts
+        yield messages
     finally:
         logger.removeHandler(handler)
 
@@ -256,16 +256,11 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def _modified(file: Path) -> float:
+    return file.stat().st_mtime
+
+
 def _read_states(files: Iterable[Path]) -> list[list[int]]:
     """Return inode, size, and times of change of files: what cannot stay if a byte changes."""
     stats = [file.stat() for file in files]
     return [[s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]
-
-
-def _digest(path: Path) -> str:
-    """Return the SHA-256 digest of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Whether a time field tells the time, for models that read it."""
+"""Checks that a time field holds clock times, for models that read it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_clock(
         log: the interactions.
         unit: unit of the time field, ``timestamp_unit``.
         shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
-        instead: advice where times are unusable, for the message.
+        instead: alternative to advise where times are unusable.
         across: whether times are compared between users only, so that one per user is enough.
 
     Returns:
@@ -37,18 +37,18 @@ def check_clock(
     """
     name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
     distinct = np.unique(times)
-    step = np.diff(times)[users[1:] == users[:-1]]
-    step = step[step != 0]
+    steps = np.diff(times)[users[1:] == users[:-1]]
+    steps = steps[steps != 0]
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
-    if len(step) == 0:
+    if len(steps) == 0:
         if across and len(distinct) > 1:
             return []
         raise UsageError(
             f"{name} is the same for all interactions of a user: there is no time to learn from; "
             f"{advice}"
         )
-    numbers_all = len(distinct) == len(times) and distinct[-1] - distinct[0] == len(times) - 1
-    if numbers_all or (step == step[0]).all():
+    is_numbering = len(distinct) == len(times) == distinct[-1] - distinct[0] + 1
+    if is_numbering or (steps == steps[0]).all():
         return [
             f"{name} looks like a running number, not like clock time: a time-aware model learns "
             f"no more from it than from order; {advice}"
@@ -60,8 +60,7 @@ def check_clock(
             f"{name} reads as {unit} from the year {_show_year(first)} to {_show_year(last)}. If "
             f"it counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it "
             f"only numbers interactions: {advice}; if it counts from another day than 1970-01-01, "
-            "its "
-            "years do not matter"
+            "its years do not matter"
         )
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
     # Nyquist: a period needs at least two distinguishable times

@@ -22,8 +22,8 @@ from recbole_pos.data.identity import (
     HeldOut,
     Vocabulary,
     compute_identity,
-    divide,
-    keep_known_lines,
+    divide_interactions,
+    keep_known_rows,
 )
 from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
 from recbole_pos.data.loading import AtomicTables, number_names
@@ -50,28 +50,29 @@ class _ExactTimeMixin(AtomicTables):
 
     Args:
         config: RecBole configuration.
-        known: names and counts of the data of an earlier run; its names keep their ids.
-        alone: whether to read only the data of that run and hold all later data out.
+        known: vocabulary of an earlier run; its names keep their ids.
+        holds_out_later: whether to read only the data of that run and hold all later data out.
 
     Attributes (after ``build``):
         held_out: data later than those of the run; None if none were held out.
-        events_of_users: [users] int64 interactions of each before the split left any out.
+        user_counts: [users] int64 interactions of each before the split left any out.
         split: the log with the part of every interaction and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
-        missing: for fields of type float, which cells had no number ([users], [items] or [events]
-            bool): RecBole puts the mean there.
+        whole: for the part of one phase, the dataset that was split.
+        missing: for fields of type float, which cells had no number ([users], [items] or
+            [interactions] bool): RecBole puts the mean there.
     """
 
     split: Split
     phase: str | None = None
-    whole: _ExactTimeMixin | None = None  # of the part of one phase, the dataset that was split
+    whole: _ExactTimeMixin | None = None
     held_out: HeldOut | None = None
-    events_of_users: np.ndarray
+    user_counts: np.ndarray
 
     def __init__(
-        self, config: Options, known: Vocabulary | None = None, alone: bool = True
+        self, config: Options, known: Vocabulary | None = None, holds_out_later: bool = True
     ) -> None:
-        self.known, self.alone = known, alone
+        self.known, self.holds_out_later = known, holds_out_later
         super().__init__(config)
 
     def _from_scratch(self) -> None:
@@ -92,23 +93,23 @@ class _ExactTimeMixin(AtomicTables):
 
         With later interactions, users and items that the run left out would pass the filter.
         """
-        if self.known is None or not self.alone:
+        if self.known is None or not self.holds_out_later:
             super()._filter_by_inter_num()
             return
-        fields = uid, iid, _ = self.uid_field, self.iid_field, self.time_field
-        self.inter_feat, self.held_out = divide(self.inter_feat, self.known, *fields)
-        for name, field in (("user_feat", uid), ("item_feat", iid)):
+        fields = self.uid_field, self.iid_field, self.time_field
+        self.inter_feat, self.held_out = divide_interactions(self.inter_feat, self.known, *fields)
+        for name, field in (("user_feat", self.uid_field), ("item_feat", self.iid_field)):
             if (feat := getattr(self, name)) is not None:
-                setattr(self, name, keep_known_lines(feat, field, self.known))
+                setattr(self, name, keep_known_rows(feat, field, self.known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """Replace names by ids in fields (table, name, type) that share them; known ones stay."""
+        """Replace names by ids in fields that share them; known names keep theirs."""
         if not remap_list:
             return
         columns = [feat[field] for feat, field, _ in remap_list]
-        first = remap_list[0][1]
-        if self.known is not None and first in self.known.tokens:
-            columns.insert(0, pd.Series(self.known.tokens[first][1:], dtype=object))
+        first_field = remap_list[0][1]
+        if self.known is not None and first_field in self.known.tokens:
+            columns.insert(0, pd.Series(self.known.tokens[first_field][1:], dtype=object))
         names, numbered = number_names(columns, self.scratch)
         ids = {name: i for i, name in enumerate(names.tolist())}
         interactions, replaced = self.inter_feat, {}
@@ -130,12 +131,12 @@ class _ExactTimeMixin(AtomicTables):
             feat = getattr(self, name)
             for field in feat:
                 if self.field2type[field].value == "float":
-                    finite = np.isfinite(feat[field])
+                    is_valid = np.isfinite(feat[field])
                     if field != self.time_field:  # models compute in float32; times stay float64
-                        finite &= feat[field].abs() <= LARGEST
-                    if not finite.all():
-                        self.missing[field] = ~finite.to_numpy()
-                        feat[field] = feat[field].where(finite)
+                        is_valid &= feat[field].abs() <= LARGEST
+                    if not is_valid.all():
+                        self.missing[field] = ~is_valid.to_numpy()
+                        feat[field] = feat[field].where(is_valid)
         super()._fill_nan()
 
     def _normalize(self) -> None:
@@ -143,10 +144,12 @@ class _ExactTimeMixin(AtomicTables):
 
         RecBole's own code unpacks vectors in a way that pandas 3 does not support.
         """
-        chosen, scales_all = self.config["normalize_field"], self.config["normalize_all"]
-        if chosen and scales_all:
-            raise UsageError("normalize_field and normalize_all: one says all; leave one out")
-        for field in self.float_like_fields if scales_all else chosen or ():
+        fields = self.config["normalize_field"] or ()
+        if self.config["normalize_all"]:
+            if fields:
+                raise UsageError("normalize_field and normalize_all: one says all; leave one out")
+            fields = self.float_like_fields
+        for field in fields:
             for feat in self.field2feats(field) if field != self.time_field else ():
                 is_vector = self.field2type[field] == FeatureType.FLOAT_SEQ
                 numbers = np.concatenate(feat[field]) if is_vector else feat[field].to_numpy()
@@ -160,16 +163,16 @@ class _ExactTimeMixin(AtomicTables):
 
         Times stay float64, since float32 has steps of 64-128 s for seconds since 1970.
         """
-        exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
+        exact = {}
+        for name, column in data.items():
+            is_ids = self.field2type[name] == FeatureType.TOKEN and column.dtype == np.int64
+            if is_ids or name == self.time_field:
+                exact[name] = column.to_numpy()
         with warnings.catch_warnings():  # pandas 3 returns read-only arrays, which RecBole copies
             warnings.filterwarnings("ignore", message=".*not writable.*")
             columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
         columns |= {name: wrap_read_only(column) for name, column in exact.items()}
         return Interaction({name: columns[name] for name in data})
-
-    def _is_exact(self, column: pd.Series) -> bool:
-        is_ids = self.field2type[column.name] == FeatureType.TOKEN and column.dtype == np.int64
-        return is_ids or column.name == self.time_field
 
     @property
     def log(self) -> EventLog:
@@ -178,7 +181,7 @@ class _ExactTimeMixin(AtomicTables):
 
     @property
     def part(self) -> np.ndarray:
-        """[events] TRAIN, VALID or TEST."""
+        """[interactions] int8 TRAIN, VALID or TEST."""
         return self.split.part
 
     def _change_feat_format(self) -> None:
@@ -190,18 +193,18 @@ class _ExactTimeMixin(AtomicTables):
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
         if self.given_part is not None:
             fields[GIVEN_PART] = torch.from_numpy(self.given_part)
-        if (kind := find_selected(self, fields)) is not None:
-            fields[IS_SELECTED] = torch.from_numpy(kind)
-        eval_args = self.config["eval_args"]
+        if (is_selected := find_selected(self, fields)) is not None:
+            fields[IS_SELECTED] = torch.from_numpy(is_selected)
+        config, eval_args = self.config, self.config["eval_args"]
         fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
         names = self.uid_field, self.iid_field, self.time_field
         log = EventLog.build(fields, self.user_num, *names, self.scratch)
-        self.events_of_users = log.lengths
+        self.user_counts = log.lengths
         tokens = self.field2id_token[self.uid_field]
-        fraction, files = self.config["train_fraction"], self.config["benchmark_filename"]
-        self.split = make_split(log, eval_args, tokens, self.item_num, fraction, files)
-        if self.config["target_events"]:
-            self.split.summary["target_events"] = self.config["target_events"]
+        options = config["train_fraction"], config["benchmark_filename"]
+        self.split = make_split(log, eval_args, tokens, self.item_num, *options)
+        if config["target_events"]:
+            self.split.summary["target_events"] = config["target_events"]
         columns = self.split.log.fields
         self.missing |= {field: columns.pop(name).numpy() for field, name in masks.items()}
         if self.scratch:
@@ -212,7 +215,7 @@ class _ExactTimeMixin(AtomicTables):
         self._take_log()
 
     def _take_log(self) -> None:
-        """Make the events of the log RecBole's ``inter_feat``."""
+        """Make the interactions of the log RecBole's ``inter_feat``."""
         self.inter_feat = Interaction(self.log.fields)
 
     @property
@@ -222,7 +225,7 @@ class _ExactTimeMixin(AtomicTables):
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Digests of events, split and attributes, which weights are trained on and belong to."""
+        """Digests of interactions, split and attributes, to which trained weights belong."""
         return compute_identity(self) if self.whole is None else self.whole.identity
 
     def features(self) -> Features:
@@ -242,9 +245,11 @@ class _ExactTimeMixin(AtomicTables):
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
-        parts = [copy.copy(self) for _ in PHASES]
-        for part, phase in zip(parts, PHASES, strict=True):
-            part.phase, part.whole, part.inter_feat = phase, self, self._rows(phase)
+        parts = []
+        for phase in PHASES:
+            part = copy.copy(self)
+            part.phase, part.whole, part.inter_feat = phase, self, self._examples(phase)
+            parts.append(part)
         if not len(parts[0]):
             raise UsageError(
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
@@ -253,96 +258,91 @@ class _ExactTimeMixin(AtomicTables):
         return parts
 
     def for_config(self: Kind, config: Options) -> Kind:
-        """Return a copy, after ``build``, under other options of model and training."""
+        """Return a copy, after ``build``, under other options of model, training and histories."""
         other = copy.copy(self)
         other.config, other.phase = config, None
-        other.inter_feat = Interaction(self.log.fields)
+        other._take_log()
         return other
 
     def without_test(self: Kind) -> Kind:
-        """Return a copy, after ``build``, whose log ends before the test events of every user.
+        """Return a copy, after ``build``, whose log ends before every user's test interactions.
 
         Training and validation stay as they are: histories never reach into a later part.
         """
         other = copy.copy(self)
         other.identity = self.identity  # weights learned from the copy fit the whole
-        keep, split = self.part != TEST, self.split
-        part, is_target = split.part[keep], split.is_target[keep]
-        other.split = replace(split, log=split.log.keep(keep), part=part, is_target=is_target)
-        of_events = split.log.fields  # masks of users and items stay whole
-        other.missing = {f: m[keep] if f in of_events else m for f, m in self.missing.items()}
+        is_kept, split = self.part != TEST, self.split
+        part, is_target = split.part[is_kept], split.is_target[is_kept]
+        other.split = replace(split, log=split.log.keep(is_kept), part=part, is_target=is_target)
+        in_log = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}
+        other.missing = self.missing | in_log  # masks of users and items stay whole
         return other
 
 
 class PosDataset(_ExactTimeMixin, Dataset):
     """Interactions for RecBole's general models, under the sequential split of the same log.
 
-    These models read no histories, so with ``target_events`` they get only events of that kind.
+    These models read no histories, so ``target_events`` leaves them only interactions of that kind.
     """
 
-    def _rows(self, phase: str) -> Interaction:
-        """Return all training events, or a row for each held-out target."""
-        chosen = self._is_target(phase)
+    def _examples(self, phase: str) -> Interaction:
+        """Return all training interactions, or an example for each held-out target."""
+        mask = self._is_target(phase)
         if phase == "train":
-            kind = find_selected(self, self.log.fields)
-            chosen = (self.part == TRAIN) & (True if kind is None else kind)
-        events = torch.from_numpy(np.flatnonzero(chosen))
-        columns = {name: column[events] for name, column in self.log.fields.items()}
-        return Interaction({**columns, TARGET_EVENT: events})
+            mask = self.part == TRAIN
+            if (is_selected := find_selected(self, self.log.fields)) is not None:
+                mask &= is_selected
+        rows = torch.from_numpy(np.flatnonzero(mask))
+        columns = {name: column[rows] for name, column in self.log.fields.items()}
+        return Interaction({**columns, TARGET_EVENT: rows})
 
 
 class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
-    """Targets with their histories, gathered lazily; and training windows over the same events."""
+    """Targets with their histories, gathered lazily; and training windows over the same log."""
 
     def _benchmark_presets(self) -> None:
         """Do nothing: RecBole's given parts hold histories, here they hold interactions."""
 
     def _take_log(self) -> None:
+        self.max_item_list_len = self.config["MAX_ITEM_LIST_LENGTH"]
+        self.field2seqlen = dict(self.field2seqlen)
         super()._take_log()
         self._aug_presets()
         self.inter_feat = self._prefix_rows(self.log.has_history)
         columns = self.inter_feat.columns
-        if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        if repeated := sorted({name for name in columns if columns.count(name) > 1}):
             raise UsageError(
                 f"ITEM_LIST_LENGTH_FIELD and LIST_SUFFIX make field names that exist already: "
-                f"{', '.join(twice)}"
+                f"{', '.join(repeated)}"
             )
-
-    def for_config(self, config: Options) -> PosSequentialDataset:
-        """Return a copy, after ``build``, under other options, the length of histories included."""
-        other = super().for_config(config)
-        other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
-        other.field2seqlen = dict(self.field2seqlen)
-        other._aug_presets()
-        other.inter_feat = other._prefix_rows(other.log.has_history)
-        return other
 
     def _prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
         names = self.config["LIST_SUFFIX"], self.item_list_length_field
         return PrefixRows(self.log, is_target, self.max_item_list_len, *names, self.features())
 
-    def _rows(self, phase: str) -> PrefixRows:
-        """Return a row for each target of a phase; without augmentation, each user's newest."""
+    def _examples(self, phase: str) -> PrefixRows:
+        """Return the targets of a phase; without augmentation, only each user's newest to train."""
         is_target = self._is_target(phase)
         if phase == "train" and self.config["augmentation"] == "none":
             targets = np.flatnonzero(is_target)
-            newest = np.append(np.diff(self.log.users.numpy()[targets]) > 0, True)
-            is_target[targets[~newest[: len(targets)]]] = False
+            users = self.log.users.numpy()[targets]
+            is_newest = np.diff(users, append=-1) != 0
+            is_target[targets[~is_newest]] = False
         return self._prefix_rows(is_target)
 
     def training_windows(self) -> Windows:
-        """Return windows over the training events, for models that learn from all positions."""
-        start, train = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
-        has_events = self.log.lengths > 0  # reduceat gives no 0 for an empty range
-        train[has_events] = np.add.reduceat(self.part == TRAIN, start[has_events], dtype=np.int64)
+        """Return windows over the training interactions, for models that learn at all positions."""
+        start, counts = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
+        is_active = self.log.lengths > 0  # reduceat gives no 0 for an empty range
+        counts[is_active] = np.add.reduceat(self.part == TRAIN, start[is_active], dtype=np.int64)
         modes = self.config["train_windows"], self.config["window_stride"]
-        windows = training_windows(start, start + train, self.max_item_list_len, *modes)
+        windows = training_windows(start, start + counts, self.max_item_list_len, *modes)
         is_restricted = self.config["target_events"]
         return windows.with_targets(self.split.is_target) if is_restricted else windows
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Return [users, items] the events of this phase (of all phases before the split)."""
-        is_here = self.part >= 0 if self.phase is None else self.part == PHASES.index(self.phase)
-        events = torch.from_numpy(np.flatnonzero(is_here))
-        rows = Interaction({name: column[events] for name, column in self.log.fields.items()})
-        return self._create_sparse_matrix(rows, self.uid_field, self.iid_field, form, value_field)
+        """Return [users, items] interactions of this phase (of all phases before the split)."""
+        mask = self.part >= 0 if self.phase is None else self.part == PHASES.index(self.phase)
+        rows = torch.from_numpy(np.flatnonzero(mask))
+        inter = Interaction({name: column[rows] for name, column in self.log.fields.items()})
+        return self._create_sparse_matrix(inter, self.uid_field, self.iid_field, form, value_field)

@@ -1,6 +1,6 @@
 """Which data a model was trained on, and what has changed or come since.
 
-With names and counts of a run, a longer file is read with the same ids, and the data of the run are
+With the vocabulary of a run, a longer file is read with the same ids, and the data of the run are
 found in it: of each known user the oldest interactions, as many as there were.
 """
 
@@ -23,6 +23,7 @@ from recbole_pos.data.interactions import GIVEN_PART, EventLog
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TEST
+from recbole_pos.data.targets import Split
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
@@ -38,14 +39,16 @@ _COLUMNS = ("field", "token", "events")
 def compute_identity(dataset: Dataset) -> dict[str, Any]:
     """Return digests of a dataset after ``build``.
 
-    ``data`` is that of items, sequences and split, followed by that of times; ``fields`` those of
-    values and names of every other loaded field.
+    ``data`` is that of items, sequences and split, followed by that of times; ``fields`` are those
+    of every other loaded field, of its values and names.
     """
     log = dataset.log
     ids = {log.user_field, log.item_field, log.time_field}
     sequences = _digest(dataset, log.item_field, log.items.numpy(), log.offsets, dataset.part)
     feats = (log.fields, dataset.user_feat, dataset.item_feat)
-    columns = {f: feat[f].numpy() for feat in feats if feat is not None for f in feat}
+    columns: dict[str, np.ndarray] = {}
+    for feat in feats:
+        columns |= {} if feat is None else {field: feat[field].numpy() for field in feat}
     return {
         "data": sequences + _digest(dataset, "", log.times.numpy()),
         "fields": {
@@ -56,7 +59,7 @@ def compute_identity(dataset: Dataset) -> dict[str, Any]:
 
 
 def _digest(dataset: Dataset, field: str, *columns: np.ndarray) -> str:
-    """Return the digest of the tokens of a field and of the bytes of arrays, in hexadecimal."""
+    """Return the hexadecimal digest of the tokens of a field and of the bytes of arrays."""
     tokens = "\n".join(map(str, dataset.field2id_token.get(field, ())))
     digest = hashlib.blake2b(tokens.encode(), digest_size=16)
     for column in columns:
@@ -84,13 +87,13 @@ class Vocabulary:
 
     Attributes:
         tokens: field of type token -> [ids] names of the field, padding first.
-        events: [users] int64 events of each user before the split left any out, by id.
-        popularity: [items] int64 training events of each item, by id; None where an earlier version
-            did not count them.
+        user_counts: [users] int64 interactions of each user before the split left any out, by id.
+        popularity: [items] int64 training interactions of each item, by id; None where an earlier
+            version did not count them.
     """
 
     tokens: dict[str, np.ndarray]
-    events: np.ndarray
+    user_counts: np.ndarray
     popularity: np.ndarray | None = None
 
     @classmethod
@@ -98,7 +101,7 @@ class Vocabulary:
         """Return the names and counts of a dataset after ``build``."""
         loaded = loaded_fields(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
-        return cls(tokens, dataset.events_of_users, dataset.popularity)
+        return cls(tokens, dataset.user_counts, dataset.popularity)
 
     @property
     def digest(self) -> str:
@@ -107,8 +110,8 @@ class Vocabulary:
         for field, names in sorted(self.tokens.items()):
             if len(names) > 1:  # ``to_table`` has no row for a field with padding only
                 digest.update("\0".join([field, *names[1:]]).encode())
-        for count in (self.events, self.popularity):
-            digest.update(b"" if count is None else count.astype(np.int64).tobytes())
+        for counts in (self.user_counts, self.popularity):
+            digest.update(b"" if counts is None else counts.astype(np.int64).tobytes())
         return digest.hexdigest()
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
@@ -116,13 +119,13 @@ class Vocabulary:
 
         Its columns are ``field``, ``token`` and ``events`` (-1 for other than users and items).
         """
-        counts, parts = {user_field: self.events, item_field: self.popularity}, []
+        counts_by_field, tables = {user_field: self.user_counts, item_field: self.popularity}, []
         for field, names in self.tokens.items():
-            count = counts.get(field)
-            events = np.full(len(names) - 1, -1) if count is None else count[1:]
-            part = {"field": field, "token": names[1:].astype(str), "events": events}
-            parts.append(pd.DataFrame(part))
-        return pd.concat(parts, ignore_index=True).astype({"field": "category"})
+            counts = counts_by_field.get(field)
+            events = np.full(len(names) - 1, -1) if counts is None else counts[1:]
+            columns = {"field": field, "token": names[1:].astype(str), "events": events}
+            tables.append(pd.DataFrame(columns))
+        return pd.concat(tables, ignore_index=True).astype({"field": "category"})
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
@@ -139,27 +142,29 @@ class Vocabulary:
         is_text = pd.api.types.infer_dtype(table["token"], skipna=False) == "string"
         if not is_text or table.duplicated(["field", "token"]).any():
             raise ValueError("token: expected text, each name of a field once")
-        parts = dict(list(table.groupby("field", observed=True, sort=False)))
-        events, popularity = (
-            np.append(0, parts[field]["events"].to_numpy(dtype=np.int64))
+        rows_by_field = dict(list(table.groupby("field", observed=True, sort=False)))
+        user_counts, popularity = (
+            np.append(0, rows_by_field[field]["events"].to_numpy(dtype=np.int64))
             for field in (user_field, item_field)
         )
-        if table["events"].dtype.kind != "i" or events.min() < 0:
+        if table["events"].dtype.kind != "i" or user_counts.min() < 0:
             raise ValueError("events: expected whole numbers, at least 0 of each user")
-        tokens = {str(field): np.array(["[PAD]", *part["token"]]) for field, part in parts.items()}
-        return cls(tokens, events, None if popularity.min() < 0 else popularity)
+        tokens = {
+            str(field): np.array(["[PAD]", *rows["token"]]) for field, rows in rows_by_field.items()
+        }
+        return cls(tokens, user_counts, None if popularity.min() < 0 else popularity)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
-        """Return [events] bool: the oldest of each known user, as many as it had.
+        """Return [interactions] bool: the oldest of each known user, as many as it had.
 
-        ``users`` and ``times`` are [events] names and times in the order of the file.
+        ``users`` and ``times`` are [interactions] names and times in the order of the file.
         """
-        user = pd.Index(self.tokens[user_field]).get_indexer(users)
-        order = np.lexsort((times.to_numpy(), user))  # stable: file order breaks ties
-        ordered = user[order]
-        begin = np.searchsorted(ordered, ordered)  # first place of each event's user
-        is_known = np.zeros(len(user), dtype=bool)
-        is_known[order] = (ordered > 0) & (np.arange(len(user)) - begin < self.events[ordered])
+        user_ids = pd.Index(self.tokens[user_field]).get_indexer(users)
+        order = np.lexsort((times.to_numpy(), user_ids))  # stable: file order breaks ties
+        ordered = user_ids[order]
+        rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # among the same user's
+        is_known = np.zeros(len(order), dtype=bool)
+        is_known[order] = (ordered > 0) & (rank < self.user_counts[ordered])
         return is_known
 
 
@@ -184,35 +189,41 @@ class HeldOut(NamedTuple):
     """Later interactions of a file, beyond the data of a run.
 
     Attributes:
-        events: later interactions of known items, with names as they stand in the file.
-        users: names of new users with such interactions, by first appearance.
-        lonely: names of new users whose interactions are all of unknown items.
+        interactions: those of known items, with names as they stand in the file.
+        users: names of new users among them, by first appearance.
+        users_without_items: names of new users whose interactions are all of unknown items.
     """
 
-    events: pd.DataFrame
+    interactions: pd.DataFrame
     users: np.ndarray
-    lonely: np.ndarray
+    users_without_items: np.ndarray
     growth: Growth
 
 
-def divide(
-    table: pd.DataFrame, known: Vocabulary, user: str, item: str, time: str
+def divide_interactions(
+    table: pd.DataFrame, known: Vocabulary, user_field: str, item_field: str, time_field: str
 ) -> tuple[pd.DataFrame, HeldOut]:
     """Divide interactions, with names as in the file, into the data of a run and later ones."""
-    has_known_item = table[item].isin(known.tokens[item][1:])
-    skipped = table[~has_known_item]
-    table = table[has_known_item]
-    is_old = known.find_oldest(table[user], table[time], user)
-    later = spell_out(table[~is_old])
-    names = later.loc[~later[user].isin(known.tokens[user]), user].unique()
-    candidates = pd.Series(skipped[user].astype(str).unique(), dtype=object)
-    lonely = candidates[~candidates.isin([*known.tokens[user], *names])].to_numpy()
-    counts = len(names) + len(lonely), len(later), skipped[item].nunique(), len(skipped)
-    return table.take(np.flatnonzero(is_old)), HeldOut(later, names, lonely, Growth(*counts))
+    has_known_item = table[item_field].isin(known.tokens[item_field][1:])
+    skipped, table = table[~has_known_item], table[has_known_item]
+    is_known = known.find_oldest(table[user_field], table[time_field], user_field)
+    later = spell_out(table[~is_known])
+    known_users = known.tokens[user_field]
+    new_users = later.loc[~later[user_field].isin(known_users), user_field].unique()
+    others = pd.Series(skipped[user_field].astype(str).unique(), dtype=object)
+    without_items = others[~others.isin([*known_users, *new_users])].to_numpy()
+    growth = Growth(
+        users=len(new_users) + len(without_items),
+        events=len(later),
+        items=skipped[item_field].nunique(),
+        skipped=len(skipped),
+    )
+    held_out = HeldOut(later, new_users, without_items, growth)
+    return table.take(np.flatnonzero(is_known)), held_out
 
 
-def keep_known_lines(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
-    """Return the lines of users or items, named in ``key``, that a run knew.
+def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
+    """Return the rows of users or items, named in ``key``, that a run knew.
 
     Tokens it did not know become missing.
     """
@@ -220,84 +231,99 @@ def keep_known_lines(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Dat
     for field in set(table) & set(known.tokens) - {key}:
         names, column = known.tokens[field][1:], table[field]
         if column.dtype == object:  # lists of tokens
-            table[field] = column.map(lambda cell, names=names: cell[np.isin(cell, names)])
+            table[field] = [cell[np.isin(cell, names)] for cell in column]
         else:
             table[field] = column.where(column.isin(names))
     return table
 
 
-def extend_log(dataset: Any, later: HeldOut, new_users: bool) -> Any:
+def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
     """Return a copy of a dataset, after ``build``, whose log includes later interactions.
 
-    These are history only. With ``new_users`` unknown users are added, without attributes.
+    These are history only. With ``has_new_users`` new users are added, without attributes.
     """
-    other = copy.copy(dataset)
-    other.identity = dataset.identity  # weights learned from the known data fit
-    log, user_field, events = dataset.log, dataset.uid_field, later.events
-    if not new_users:
-        events = events[events[user_field].isin(dataset.field2id_token[user_field])]
-    names = np.append(dataset.field2id_token[user_field], later.users if new_users else [])
-    ids = {**dataset.field2token_id, user_field: {name: i for i, name in enumerate(names)}}
-    other.field2id_token = {**dataset.field2id_token, user_field: names}
-    other.field2token_id = ids
-    fields = {
-        field: torch.cat((column, _column(events, field, column, ids.get(field), dataset.config)))
-        for field, column in log.fields.items()
-    }
-    place = f"{user_field} place"  # column of the place of every event before sorting
-    fields[place] = torch.arange(len(log) + len(events))
-    split, nothing = dataset.split, np.zeros(len(events), dtype=bool)
-    parts = np.append(split.part, np.full(len(events), TEST, split.part.dtype))
-    fields[GIVEN_PART] = torch.from_numpy(parts)
-    whole = EventLog.build(fields, len(names), user_field, log.item_field, log.time_field)
-    order, parts = whole.fields.pop(place).numpy(), whole.fields.pop(GIVEN_PART).numpy()
-    is_target = np.append(split.is_target, nothing)[order]
-    other.split = replace(split, log=whole, part=parts, is_target=is_target)
-    added = len(names) - dataset.user_num
-    users = dataset.user_feat
-    other.missing = {}
-    for field, mask in dataset.missing.items():
-        if field in log.fields:
-            other.missing[field] = np.append(mask, nothing)[order]
-        else:
-            is_of_users = users is not None and field in users
-            other.missing[field] = np.append(mask, np.ones(added * is_of_users, dtype=bool))
-    for field, column in whole.fields.items():
-        if field != log.time_field and column.dtype.is_floating_point:
-            no_number = (order >= len(log)) & ~np.isfinite(column.numpy())
-            other.missing[field] = no_number | other.missing.get(field, False)
-            column.nan_to_num_(0.0)
-    if added and users is not None:
+    extended = copy.copy(dataset)
+    extended.identity = dataset.identity  # weights learned from the known data fit
+    user_field, interactions = dataset.uid_field, later.interactions
+    names = dataset.field2id_token[user_field]
+    if has_new_users:
+        names = np.append(names, later.users)
+    else:
+        interactions = interactions[interactions[user_field].isin(names)]
+    ids = {name: i for i, name in enumerate(names)}
+    extended.field2id_token = {**dataset.field2id_token, user_field: names}
+    extended.field2token_id = {**dataset.field2token_id, user_field: ids}
+    missing = {f: mask for f, mask in dataset.missing.items() if f not in dataset.log.fields}
+    users, num_new = dataset.user_feat, len(names) - dataset.user_num
+    if num_new and users is not None:
         columns = {
-            field: torch.cat((column, column.new_zeros((added, *column.shape[1:]))))
+            field: torch.cat((column, column.new_zeros((num_new, *column.shape[1:]))))
             for field, column in users.interaction.items()
         }
-        other.user_feat = Interaction({**columns, user_field: torch.arange(len(names))})
-    return other
+        extended.user_feat = Interaction({**columns, user_field: torch.arange(len(names))})
+        for field in missing.keys() & columns.keys():
+            missing[field] = np.append(missing[field], np.ones(num_new, dtype=bool))
+    extended.split, missing_in_log = _extend_split(extended, interactions)
+    extended.missing = missing | missing_in_log
+    return extended
 
 
-def _column(
-    events: pd.DataFrame, field: str, like: Tensor, ids: dict[str, int] | None, config: Options
+def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict[str, np.ndarray]]:
+    """Return the split with later interactions in the log, and masks of their missing numbers."""
+    log, split, num_later = dataset.log, dataset.split, len(interactions)
+    columns, masks = {}, {}  # masks are sorted as columns of the log, then taken out of it
+    for field, column in log.fields.items():
+        ids = dataset.field2token_id.get(field)
+        cells = _read_later(interactions, field, column, ids, dataset.config)
+        if cells.is_floating_point() and cells.dim() == 1 and field != log.time_field:
+            is_missing = ~torch.isfinite(cells)
+            cells[is_missing] = 0.0
+            mask = torch.from_numpy(dataset.missing.get(field, np.zeros(len(log), dtype=bool)))
+            masks[field] = f"{field} is missing"
+            columns[masks[field]] = torch.cat((mask, is_missing))
+        columns[field] = torch.cat((column, cells))
+    part = torch.from_numpy(split.part)
+    is_target = torch.from_numpy(split.is_target)
+    columns[GIVEN_PART] = torch.cat((part, part.new_full((num_later,), TEST)))
+    columns["is target"] = torch.cat((is_target, is_target.new_zeros(num_later)))
+    num_users = len(dataset.field2id_token[log.user_field])
+    extended = EventLog.build(columns, num_users, log.user_field, log.item_field, log.time_field)
+    new_split = replace(
+        split,
+        log=extended,
+        part=extended.fields.pop(GIVEN_PART).numpy(),
+        is_target=extended.fields.pop("is target").numpy(),
+    )
+    return new_split, {field: extended.fields.pop(mask).numpy() for field, mask in masks.items()}
+
+
+def _read_later(
+    interactions: pd.DataFrame,
+    field: str,
+    like: Tensor,
+    ids: dict[str, int] | None,
+    config: Options,
 ) -> Tensor:
-    """Return a field of later events as a column ``like`` the log's; ``ids`` are those of names.
+    """Return a field of later interactions, 0 or NaN where its value or its scale is unknown.
 
-    Its cells are 0 or NaN where a value is not there or its scale is unknown.
+    ``like`` is the column of the log, ``ids`` those of its names.
     """
-    empty = like.new_zeros((len(events), *like.shape[1:]))
-    if field not in events or like.dim() > 1:
+    empty = like.new_zeros((len(interactions), *like.shape[1:]))
+    if field not in interactions or like.dim() > 1:
         return empty
     if ids is not None:
-        return torch.from_numpy(events[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
+        return torch.from_numpy(interactions[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
     # the run does not keep the scale of its values, so later ones cannot be scaled alike
-    is_scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
-    is_scaled = is_scaled or field in (config["discretization"] or ())
+    options = (config["normalize_field"], config["discretization"])
+    is_scaled = config["normalize_all"] or any(field in (option or ()) for option in options)
     if is_scaled and field != config["TIME_FIELD"]:
-        return empty.fill_(torch.nan) if like.dtype.is_floating_point else empty
-    return torch.from_numpy(events[field].to_numpy(dtype=np.float64, copy=True)).to(like.dtype)
+        return empty.fill_(torch.nan) if like.is_floating_point() else empty
+    numbers = interactions[field].to_numpy(dtype=np.float64, copy=True)
+    return torch.from_numpy(numbers).to(like.dtype)
 
 
 def count_interactions(dataset: Any) -> dict[str, int]:
-    """Return the numbers of users, items and events of a dataset after ``build``."""
+    """Return the numbers of users, items and interactions of a dataset after ``build``."""
     users, items = dataset.user_num - 1, dataset.item_num - 1
     return {"users": users, "items": items, "events": len(dataset.log)}
 

@@ -6,13 +6,12 @@ of known items, once.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,12 @@ from numpy.lib.format import open_memmap
 from pyarrow import compute
 
 from recbole_pos.errors import UsageError
-from recbole_pos.files import name_write_errors, write_text
+from recbole_pos.files import digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
-_LARGEST = 16_384  # numbers of a vector; statistics need memory for the square of them
-_BLOCK = 1 << 24  # numbers that are copied at a time
-_scratch: list[tempfile.TemporaryDirectory] = []  # folder of vectors from memory, until exit
+_MAX_SIZE = 16_384  # numbers of a vector; statistics need memory for the square of them
+_BLOCK_NUMBERS = 1 << 24  # that are copied at a time
 
 
 class VectorFile(NamedTuple):
@@ -59,14 +57,14 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
         if path.suffix not in (".npy", ".parquet"):
             raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
         with _reading(path):
-            file = _open_matrix(path) if _is_matrix(path) else _open_lists(path, item_field)
+            file = _open_matrix(path) if _has_names_file(path) else _open_lists(path, item_field)
         if file.names.has_duplicates:
-            twice = file.names[file.names.duplicated()][0]
-            raise UsageError(f"item_vectors: {path}: {shown(twice)} has more than one vector")
-        if not 0 < file.size <= _LARGEST:
+            repeated = file.names[file.names.duplicated()][0]
+            raise UsageError(f"item_vectors: {path}: {shown(repeated)} has more than one vector")
+        if not 0 < file.size <= _MAX_SIZE:
             raise UsageError(
                 f"item_vectors: {path}: vectors have {file.size:,} numbers, expected 1 to "
-                f"{_LARGEST:,}"
+                f"{_MAX_SIZE:,}"
             )
         files.append(file)
     return files
@@ -74,24 +72,25 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
 
 def _open_matrix(path: Path) -> VectorFile:
     """Open a matrix and its names."""
-    values, names = np.load(path, mmap_mode="r"), path.with_suffix(".txt")
+    values, names_file = np.load(path, mmap_mode="r"), path.with_suffix(".txt")
     if values.ndim != 2 or values.dtype.kind not in "fiu":
         raise UsageError(
             f"item_vectors: {path}: expected a matrix of numbers [items, size], found "
             f"{list(values.shape)} of {values.dtype}"
         )
-    with _reading(names):
-        text = names.read_text(encoding="utf-8-sig")
-    lines = text.removesuffix("\n").split("\n") if text else []
-    if len(lines) != len(values):
+    with _reading(names_file):
+        text = names_file.read_text(encoding="utf-8-sig")
+    names = text.removesuffix("\n").split("\n") if text else []
+    num_rows, size = values.shape
+    if len(names) != num_rows:
         raise UsageError(
-            f"item_vectors: {names} has {len(lines):,} names, one a line, and {path.name} "
-            f"{len(values):,} rows; they must be as many"
+            f"item_vectors: {names_file} has {len(names):,} names, one a line, and {path.name} "
+            f"{num_rows:,} rows; they must be as many"
         )
-    step = max(1, _BLOCK // max(values.shape[1], 1))
-    parts = (np.arange(n, min(n + step, len(values))) for n in range(0, len(values), step))
-    blocks = ((rows, values[rows[0] : rows[-1] + 1]) for rows in parts)
-    return VectorFile(path, pd.Index(lines), values.shape[1], blocks)
+    step = max(1, _BLOCK_NUMBERS // max(size, 1))
+    ranges = (np.arange(i, min(i + step, num_rows)) for i in range(0, num_rows, step))
+    blocks = ((rows, values[rows[0] : rows[-1] + 1]) for rows in ranges)
+    return VectorFile(path, pd.Index(names), size, blocks)
 
 
 def _open_lists(path: Path, item_field: str) -> VectorFile:
@@ -119,22 +118,22 @@ def _read_lists(
     path: Path, file: pq.ParquetFile, column: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the ``blocks`` of a column of lists."""
-    begin, size = 0, 0
-    for batch in file.iter_batches(max(1, _BLOCK // 1024), columns=[column]):
+    first_row, size = 0, 0
+    for batch in file.iter_batches(max(1, _BLOCK_NUMBERS // 1024), columns=[column]):
         lists = batch.column(0)
         sizes = compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(sizes)
         if len(rows):
             size = size or int(sizes[rows[0]])
-            if (wrong := sizes[rows] != size).any():
-                row = rows[wrong.argmax()]
+            if (is_wrong := sizes[rows] != size).any():
+                row = rows[is_wrong.argmax()]
                 raise UsageError(
-                    f"item_vectors: {path}, row {begin + row + 1:,}: the vector has "
+                    f"item_vectors: {path}, row {first_row + row + 1:,}: the vector has "
                     f"{sizes[row]:,} numbers, others have {size:,}; all must have as many"
                 )
             flat = lists.filter(pa.array(sizes > 0)).flatten()
-            yield begin + rows, flat.to_numpy(zero_copy_only=False).reshape(-1, size)
-        begin += len(batch)
+            yield first_row + rows, flat.to_numpy(zero_copy_only=False).reshape(-1, size)
+        first_row += len(batch)
 
 
 def read_vectors(
@@ -154,52 +153,61 @@ def read_vectors(
     Raises:
         UsageError: if a file cannot be read, a number is not finite, or no item has a vector.
     """
-    files, notices, begin = open_files(source, item_field), [], 0  # begin: first column of a file
+    files = open_files(source, item_field)
     shape = len(names), sum(file.size for file in files)
-    values: np.ndarray
+    vectors: np.ndarray
     if out is None:
-        values = np.zeros(shape, np.float32)
+        vectors = np.zeros(shape, np.float32)
     else:
-        values = open_memmap(out, "w+", np.float32, shape)
+        vectors = open_memmap(out, "w+", np.float32, shape)
+    notices, begin = [], 0  # first column of a file
     for file in files:
-        place = pd.Index(names).get_indexer(file.names)
-        place[place == 0] = -1  # padding is no item
-        found = 0
-        with _reading(file.path):
-            for rows, vectors in file.blocks:
-                ids = place[rows]
-                with np.errstate(over="ignore"):  # the next lines report overflow
-                    part, ids = vectors[ids >= 0].astype(np.float32), ids[ids >= 0]
-                if not np.isfinite(part).all():
-                    name = names[ids[(~np.isfinite(part)).any(1).argmax()]]
-                    raise UsageError(
-                        f"item_vectors: {file.path}: the vector of {shown(name)} has a number that "
-                        "is not finite, or too large for float32"
-                    )
-                values[ids, begin : begin + file.size] = part
-                found += len(ids)
-        if not found:
-            raise UsageError(
-                f"item_vectors: {file.path}: none of its {len(file.names):,} names is of an item "
-                f"(they are such as {shown(list(file.names[:1]))}, items such as {shown(names[1])})"
-            )
+        num_found = _copy_vectors(file, names, vectors[:, begin : begin + file.size])
         begin += file.size
-        items, unknown = len(names) - 1, int((place < 0).sum()) - ("[PAD]" in file.names)
-        text = f"{file.path.name}: {file.size:,} numbers for {found:,} of {items:,} items"
-        if found < items:
-            text += f"; {items - found:,} have none, and zeros in place of it"
-        if unknown:
-            text += f"; {unknown:,} names of the file are of no item"
-        notices.append(f"item_vectors: {text}")
-    return values, notices
+        num_items = len(names) - 1
+        num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
+        notice = f"{file.path.name}: {file.size:,} numbers for {num_found:,} of {num_items:,} items"
+        if num_found < num_items:
+            notice += f"; {num_items - num_found:,} have none, and zeros in place of it"
+        if num_unknown:
+            notice += f"; {num_unknown:,} names of the file are of no item"
+        notices.append(f"item_vectors: {notice}")
+    return vectors, notices
+
+
+def _copy_vectors(file: VectorFile, names: np.ndarray, vectors: np.ndarray) -> int:
+    """Copy the vectors of a file to the rows of their names; return how many items have one."""
+    id_by_row = pd.Index(names).get_indexer(file.names)
+    id_by_row[id_by_row == 0] = -1  # padding is no item
+    num_found = 0
+    with _reading(file.path):
+        for rows, block in file.blocks:
+            ids = id_by_row[rows]
+            with np.errstate(over="ignore"):  # the next lines report overflow
+                block, ids = block[ids >= 0].astype(np.float32), ids[ids >= 0]
+            if not (is_finite := np.isfinite(block)).all():
+                name = names[ids[(~is_finite).any(1).argmax()]]
+                raise UsageError(
+                    f"item_vectors: {file.path}: the vector of {shown(name)} has a number that is "
+                    "not finite, or too large for float32"
+                )
+            vectors[ids] = block
+            num_found += len(ids)
+    if not num_found:
+        raise UsageError(
+            f"item_vectors: {file.path}: none of its {len(file.names):,} names is of an item (they "
+            f"are such as {shown(list(file.names[:1]))}, items such as {shown(names[1])})"
+        )
+    return num_found
 
 
 def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return [k] names and [k, size] float32 vectors of the items that are not ``known`` yet."""
-    named = (name for file in open_files(source, item_field) for name in file.names)
-    new = [name for name in dict.fromkeys(named) if name and name not in known and name != "[PAD]"]
+    in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
+    excluded = {*known, "", "[PAD]"}
+    new = [name for name in dict.fromkeys(in_files) if name not in excluded]
     if not new:
         raise UsageError(
             "item_vectors: all items of the file are known to the model already; give vectors of "
@@ -233,9 +241,7 @@ def to_files(value: Any) -> Any:
         return {name: to_files(vectors) for name, vectors in value.items()}
     if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
-    if not _scratch:
-        _scratch.append(tempfile.TemporaryDirectory(prefix="recbole_pos_"))
-    path = Path(tempfile.mkdtemp(dir=_scratch[0].name)) / KEPT
+    path = Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         value.to_parquet(path := path.with_suffix(".parquet"), index=False)
         return str(path)
@@ -248,26 +254,32 @@ def to_files(value: Any) -> Any:
     return str(path)
 
 
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory:
+    """Return the folder of vectors from memory, which is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="recbole_pos_")
+
+
 def make_absolute(source: Any) -> Any:
     """Return a path, or paths by name, as absolute ones, for processes in another folder."""
     return _for_each(source, lambda path: path and str(Path(path).resolve()))
 
 
-def file_names(source: Any) -> Any:
-    """Return what is left of paths where the folders of this machine mean nothing."""
+def keep_file_names(source: Any) -> Any:
+    """Return the names of the files of vectors, for a machine with other folders."""
     return _for_each(source, lambda path: path and Path(path).name)
 
 
-def content_digest(source: Any) -> Any:
+def digest_content(source: Any) -> Any:
     """Return the digest of the files of vectors, the same in any folder; by name for a mapping.
 
     A path without a file is returned as text.
     """
 
     def digest(path: Any) -> str:
-        files = [Path(path)]
-        if _is_matrix(path):
-            files.append(Path(path).with_suffix(".txt"))
+        files = (
+            [Path(path), Path(path).with_suffix(".txt")] if _has_names_file(path) else [Path(path)]
+        )
         digests = [_digest_file(str(f), f.stat().st_mtime_ns) for f in files if f.is_file()]
         return "".join(digests) or str(path)
 
@@ -275,30 +287,25 @@ def content_digest(source: Any) -> Any:
 
 
 def _for_each(source: Any, change: Callable[[Any], Any]) -> Any:
-    """Return ``change`` of a path, or of each of paths by name."""
     if isinstance(source, Mapping):
         return {name: change(path) for name, path in source.items()}
     return change(source)
 
 
-def _is_matrix(path: Any) -> bool:
-    """Return whether vectors are a matrix, with its names in a text file beside it."""
+def _has_names_file(path: Any) -> bool:
+    """Return whether a file holds a matrix, with its names in a text file beside it."""
     return Path(path).suffix == ".npy"
 
 
 @lru_cache
-def _digest_file(path: str, changed: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()[:16]
+def _digest_file(path: str, modified: int) -> str:
+    return digest_file(Path(path))[:16]
 
 
-def _is_vector(kind: pa.DataType) -> bool:
+def _is_vector(dtype: pa.DataType) -> bool:
     types = pa.types
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return lists and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+    is_list = types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)
+    return is_list and (types.is_floating(dtype.value_type) or types.is_integer(dtype.value_type))
 
 
 @contextmanager
@@ -309,5 +316,5 @@ def _reading(path: Path) -> Iterator[None]:
     except UsageError:
         raise
     except (OSError, ValueError, EOFError, OverflowError, pa.ArrowException) as error:
-        why = getattr(error, "strerror", None) or short(str(error).partition("\n")[0])
-        raise UsageError(f"item_vectors: {path} cannot be read: {why}") from error
+        reason = getattr(error, "strerror", None) or short(str(error).partition("\n")[0])
+        raise UsageError(f"item_vectors: {path} cannot be read: {reason}") from error

@@ -1,4 +1,4 @@
-"""Loaders: which one training gets, rows or packed windows of all positions, is decided here."""
+"""Loaders of batches: RecBole's rows or packed windows for training, targets for evaluation."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ class WindowLoader:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.log, requirements
         self.windows, self.features = dataset.training_windows(), dataset.features()
-        self.batch_size, self.pool = config["train_batch_size"], config["length_pool"]
+        self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
-        self.block = config["shuffle_block"]
-        self.most_events = config["train_batch_events"]
-        self.members, self.sizes = self._groups(requirements.linked)
+        self.block_size, self.max_inputs = config["shuffle_block"], config["train_batch_events"]
+        self.members, self.group_sizes = self._group_windows()
         self.epoch = 0
         self.shard = Shard()
         self._gatherer = self._gatherer_on(torch.device("cpu"))
@@ -64,11 +63,11 @@ class WindowLoader:
 
     @property
     def targets(self) -> int:
-        """Targets in one epoch."""
+        """Number of targets in one epoch."""
         return int(self.windows.counts.sum())
 
     def divide(self, shard: Shard) -> None:
-        """Give out this process's part of every batch."""
+        """Yield only this process's part of every batch from now on."""
         self.shard = shard
 
     def set_epoch(self, epoch: int) -> None:
@@ -86,80 +85,77 @@ class WindowLoader:
 
     def _make_batches(self) -> list[np.ndarray]:
         """Order the groups of windows, and cut them into the batches of this epoch."""
-        begin = np.cumsum(self.sizes) - self.sizes  # place of each group among the members
-        lengths = np.maximum.reduceat(self.windows.lengths[self.members], begin)
-        targets = np.add.reduceat(self.windows.counts[self.members], begin)
+        sizes, lengths = self.group_sizes, self.windows.lengths[self.members]
+        begin = np.cumsum(sizes) - sizes  # first member of each group
+        max_lengths, num_inputs = (f.reduceat(lengths, begin) for f in (np.maximum, np.add))
+        num_targets = np.add.reduceat(self.windows.counts[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = self._order_groups(rng, len(begin))
         batches: list[np.ndarray] = []
-        before = np.cumsum(self.sizes[order]) - self.sizes[order]  # windows before each group
-        pools = np.flatnonzero(np.diff(before // (self.batch_size * self.pool))) + 1
+        num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
+        pools = np.flatnonzero(np.diff(num_before // (self.batch_size * self.pool_size))) + 1
         for groups in np.split(order, pools):
-            count = math.ceil(int(self.sizes[groups].sum()) / self.batch_size)
-            if self.pool == 1 or not self.shuffle:
-                batches += np.array_split(groups, min(count, len(groups)))
-                continue
-            groups = groups[np.argsort(lengths[groups], kind="stable")]
-            of_pool = _split_evenly(groups, targets[groups], count)
-            if self.block:
-                rng.shuffle(of_pool)
-            batches += of_pool
-        events = np.add.reduceat(self.windows.lengths[self.members], begin)
-        batches = [part for batch in batches for part in self._limit_events(batch, events)]
-        if self.shuffle and not self.block:
+            num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
+            if self.pool_size == 1 or not self.shuffle:
+                batches += np.array_split(groups, min(num_batches, len(groups)))
+            else:
+                groups = groups[np.argsort(max_lengths[groups], kind="stable")]
+                in_pool = _split_evenly(groups, num_targets[groups], num_batches)
+                if self.block_size:
+                    rng.shuffle(in_pool)
+                batches += in_pool
+        if self.max_inputs is not None:
+            batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
+        if self.shuffle and not self.block_size:
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
+        return [self.members[gather_index(begin[groups], sizes[groups])] for groups in batches]
 
-    def _order_groups(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def _order_groups(self, rng: np.random.Generator, num_groups: int) -> np.ndarray:
         """Return the order of groups in an epoch: random, or of mixed blocks of neighbours."""
         if not self.shuffle:
-            return np.arange(count)
-        if not self.block:
-            return rng.permutation(count)
-        block = np.arange(count) // self.block
-        place = rng.permutation(int(block[-1]) + 1)[block]
-        return np.lexsort((rng.random(count), place // MIXED))
+            return np.arange(num_groups)
+        if not self.block_size:
+            return rng.permutation(num_groups)
+        block = np.arange(num_groups) // self.block_size
+        block_rank = rng.permutation(int(block[-1]) + 1)[block]
+        return np.lexsort((rng.random(num_groups), block_rank // MIXED))
 
-    def _limit_events(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
-        """Cut ``groups`` until no part has more than ``most_events`` events, or it is one group.
-
-        ``events`` are those of each group there is.
-        """
-        total = int(events[groups].sum())
-        if self.most_events is None or total <= self.most_events or len(groups) == 1:
+    def _limit_inputs(self, groups: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
+        """Cut a batch of groups into such of at most ``max_inputs`` inputs, or of one group."""
+        total = int(num_inputs[groups].sum())
+        if total <= self.max_inputs or len(groups) == 1:
             return [groups]
-        parts = _split_evenly(groups, events[groups], math.ceil(total / self.most_events))
-        return [limited for part in parts for limited in self._limit_events(part, events)]
+        parts = _split_evenly(groups, num_inputs[groups], math.ceil(total / self.max_inputs))
+        return [cut for part in parts for cut in self._limit_inputs(part, num_inputs)]
 
-    def _groups(self, linked: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _group_windows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the windows group by group, and the size of each group.
 
-        Windows of a group stay in one batch: under ``linked`` all windows of a user, else one.
+        A group stays in one batch: under ``linked`` all windows of a user, else one window.
         """
         start = self.windows.start
-        if not linked:
+        if not self.requirements.linked:
             return np.arange(len(start)), np.ones(len(start), dtype=np.int64)
         members = np.argsort(start, kind="stable")  # the log is sorted by user, then time
         user = self.log.users.numpy()[start[members]]
         return members, np.unique(user, return_counts=True)[1]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
-        targets = self.windows.counts
-        batches = self._batches()
+        targets, batches = self.windows.counts, self._batches()
         own = batches if self.shard.is_alone else [self.shard.take_rows(batch) for batch in batches]
-        order = torch.from_numpy(np.concatenate(own))
-        index = order.to(self._gatherer.device)  # one copy to the device for the whole epoch
-        for batch, rows in zip(batches, index.split(list(map(len, own))), strict=True):
-            yield self._gatherer.gather(self.shard.take(batch, targets[batch]), rows)
+        windows = torch.from_numpy(np.concatenate(own))
+        windows = windows.to(self._gatherer.device)  # one copy to the device for the whole epoch
+        for batch, index in zip(batches, windows.split(list(map(len, own))), strict=True):
+            yield self._gatherer.gather(self.shard.take(batch, targets[batch]), index)
 
-    def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
+    def batches_on(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
         By ``data_on_device`` the log is copied there once, or batch by batch, each made one ahead.
         """
-        here, prepare = self._gatherer.device, self.requirements.prepare
+        is_elsewhere, prepare = self._gatherer.device != device, self.requirements.prepare
         columns = self.log, self.windows, self.features
-        if here != device and prepare is None and fits_on_device(device, wanted, *columns):
+        if is_elsewhere and prepare is None and fits_on_device(device, data_on_device, *columns):
             self._gatherer = self._gatherer_on(device)
         if self._gatherer.device == device:
             yield from self
@@ -182,10 +178,10 @@ class WindowLoader:
         return WindowGatherer(self.log, self.windows, self.requirements, device, self.features)
 
 
-def _split_evenly(groups: np.ndarray, weights: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Split [n] groups, in order, into at most ``parts`` parts of about equal total weight."""
+def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> list[np.ndarray]:
+    """Split [n] groups, in order, into at most ``num_parts`` of about equal total weight."""
     middle = np.cumsum(weights) - weights / 2  # a group goes where its middle lies
-    part = np.minimum(middle * parts // weights.sum(), parts - 1)
+    part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
     return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
 
 
@@ -199,10 +195,10 @@ class RowLoader(TrainDataLoader):
 
     @property
     def targets(self) -> int:
-        """Targets in one epoch."""
+        """Number of targets in one epoch."""
         return self.sample_size
 
-    def batches_on(self, device: torch.device, wanted: str) -> Iterator[Interaction]:
+    def batches_on(self, device: torch.device, data_on_device: str) -> Iterator[Interaction]:
         """Yield the batches of an epoch on the device of the model; rows are made on the host."""
         pack = self.requirements.pack
         for batch in self:
@@ -220,12 +216,12 @@ class RowLoader(TrainDataLoader):
             return
         if self.num_workers:
             raise UsageError("worker: with nproc batches are made in each process; expected 0")
-        whole, self.shard = self.collate_fn, shard
-        self.collate_fn = lambda index: whole(shard.take(index))
+        collate, self.shard = self.collate_fn, shard
+        self.collate_fn = lambda index: collate(shard.take(index))
 
 
 class TargetLoader(FullSortEvalDataLoader):
-    """One row for each held-out interaction, for RecBole's general models too.
+    """An example for each held-out target, for RecBole's general models too.
 
     RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
@@ -233,7 +229,7 @@ class TargetLoader(FullSortEvalDataLoader):
     def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
-        self.rows = np.arange(shard.rank, len(dataset), shard.size)  # this process's
+        self.rows = np.arange(shard.rank, len(dataset), shard.size)  # of this process
         self.sample_size = len(self.rows)
         AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
 
@@ -242,7 +238,7 @@ class TargetLoader(FullSortEvalDataLoader):
         self.set_batch_size(self.step)
 
     def collate_fn(self, index: list[int]) -> tuple[Interaction, None, Tensor, Tensor]:
-        """Return rows, no history, and the row and item of each target, both [rows] int64."""
+        """Return examples, no history, and the row and item of each target, both [b] int64."""
         rows = self.transform(self._dataset, self._dataset[self.rows[np.array(index)]])
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
@@ -259,7 +255,7 @@ def make_training_loader(
             f"{shown(augmentation)}"
         )
     if augmentation != "all_positions":
-        rows = RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
+        rows = RowLoader(config, train, _make_sampler(config, train), shuffle=config["shuffle"])
         rows.requirements = requirements
         return rows
     if not requirements.causal and config["train_windows"] != "prefix":
@@ -274,36 +270,38 @@ def make_held_out_loaders(
     config: Options, parts: dict[str, PosDataset | PosSequentialDataset]
 ) -> dict[str, TargetLoader | None]:
     """Return a loader for validation and for test; None for a phase without targets."""
-    loaders: dict[str, TargetLoader | None] = dict.fromkeys(PHASES[1:])
-    for phase in loaders:
-        if 0 < len(parts[phase]) < current_shard().size:
+    loaders: dict[str, TargetLoader | None] = {}
+    for phase in PHASES[1:]:
+        num_targets, num_processes = len(parts[phase]), current_shard().size
+        if 0 < num_targets < num_processes:
             raise UsageError(
-                f"nproc: {current_shard().size} processes share the {phase} targets, of which "
-                f"there are {len(parts[phase])}; use fewer"
+                f"nproc: {num_processes} processes share the {phase} targets, of which there are "
+                f"{num_targets}; use fewer"
             )
-        if len(parts[phase]):
-            loaders[phase] = TargetLoader(config, parts[phase])
+        loaders[phase] = TargetLoader(config, parts[phase]) if num_targets else None
     return loaders
 
 
-def _sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
-    """Return RecBole's sampler of negatives, over training events only; None for no negatives.
+def _make_sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
+    """Return RecBole's sampler of negatives, over training interactions only; None for none.
 
     RecBole's own construction counts popularity in all parts.
     """
     options = config["train_neg_sample_args"]
-    if options["distribution"] == "none":
+    distribution = options["distribution"]
+    if distribution == "none":
         return None
-    distribution = options["distribution"], options["alpha"]
     if config["repeatable"]:
-        most, sampler = 1, RepeatableSampler(["train"], train, *distribution).set_phase("train")
+        sampler = RepeatableSampler(["train"], train, distribution, options["alpha"])
+        sampler = sampler.set_phase("train")
+        max_used = 1
     else:
-        sampler = Sampler(["train"], [train], *distribution).set_phase("train")
-        most = max(map(len, sampler.used_ids))
-    items = train.inter_feat[train.iid_field].unique().numel()
-    if options["distribution"] == "popularity" and most == items:
-        raise UsageError(  # RecBole would draw forever
-            f"train_neg_sample_args: a user has all {items} items that occur in training, which "
-            "leaves none to draw by popularity; use distribution: uniform"
+        sampler = Sampler(["train"], [train], distribution, options["alpha"]).set_phase("train")
+        max_used = max(map(len, sampler.used_ids))
+    num_items = train.inter_feat[train.iid_field].unique().numel()
+    if distribution == "popularity" and max_used == num_items:
+        raise UsageError(  # RecBole would sample forever
+            f"train_neg_sample_args: a user has all {num_items} items that occur in training, "
+            "which leaves none to draw by popularity; use distribution: uniform"
         )
     return sampler

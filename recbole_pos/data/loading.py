@@ -13,7 +13,7 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.attributes import is_strict
-from recbole_pos.data.location import atomic_file, list_interaction_files, require_dataset
+from recbole_pos.data.location import find_atomic_file, list_interaction_files, require_dataset
 from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
 from recbole_pos.data.tables import Table, open_table
@@ -87,7 +87,7 @@ class AtomicTables(Dataset):
         return list_interaction_files(Path(self.dataset_path), self.dataset_name, parts)
 
     def _file(self, suffix: str) -> Path:
-        return atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
+        return find_atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
     def _load_data(self, token: str, dataset_path: str) -> None:
         """Load all tables of a dataset; check that they and the options fit together."""

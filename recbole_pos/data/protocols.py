@@ -18,8 +18,8 @@ class Dataset(Protocol):
     """A dataset after ``build``, or the part of one phase, as models and relations read it.
 
     Attributes:
-        missing: [users], [items] or [events] bool, by float field: which cells had no number.
-        part: [events] TRAIN, VALID or TEST, of ``splits.py``.
+        missing: [users], [items] or [interactions] bool, by float field: cells without a number.
+        part: [interactions] TRAIN, VALID or TEST, of ``splits.py``.
     """
 
     config: Options
@@ -49,4 +49,4 @@ class Dataset(Protocol):
     def popularity(self) -> np.ndarray: ...
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> spmatrix:
-        """Return [users, items] the events of the phase."""
+        """Return [users, items] interactions of the phase."""

@@ -30,8 +30,8 @@ from recbole_pos.values import Options, shown
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]B)", re.IGNORECASE)
 # Peak memory of reading and sorting, in bytes: for a byte of text, for a cell of parquet.
-_OF_TEXT, _OF_CELL = 3, 24
-_MOST_ROWS, _OF_ROW = 1 << 22, 256  # rows processed at a time, and bytes of memory that one needs
+_PER_TEXT_BYTE, _PER_PARQUET_CELL = 3, 24
+_MAX_BLOCK_ROWS, _PER_BLOCK_ROW = 1 << 22, 256  # of rows that are processed at a time
 
 
 def read_limit(value: Any) -> int | None:
@@ -74,7 +74,7 @@ class Scratch:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
-        self.rows = min(max(limit // _OF_ROW, 1 << 10), _MOST_ROWS)
+        self.rows = min(max(limit // _PER_BLOCK_ROW, 1 << 10), _MAX_BLOCK_ROWS)
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     @classmethod
@@ -120,22 +120,22 @@ class Scratch:
 
         Numbers and categories are on disk, lists in memory.
         """
-        kept: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for name, column in table.items():
             is_names = column.dtype == "category"
             values = (column.cat.codes if is_names else column).to_numpy()
-            rows = values[mask] if values.dtype == object else self._keep(values, mask)
-            kept[name] = as_categories(rows, column.dtype) if is_names else rows
+            values = values[mask] if values.dtype == object else self._keep(values, mask)
+            columns[name] = as_categories(values, column.dtype) if is_names else values
         index = pd.Index(self._keep(table.index, mask), copy=False)
-        return pd.DataFrame(kept, index=index, copy=False)
+        return pd.DataFrame(columns, index=index, copy=False)
 
     def _keep(self, column: np.ndarray | pd.Index, mask: np.ndarray) -> np.ndarray:
         """Return the values of a column where ``mask`` is true, on disk."""
         kept, end = self.empty(int(np.count_nonzero(mask)), column.dtype), 0
         for rows in self.blocks(len(mask)):
-            part = column[rows][mask[rows]]
-            begin, end = end, end + len(part)
-            kept[begin:end] = part
+            values = column[rows][mask[rows]]
+            begin, end = end, end + len(values)
+            kept[begin:end] = values
         return kept
 
     @contextmanager
@@ -145,11 +145,10 @@ class Scratch:
             yield
         except OSError as error:
             is_full = size and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            problem = f"no room for {size:,} bytes" if is_full else error.strerror
             raise StorageError(
-                f"memory_limit: {self.folder}: "
-                f"{f'no room for {size:,} bytes' if is_full else error.strerror}: columns that do "
-                "not fit into memory are kept there while they are sorted; make room, or raise "
-                "memory_limit"
+                f"memory_limit: {self.folder}: {problem}: columns that do not fit into memory are "
+                "kept there while they are sorted; make room, or raise memory_limit"
             ) from error
 
 
@@ -178,16 +177,16 @@ class ColumnWriter:
             return self.scratch._map(self.file, self.dtype)
 
 
-def as_categories(codes: np.ndarray, kinds: Any) -> pd.Categorical:
+def as_categories(codes: np.ndarray, dtype: Any) -> pd.Categorical:
     """Return codes and categories as a column of names, without copying or validating them."""
-    return pd.Categorical.from_codes(codes, dtype=kinds, validate=False)
+    return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
 
 def _estimate_memory(file: Path) -> int:
     """Return about how many bytes reading and sorting a table takes; 0 if it cannot be read."""
     if not file.name.endswith(PARQUET):
-        return _OF_TEXT * file.stat().st_size
+        return _PER_TEXT_BYTE * file.stat().st_size
     with suppress(OSError, pa.ArrowException):
         metadata = parquet.read_metadata(file)
-        return _OF_CELL * int(metadata.num_rows) * int(metadata.num_columns)
+        return _PER_PARQUET_CELL * int(metadata.num_rows) * int(metadata.num_columns)
     return 0

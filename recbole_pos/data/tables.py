@@ -24,13 +24,13 @@ from recbole_pos.data.scratch import ColumnWriter, Scratch, as_categories
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown
 
-_NONE = frozenset(MISSING)
-_TRUTH = {"true": 1.0, "false": 0.0}  # columns that pandas wrote from bool
+_MISSING = frozenset(MISSING)
+_BOOLEANS = {"true": 1.0, "false": 0.0}  # cells of columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
-_BLOCK = 1 << 22  # characters
-_ROWS = 1 << 18  # rows of a block of parquet
-_ARROW_LIMIT = (1 << 31) - 1  # bytes of a block
-_TOKENS_LIMIT = 1 << 33  # bytes of the array in which RecBole keeps the tokens of a column
+_BLOCK_CHARACTERS = 1 << 22
+_BLOCK_ROWS = 1 << 18  # of parquet
+_MAX_ARROW_BYTES = (1 << 31) - 1  # of a block
+_MAX_TOKEN_BYTES = 1 << 33  # of the array in which RecBole keeps the tokens of a column
 _EXPECTED = {
     "token": "text or whole numbers",
     "float": "numbers (a time as a number, such as seconds since 1970)",
@@ -52,73 +52,75 @@ class Table:
     """
 
     def __init__(self, path: Path, config: Options) -> None:
-        self.path, self.inner = path, config["seq_separator"]
+        self.path, self.seq_separator = path, config["seq_separator"]
         self.columns: dict[str, str] = {}
-        if self.inner == "":
+        if self.seq_separator == "":
             raise UsageError("seq_separator is empty: nothing stands between names or numbers")
 
     def read(self, names: Iterable[str], scratch: Scratch | None = None) -> pd.DataFrame:
-        """Read the columns ``names`` of every row; only once, since it consumes the open file.
+        """Read columns of every row; only once, since it consumes the open file.
 
-        With ``scratch`` numbers and codes of names are on disk, else in memory.
+        Args:
+            names: the columns.
+            scratch: disk space for numbers and codes of names; they are in memory if None.
 
         Returns:
             one row per line: categories of str (token, nan if missing), float64 (float, nan if
             missing), arrays (token_seq and float_seq, empty if missing).
         """
         kinds = {name: self.columns[name] for name in names}
-        parts: dict[str, Any] = {
+        blocks: dict[str, Any] = {
             name: ColumnWriter(scratch) if scratch and not kind.endswith("seq") else []
             for name, kind in kinds.items()
         }
-        rows = 0
-        for block in self._blocks(kinds):
-            rows += max(map(len, block.values()))
+        num_rows = 0
+        for block in self._read_blocks(kinds):
+            num_rows += max(map(len, block.values()))
             for name, column in block.items():
-                parts[name].append(column)
-        if not rows:
+                blocks[name].append(column)
+        if not num_rows:
             raise UsageError(
                 f"{self.path} has no line of data; fill it; a .user or .item file may also be "
                 "removed"
             )
-        columns = {name: self._join(name, parts.pop(name)) for name in kinds}
+        columns = {name: self._join(name, blocks.pop(name)) for name in kinds}
         pa.default_memory_pool().release_unused()  # hundreds of megabytes after a large file
         return pd.DataFrame(columns, copy=False)
 
-    def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
+    def _read_blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
         """Yield blocks of rows, as columns: number arrays, name dictionaries, lists of arrays."""
         raise NotImplementedError
 
-    def _join(self, name: str, parts: Any) -> Any:
+    def _join(self, name: str, blocks: Any) -> Any:
         """Join the blocks of a column, from memory or from its writer."""
         kind = self.columns[name]
         if kind.endswith("seq"):
-            return pd.Series([cell for part in parts for cell in part], dtype=object)
+            return pd.Series([cell for block in blocks for cell in block], dtype=object)
         if kind == "float":
-            return parts.close() if isinstance(parts, ColumnWriter) else np.concatenate(parts)
-        if isinstance(parts, ColumnWriter):
-            codes, names = parts.close(), list(parts.names)
+            return blocks.close() if isinstance(blocks, ColumnWriter) else np.concatenate(blocks)
+        if isinstance(blocks, ColumnWriter):
+            codes, tokens = blocks.close(), list(blocks.names)
         else:
-            tokens = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
-            codes = tokens.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-            names = tokens.dictionary.to_pylist()
-        longest = max(names, key=len, default="")
-        if 4 * len(longest) * len(names) > _TOKENS_LIMIT:
+            column = pa.chunked_array(blocks).unify_dictionaries().combine_chunks()
+            codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            tokens = column.dictionary.to_pylist()
+        longest = max(tokens, key=len, default="")
+        if 4 * len(longest) * len(tokens) > _MAX_TOKEN_BYTES:
             raise UsageError(
-                f"{self.path}: {name} has {len(names):,} different tokens of up to "
+                f"{self.path}: {name} has {len(tokens):,} different tokens of up to "
                 f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
                 "are kept at the length of the longest. Shorten it, or leave the column out"
             )
-        return as_categories(codes, pd.CategoricalDtype(pd.Index(names, dtype=object)))
+        return as_categories(codes, pd.CategoricalDtype(pd.Index(tokens, dtype=object)))
 
-    def _list(self, cell: Any, kind: str) -> np.ndarray:
+    def _parse_list(self, cell: Any, kind: str) -> np.ndarray:
         """Return a cell of a sequence (text or list) as an array; ValueError if not of numbers."""
         if isinstance(cell, str):
-            cell = () if cell in _NONE else cell.split(self.inner)
-        parts = [str(part) for part in cell or () if part is not None and part != ""]
+            cell = () if cell in _MISSING else cell.split(self.seq_separator)
+        texts = [str(value) for value in cell or () if value is not None and value != ""]
         if kind == "token_seq":
-            return np.array(parts)
-        numbers = np.array(list(map(float, parts)))
+            return np.array(texts)
+        numbers = np.array(list(map(float, texts)))
         if not (np.abs(numbers) <= LARGEST).all():  # no mean can be filled in within a sequence
             raise ValueError("nan or inf")
         return numbers
@@ -142,16 +144,16 @@ class TextTable(Table):
             raise UsageError(
                 f"encoding: {shown(self.encoding)} is not one that Python knows"
             ) from error
-        self._text = self._decode()
+        self._blocks_of_lines = self._decode()
         self._read_names()
 
-    def _fail(self, line: int, text: str) -> UsageError:
-        return UsageError(f"{self.path}, line {line}: {text}")
+    def _line_error(self, line_number: int, problem: str) -> UsageError:
+        return UsageError(f"{self.path}, line {line_number}: {problem}")
 
-    def _not_text(self, line: int, why: str) -> UsageError:
-        return self._fail(
-            line,
-            f"{why}; the file is no {self.encoding} text. Write it as UTF-8, or set encoding to "
+    def _encoding_error(self, line_number: int, reason: str) -> UsageError:
+        return self._line_error(
+            line_number,
+            f"{reason}; the file is no {self.encoding} text. Write it as UTF-8, or set encoding to "
             "the one it has (cp1252 and utf-16 are what spreadsheets write)",
         )
 
@@ -166,15 +168,15 @@ class TextTable(Table):
                 while block:
                     if "\0" in block:
                         line = number + block.count("\n", 0, block.index("\0"))
-                        raise self._not_text(line, "a NUL byte")
+                        raise self._encoding_error(line, "a NUL byte")
                     yield number, block
                     number += block.count("\n")
-                    block = file.read(_BLOCK) + file.readline()
+                    block = file.read(_BLOCK_CHARACTERS) + file.readline()
         except OSError as error:
             raise UsageError(f"{self.path} cannot be read: {error.strerror or error}") from error
         except UnicodeError as error:
-            why = str(getattr(error, "reason", error))
-            raise self._not_text(self._find_undecodable(), why) from error
+            reason = str(getattr(error, "reason", error))
+            raise self._encoding_error(self._find_undecodable(), reason) from error
 
     def _find_undecodable(self) -> int:
         """Return the number of the first line that cannot be decoded."""
@@ -189,34 +191,34 @@ class TextTable(Table):
 
     def _read_names(self) -> None:
         """Read names and types of the columns from the first line with text."""
-        number, line = next(self._text, (0, ""))
+        number, line = next(self._blocks_of_lines, (0, ""))
         if not line:
             raise UsageError(
                 f"{self.path} is empty: its first line must name the columns as name:type, such as "
                 "user_id:token"
             )
-        for place, cell in enumerate(self._cells(number, line.removesuffix("\n")), 1):
+        for i, cell in enumerate(self._split_line(number, line.removesuffix("\n")), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
-                raise self._fail(
+                raise self._line_error(
                     number,
-                    f"cell {place} of the first line is {shown(cell[:80])}, but must name a column "
+                    f"cell {i} of the first line is {shown(cell[:80])}, but must name a column "
                     f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
                     f"Cells are separated by {shown(self.separator)} (field_separator); a file "
                     "without such a line needs one",
                 )
             if name in self.columns:
-                raise self._fail(
+                raise self._line_error(
                     number, f"two columns are called {shown(name)}; rename one or remove it"
                 )
             self.columns[name] = kind
 
-    def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
-        for first, text in self._text:
+    def _read_blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
+        for first_line, text in self._blocks_of_lines:
             try:
                 yield self._read_fast(text, kinds)
             except (ValueError, pa.ArrowException):
-                yield self._read_slowly(first, text, kinds)
+                yield self._read_slowly(first_line, text, kinds)
 
     def _read_fast(self, text: str, kinds: dict[str, str]) -> dict[str, Any]:
         """Return the columns of a block, read by Arrow; errors if it needs ``_read_slowly``."""
@@ -225,7 +227,7 @@ class TextTable(Table):
         if '"' in text:
             self._check_quotes(text)
         data = text.encode()
-        if len(data) > _ARROW_LIMIT:
+        if len(data) > _MAX_ARROW_BYTES:
             raise ValueError("too long for Arrow")
         types = {"token": pa.dictionary(pa.int32(), pa.string()), "float": pa.float64()}
         table = arrow.read_csv(
@@ -247,38 +249,38 @@ class TextTable(Table):
             if kind == "float":
                 columns[name] = column.to_numpy(zero_copy_only=False)
                 if np.isnan(columns[name]).sum() > column.null_count:
-                    raise ValueError("nan in a spelling that is not among those of MISSING")
+                    raise ValueError("nan in a spelling that MISSING does not have")
             elif kind == "token":
                 columns[name] = column
             else:
-                columns[name] = [self._list(cell, kind) for cell in column.to_pylist()]
+                columns[name] = [self._parse_list(cell, kind) for cell in column.to_pylist()]
         return columns
 
-    def _read_slowly(self, first: int, text: str, kinds: dict[str, str]) -> dict[str, Any]:
-        """Return the columns of a block, read line by line; ``first`` is its line number."""
+    def _read_slowly(self, first_line: int, text: str, kinds: dict[str, str]) -> dict[str, Any]:
+        """Return the columns of a block, read line by line from number ``first_line`` on."""
         columns: dict[str, Any] = {name: [] for name in kinds}
-        places = [(place, name) for place, name in enumerate(self.columns) if name in kinds]
-        for number, line in enumerate(text.split("\n"), first):
+        indices = {name: i for i, name in enumerate(self.columns) if name in kinds}
+        for number, line in enumerate(text.split("\n"), first_line):
             if self.separator not in line and not line.strip():
                 continue
-            cells = self._cells(number, line)
+            cells = self._split_line(number, line)
             if len(cells) != len(self.columns):
-                raise self._fail(
+                raise self._line_error(
                     number,
                     f"cells of this line: {len(cells)}, expected {len(self.columns)}, one for each "
                     f"column of the first line ({listed(self.columns)}), separated by "
                     f"{shown(self.separator)}; a cell that holds the separator needs quotation "
                     'marks ("...")',
                 )
-            for place, name in places:
+            for name, i in indices.items():
                 try:
-                    columns[name].append(self._value(cells[place], kinds[name]))
+                    columns[name].append(self._parse_cell(cells[i], kinds[name]))
                 except UnicodeEncodeError as error:  # lone surrogates, which utf-7 can hold
-                    raise self._not_text(number, error.reason) from error
+                    raise self._encoding_error(number, error.reason) from error
                 except ValueError:
-                    raise self._fail(
+                    raise self._line_error(
                         number,
-                        f"{name} ({kinds[name]}) is {cells[place][:80]!r}, which is not a number; "
+                        f"{name} ({kinds[name]}) is {cells[i][:80]!r}, which is not a number; "
                         "correct the cell or leave it empty",
                     ) from None
         for name, kind in kinds.items():
@@ -288,40 +290,42 @@ class TextTable(Table):
                 columns[name] = np.array(columns[name], dtype=np.float64)
         return columns
 
-    def _cells(self, number: int, line: str) -> list[str]:
+    def _split_line(self, number: int, line: str) -> list[str]:
         """Return the cells of line ``number``; UsageError if a quotation mark is not closed."""
         if '"' not in line:
             return line.split(self.separator)
-        longest = csv.field_size_limit(len(line) + 1)  # a setting of the process, restored below
+        old_limit = csv.field_size_limit(len(line) + 1)  # of the process, restored below
         try:
             return next(csv.reader([line], delimiter=self.separator, strict=True))
         except csv.Error as error:
-            raise self._fail(
+            raise self._line_error(
                 number,
                 "a cell starts with a quotation mark that its end does not close: double it "
                 '(""") or remove it; a cell cannot hold a line break',
             ) from error
         finally:
-            csv.field_size_limit(longest)
+            csv.field_size_limit(old_limit)
 
     def _check_quotes(self, text: str) -> None:
         """Refuse a quote that does not end where its cell does; Arrow would accept it."""
-        cut = re.escape(self.separator)
+        separator = re.escape(self.separator)
         # a quote after a separator that no quote before a separator closes; csv decides on it
-        doubtful = rf'(?:^|{cut})"(?![^"\n]*(?:""[^"\n]*)*"(?:{cut}|$))'
+        doubtful = rf'(?:^|{separator})"(?![^"\n]*(?:""[^"\n]*)*"(?:{separator}|$))'
         for quote in re.finditer(doubtful, text, re.MULTILINE):
-            self._cells(0, text[text.rfind("\n", 0, quote.end()) + 1 :].partition("\n")[0])
+            line_start = text.rfind("\n", 0, quote.end()) + 1
+            self._split_line(0, text[line_start:].partition("\n")[0])
 
-    def _value(self, cell: str, kind: str) -> Any:
+    def _parse_cell(self, cell: str, kind: str) -> Any:
         """Return a cell as a value of its type; ValueError if it is not a number."""
         cell.encode()
         if kind.endswith("_seq"):
-            return self._list(cell, kind)
-        missing = cell in _NONE
+            return self._parse_list(cell, kind)
         if kind == "token":
-            return None if missing else cell
-        truth = _TRUTH.get(cell.lower())
-        return float("nan" if missing else cell) if truth is None else truth
+            return None if cell in _MISSING else cell
+        if cell in _MISSING:
+            return float("nan")
+        number = _BOOLEANS.get(cell.lower())
+        return float(cell) if number is None else number
 
 
 class ParquetTable(Table):
@@ -335,74 +339,74 @@ class ParquetTable(Table):
             raise self._damage(error) from error
         self.names: dict[str, str] = {}  # name of a field -> name of its column in the file
         types = config["column_types"] or {}
-        for called in self.file.schema_arrow.names:
-            name, _, kind = called.rpartition(":")
+        for column in self.file.schema_arrow.names:
+            name, _, kind = column.rpartition(":")
             if not name or kind not in KINDS:
-                name, kind = called, str(types.get(called))
+                name, kind = column, str(types.get(column))
             if not name or kind not in KINDS:
                 raise UsageError(
-                    f"{self.path}: column {shown(called)} has no type: call it as in "
-                    f"'user_id:token', or name it in column_types: {{{called}: ...}}, one of "
+                    f"{self.path}: column {shown(column)} has no type: call it as in "
+                    f"'user_id:token', or name it in column_types: {{{column}: ...}}, one of "
                     f"{', '.join(KINDS)}"
                 )
             if name in self.columns:
                 raise UsageError(
                     f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
                 )
-            self.names[name], self.columns[name] = called, kind
+            self.names[name], self.columns[name] = column, kind
 
     def _damage(self, error: Exception) -> UsageError:
         return UsageError(f"{self.path} cannot be read as parquet: {error}")
 
-    def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
-        called, first = [self.names[name] for name in kinds], 0
+    def _read_blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
+        columns, first_row = [self.names[name] for name in kinds], 0
         try:
-            for block in self.file.iter_batches(_ROWS, columns=called, use_threads=False):
+            for block in self.file.iter_batches(_BLOCK_ROWS, columns=columns, use_threads=False):
                 yield {
-                    name: self._convert(first, name, block.column(self.names[name]))
+                    name: self._convert(first_row, name, block.column(self.names[name]))
                     for name in kinds
                 }
-                first += len(block)
+                first_row += len(block)
         except (OSError, pa.ArrowException) as error:
             raise self._damage(error) from error
 
-    def _convert(self, first: int, name: str, column: pa.Array) -> Any:
-        """Convert a block of a column to its kind; ``first`` rows stand before it."""
+    def _convert(self, first_row: int, name: str, column: pa.Array) -> Any:
+        """Convert a block of a column, from ``first_row`` on, to its kind."""
         kind, has_codes = self.columns[name], pa.types.is_dictionary(column.type)
         dtype = column.type.value_type if has_codes else column.type
         if pa.types.is_null(dtype):  # all cells are missing
             column, dtype = column.cast(pa.string()), pa.string()
         if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
-            return self._tokens(name, column if has_codes else column.dictionary_encode())
+            return self._convert_tokens(name, column if has_codes else column.dictionary_encode())
         if kind == "float" and (_is_number(dtype) or pa.types.is_boolean(dtype)):
             numbers = column.dictionary_decode() if has_codes else column
             return np.array(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
         is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
-        inside = dtype.value_type if is_list else dtype
-        if kind.endswith("seq") and (_is_text(inside) or (is_list and _is_number(inside))):
-            return self._lists(first, name, column)
+        value_type = dtype.value_type if is_list else dtype
+        if kind.endswith("seq") and (_is_text(value_type) or (is_list and _is_number(value_type))):
+            return self._convert_lists(first_row, name, column)
         raise UsageError(
             f"{self.path}: {name} ({kind}) holds {column.type}; expected {_EXPECTED[kind]}. Write "
             "another type into the file, or give the column another kind"
         )
 
-    def _tokens(self, name: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
+    def _convert_tokens(self, name: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
         """Return a block of tokens as a dictionary of names, null where one is missing."""
         names = column.dictionary.cast(pa.string())
         if compute.any(compute.match_substring(names, "\0")).as_py():
             raise UsageError(f"{self.path}: a name of {name} has a NUL byte; remove it")
-        missing = compute.is_in(names, pa.array([*MISSING, None], pa.string()))
+        is_missing = compute.is_in(names, pa.array([*MISSING, None], pa.string()))
         codes = column.indices.cast(pa.int32())
-        if compute.any(missing).as_py():
-            codes = compute.if_else(missing.take(codes), None, codes)
+        if compute.any(is_missing).as_py():
+            codes = compute.if_else(is_missing.take(codes), None, codes)
         return pa.DictionaryArray.from_arrays(codes, names)
 
-    def _lists(self, first: int, name: str, column: pa.Array) -> list[np.ndarray]:
+    def _convert_lists(self, first_row: int, name: str, column: pa.Array) -> list[np.ndarray]:
         """Return a block of sequences as arrays; UsageError if one is not of numbers."""
         lists, kind = [], self.columns[name]
-        for row, cell in enumerate(column.to_pylist(), first + 1):
+        for row, cell in enumerate(column.to_pylist(), first_row + 1):
             try:
-                lists.append(self._list(cell, kind))
+                lists.append(self._parse_list(cell, kind))
             except ValueError:
                 raise UsageError(
                     f"{self.path}, row {row}: {name} ({kind}) is {str(cell)[:80]!r}, in which "
@@ -411,10 +415,10 @@ class ParquetTable(Table):
         return lists
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def _is_text(dtype: pa.DataType) -> bool:
+    return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    return any(is_one(kind) for is_one in numbers)
+def _is_number(dtype: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_integer(dtype) or types.is_floating(dtype) or types.is_decimal(dtype)

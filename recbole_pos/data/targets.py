@@ -146,7 +146,7 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
     return is_selected
 
 
-def check_given(files: Sequence[str], split: Any) -> None:
+def check_given_parts(files: Sequence[str], split: Any) -> None:
     """Require two or three names in ``benchmark_filename``, and a split that goes with them."""
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(
@@ -220,12 +220,7 @@ def make_split(
         is_dropped = is_cold[log.items.numpy()]
         log, part, is_copy = log.keep(~is_dropped), part[~is_dropped], is_copy[~is_dropped]
     has_history, is_possible = log.has_history, log.possible_targets
-    is_target, is_tied = is_possible & (part == TRAIN), np.zeros(len(log), dtype=bool)
-    is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
-    drops_ties = eval_args.get("ties") == "drop"
-    if drops_ties:
-        is_tied = is_target & (part != TRAIN) & _find_ties(log)
-        is_target &= ~is_tied
+    is_target, is_tied = _choose_targets(log, part, eval_args, user_tokens)
     counted = {  # the part of every interaction that is counted
         "events": part_as_cut,
         "without_history": part[~has_history],
@@ -238,7 +233,7 @@ def make_split(
     }
     if log.fields.pop(IS_SELECTED, None) is not None:
         counted["other_events"] = part[has_history & ~is_possible]
-    if drops_ties:
+    if eval_args.get("ties") == "drop":
         counted["tied"] = part[is_tied]
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
@@ -326,6 +321,18 @@ def _find_ties(log: EventLog) -> np.ndarray:
     return has_several[group]
 
 
+def _choose_targets(
+    log: EventLog, part: np.ndarray, eval_args: dict[str, Any], user_tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return [interactions] bool: the targets; and those that ``ties: drop`` leaves out."""
+    is_target = log.possible_targets & (part == TRAIN)
+    is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
+    is_tied = np.zeros(len(log), dtype=bool)
+    if eval_args.get("ties") == "drop":
+        is_tied = is_target & (part != TRAIN) & _find_ties(log)
+    return is_target & ~is_tied, is_tied
+
+
 def _choose_held_out(
     log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray
 ) -> np.ndarray:
@@ -353,7 +360,7 @@ def _choose_held_out(
     return rows[first + numbers % counts]
 
 
-def describe(summary: dict[str, Any]) -> str:
+def describe_split(summary: dict[str, Any]) -> str:
     """Return the summary of a split as one line of text; empty where nothing is unusual."""
     labels = {
         "without_history": "without history",

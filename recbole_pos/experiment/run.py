@@ -16,7 +16,7 @@ from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, limit_workers
 from recbole_pos.data.identity import Vocabulary
-from recbole_pos.data.location import dataset_name
+from recbole_pos.data.location import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import (
@@ -91,7 +91,7 @@ def run(
     """
     args, options = split_keywords(settings or RunArguments(), given)
     config_dict = {**(config_dict or {}), **options}
-    dataset = dataset_name(dataset)
+    dataset = read_dataset_name(dataset)
     allow(config_dict.get("plugins"))
     rank = find_rank(os.environ, args)
     if rank is not None:  # with this, torch counts GPUs without initialising CUDA
@@ -168,7 +168,7 @@ class Catalogue:
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
         self.field2id_token, self._vocabulary = vocabulary.tokens, vocabulary
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
-        self.events = int(vocabulary.events.sum())
+        self.events = int(vocabulary.user_counts.sum())
 
     @property
     def popularity(self) -> np.ndarray:

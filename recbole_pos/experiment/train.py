@@ -12,7 +12,7 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import keep_vectors
-from recbole_pos.data.targets import describe
+from recbole_pos.data.targets import describe_split
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
@@ -177,7 +177,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     parts += [facts["run_dir"]] if folder.is_kept else []
     reporter.line(f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}")
     reporter.event("start", facts)
-    if split := describe(experiment.dataset.split.summary):
+    if split := describe_split(experiment.dataset.split.summary):
         reporter.line(split)
     if not loaders["valid"] or not experiment.config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"

@@ -53,7 +53,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.features import Features
 from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
-from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
+from recbole_pos.layers.relations import BatchRelations, RelationLayer
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import PackedSequences, RelationLookup
@@ -134,14 +134,15 @@ class AttrFormer(PosSASRec):
         layer_number = count(1)
 
         def build_layer(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
-            relations = RelationOptions(
+            return RelationLayer(
+                options,
+                position,
                 relations=len(self.declared) - len(users),
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
-                users=bool(users) and next(layer_number) % 2 in remainders,
+                aggregates=bool(users) and next(layer_number) % 2 in remainders,
                 gated=config["user_update"] == "gated",
             )
-            return RelationLayer(options, position, relations)
 
         return build_layer
 
@@ -177,7 +178,7 @@ class AttrFormer(PosSASRec):
             targets=interaction[self.POS_ITEM_ID],
             width=int(rows.lengths.max()),
             positions=torch.from_numpy(last),
-            events=torch.from_numpy(rows.events),
+            log_rows=torch.from_numpy(rows.events),
         )
         return self.prepare(batch)
 
@@ -190,8 +191,8 @@ class AttrFormer(PosSASRec):
 
     def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and where its targets are in the log."""
-        assert batch.events is not None  # ``needs_events``
-        events = batch.events.cpu().numpy()
+        assert batch.log_rows is not None  # ``needs_events``
+        events = batch.log_rows.cpu().numpy()
         # windows may overlap; an interaction is a source where it has a target
         source, before_target = np.ones(len(events), dtype=bool), events
         if batch.positions is not None:
@@ -237,14 +238,12 @@ class AttrFormer(PosSASRec):
         """Return the relations of rows, None where they are off, and times [m] in seconds."""
         relations = None
         if self.training or self.inference != "none":
-            rng = np.random.default_rng(self._draw_seed())
+            # in training from torch's generator, whose state checkpoints keep
+            seed = int(torch.randint(2**62, ())) if self.training else self.seed
+            rng = np.random.default_rng(seed)
             relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
         times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
         return relations, times.to(device)
-
-    def _draw_seed(self) -> int:
-        """Return the seed of a batch; in training from torch's generator, kept in checkpoints."""
-        return int(torch.randint(2**62, ())) if self.training else self.seed
 
     def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """Return RecBole's rows as packed windows, and the [B] index of each newest interaction."""

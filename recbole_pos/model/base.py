@@ -264,9 +264,9 @@ class PosRecommender(SequentialRecommender):
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
-            if self.later_targets is None or batch.events is None:
+            if self.later_targets is None or batch.log_rows is None:
                 return self.loss(hidden, *self.training_candidates(vectors, batch.targets))
-            events = batch.events if batch.positions is None else batch.events[batch.positions]
+            events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
             targets, target_weights = self.later_targets.after(events + 1)
             vectors, targets = self.training_candidates(vectors, targets)
             return average_losses(self.loss, hidden, vectors, targets, target_weights)

@@ -63,7 +63,7 @@ class NativeAdapter(RecBoleAdapter):
             causal=model.causal,
             times=model.needs_time,
             requests=model.reads_request,
-            events=model.needs_events or model.later_targets is not None,
+            log_rows=model.needs_events or model.later_targets is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
             pack=model.pack_rows if self._packs() else None,

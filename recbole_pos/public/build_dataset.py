@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import zipfile
@@ -15,7 +14,7 @@ from recbole_pos.conversion.convert import belongs_to_dataset, convert, find_dat
 from recbole_pos.data.identity import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.files import replace_folder
+from recbole_pos.files import digest_file, replace_folder
 from recbole_pos.public.described import PublicLog, public_log
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
@@ -87,7 +86,7 @@ def build(
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {what}" for what, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):
         if file.suffix in SUFFIXES:
-            reporter.line(f"{checksum(file)}  {file.name}")
+            reporter.line(f"{digest_file(file)}  {file.name}")
     require_counts(name, log.counts, dataset)
     return folder
 
@@ -108,7 +107,7 @@ def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
     """Read the raw files of a dataset by its recipe; report those that differ from the source's."""
     for name, file in zip(log.files, files, strict=True):
         expected = log.md5.get(name)
-        if expected is not None and (md5 := checksum(file, "md5")) != expected:
+        if expected is not None and (md5 := digest_file(file, "md5")) != expected:
             reporter.line(
                 f"{file} is not the {name} of {log.source}: md5 {md5}, published is {expected}"
             )
@@ -121,12 +120,3 @@ def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
                 f"data: {names} cannot be read as {' '.join(log.files)}: {type(error).__name__} "
                 f"{str(error)[:200]}"
             ) from error
-
-
-def checksum(file: Path, kind: str = "sha256") -> str:
-    """Return the digest of a file in hexadecimal, by an algorithm of hashlib."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -141,7 +141,7 @@ class Recommender(FittedModel):
         held_out, folder = experiment.dataset.held_out, find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
-        unknown_users = list(held_out.lonely)
+        unknown_users = list(held_out.users_without_items)
         if is_by_user(experiment.dataset):
             unknown_users = [*held_out.users, *unknown_users]
         return cls(experiment, held_out.growth, unknown_users, folder)

@@ -20,10 +20,16 @@ from recbole_pos.study.configs import require_twins
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.ranks import RankTable, require_metrics
 from recbole_pos.study.result_tables import render_markdown, tabulate
-from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, TieCount
+from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results
 from recbole_pos.study.scheduler import average_seeds
 from recbole_pos.study.study_file import make_plan
-from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, read_curve, read_facts
+from recbole_pos.study.study_folder import (
+    KNOWN_FROM,
+    StudyFacts,
+    StudyFolder,
+    read_curve,
+    read_run_facts,
+)
 from recbole_pos.study.study_report import render_report
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import escape_formula, short
@@ -77,7 +83,7 @@ class _Collector:
             for epoch, value in read_curve(run, self.metric).items():
                 self.curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
 
-    def results(self, plan: Plan, facts: Mapping[str, Any], **others: Any) -> Results:
+    def results(self, plan: Plan, facts: StudyFacts, **others: Any) -> Results:
         """Return the results of the runs in the order of rows and seeds.
 
         Args:
@@ -88,20 +94,19 @@ class _Collector:
         order = {row: index for index, row in enumerate(plan.rows)}
         self.lines.sort(key=lambda line: (order[line["row"]], line["seed"]))
         ranks = sorted(self.ranks.items(), key=lambda item: (order[item[0][0]], item[0][1]))
-        warnings = list(facts.get("warnings", ()))
+        warnings = list(facts.warnings)
         knows_time = [line["row"] for line in self.lines if line.get("request_time") == "target"]
         if knows_time:
             warnings.append(f"{', '.join(dict.fromkeys(knows_time))}: {KNOWS_WHEN}")
-        ties = facts.get("ties")
         return Results(
             plan=plan,
             runs=pd.DataFrame(self.lines or {"row": [], "seed": [], "status": []}),
             ranks=RankTable.from_runs(dict(ranks)) if ranks else None,
             curves=pd.DataFrame(self.curves),
-            ties=TieCount(ties["users"], ties["test"]) if ties else None,
+            ties=facts.ties,
             warnings=tuple(warnings),
-            data=facts.get("data", {}),
-            versions=facts.get("versions", {}),
+            data=facts.data,
+            versions=facts.versions,
             **others,
         )
 
@@ -109,8 +114,7 @@ class _Collector:
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     """Return the results of a study so far, from its runs; a UsageError names a damaged file."""
     collector = _Collector(plan.metrics[0], folder.path)
-    facts, digests = folder.facts(), folder.current(plan)
-    unmade = facts.get("unmade", {})
+    facts, digests = folder.facts(), folder.current_digests(plan)
     trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
     versions: dict[str, list[str]] = {}  # package -> versions that runs were made with
     for fit in list_fits(plan):
@@ -118,8 +122,8 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
         run_facts = folder.fit(digest)
         identity = {"row": fit.row, "seed": fit.seed}
         if "digest" not in run_facts:
-            if fit.name in unmade and fit.trial is None:
-                failure = {"status": FAILED, "reason": unmade[fit.name], "path": ""}
+            if fit.name in facts.unmade and fit.trial is None:
+                failure = {"status": FAILED, "reason": facts.unmade[fit.name], "path": ""}
                 collector.lines.append({**identity, **failure})
         elif fit.trial is not None:
             trials.setdefault((fit.row, fit.trial), []).append(run_facts)
@@ -129,19 +133,19 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
             for name, version in (run_facts.get("versions") or {}).items():
                 versions.setdefault(name, []).append(version)
     if versions:
-        facts["versions"] = {k: ", ".join(dict.fromkeys(v)) for k, v in versions.items()}
+        facts.versions = {k: ", ".join(dict.fromkeys(v)) for k, v in versions.items()}
     searches = _tabulate_trials(plan, facts, trials)
     command = f"recbole-pos compare {folder.path}"
     return collector.results(plan, facts, searches=searches, command=command)
 
 
 def _tabulate_trials(
-    plan: Plan, facts: Mapping[str, Any], trials: Mapping[tuple[str, int], list[dict[str, Any]]]
+    plan: Plan, facts: StudyFacts, trials: Mapping[tuple[str, int], list[dict[str, Any]]]
 ) -> pd.DataFrame:
     """Return a line for each trial, from the facts of its runs with every seed."""
     lines = []
     for (row, trial), runs in sorted(trials.items()):
-        metric = facts.get("chosen_by", {}).get(row, plan.metrics[0])
+        metric = facts.chosen_by.get(row, plan.metrics[0])
         values = [(run.get("best_valid") or {}).get(metric) for run in runs]
         options = runs[0].get("searched") or {}
         lines.append(
@@ -151,7 +155,7 @@ def _tabulate_trials(
                 "metric": metric,
                 "value": average_seeds(values, len(plan.trial_seeds)),
                 "options": ", ".join(f"{name}: {value}" for name, value in options.items()),
-                "chosen": facts.get("chosen", {}).get(row) == trial,
+                "chosen": facts.chosen.get(row) == trial,
             }
         )
     frame = pd.DataFrame(lines)
@@ -219,7 +223,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     warnings = [text for text in first.warnings if text != KNOWS_WHEN]
     return collector.results(
         make_plan(Source("command line", study)),
-        {"versions": first.versions, "warnings": warnings},
+        StudyFacts(versions=first.versions, warnings=warnings),
         command=f"recbole-pos compare {' '.join(map(str, paths))}",
     )
 
@@ -240,7 +244,7 @@ def _require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any
 
 def _require_finished(path: Path) -> dict[str, Any]:
     """Return the configuration of a run; a UsageError without weights, ranks and result."""
-    if source := read_facts(RunFolder(path)).get(KNOWN_FROM):
+    if source := read_run_facts(RunFolder(path)).get(KNOWN_FROM):
         raise UsageError(
             f"compare: {path} was taken from {source}, without weights; give that file to its "
             "study, `compare STUDY --known`"

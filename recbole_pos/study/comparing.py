@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import beside
-from recbole_pos.data.location import dataset_name, name_and_folder, require_dataset
+from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -140,9 +140,9 @@ def compare(
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]
-    source, dataset = dataset, dataset_name(dataset)
+    source, dataset = dataset, read_dataset_name(dataset)
     if args.run_dir is None:
-        args = replace(args, run_dir=beside(source, "compare"))
+        args = replace(args, run_dir=find_folder_beside(source, "compare"))
     allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     reporter = Reporter(args.verbose)
@@ -198,16 +198,14 @@ def _run_folders(what: Any) -> list[Path]:
 def _plan_and_folder(
     what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
-    """Return the plan of models, or of a study's file, mapping or folder, and its folder.
-
-    ``dataset`` and the options ``base`` win over those of a study."""
+    """Return the plan of models, or of a study with other options of its base, and its folder."""
     changes: dict[str, Any] = {}
     if args.seeds is not None:
         changes["seeds"] = args.seeds
     if args.reference is not None:
         changes["reference"] = args.reference
     if dataset:
-        dataset, data_path = name_and_folder(dataset, base.get("data_path") or "dataset/")
+        dataset, data_path = locate_dataset(dataset, base.get("data_path") or "dataset/")
         if data_path is not None:
             base = {**base, "data_path": data_path}
     if isinstance(what, (list, tuple)):
@@ -298,11 +296,9 @@ def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
 
 
 def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
-    """Print the configurations that would be trained.
-
-    The data are read only if the study has runs already, to find which of them are still its.
-    """
+    """Print the configurations that would be trained."""
     plan, folder, rows = scheduler.plan, scheduler.folder, len(scheduler.rows)
+    # the data are read only if there are runs already, to find which of them are still its
     states = scheduler.preview() if folder.runs.is_dir() or scheduler.packed else {}
     fits = [fit for fit in scheduler.fits if not fit.repeats]
     trials, seeds = sum(fit.trial is not None for fit in fits), len(plan.seeds)

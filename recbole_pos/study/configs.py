@@ -14,7 +14,7 @@ from typing import Any
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.item_vectors import content_digest
+from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -54,32 +54,32 @@ _OF_RECBOLE = (
     *("alias_of_relation_id", "alias_of_entity_id", "valid_metric_bigger"),
 )
 _PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
-_OF_MODEL = ("model", "init_from")  # options with the role of data that are not read with them
+_NOT_READ = ("model", "init_from")  # options with the role of data that no data are read by
 Check = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def row_config(
-    options: Mapping[str, Any], more: Mapping[str, Any] | None = None, strict: bool = False
+    options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, strict: bool = False
 ) -> PosConfig:
     """Return the configuration of a row.
 
     Args:
         options: model, dataset, config_files and options, as a plan has them; ``attach`` has the
             schemes to add to those of the row that it is attached to.
-        more: options that win over ``options``.
+        overrides: options that win over ``options``.
         strict: whether an option without an effect is an error.
 
     Raises:
         UsageError: for an option that is wrong.
     """
-    merged = {**options, **(more or {})}
+    merged = {**options, **(overrides or {})}
     model, dataset = merged.pop("model", None), merged.pop("dataset", None)
     files = list(merged.pop("config_files", ()))
-    if attach := merged.pop("attach", None):
+    if schemes := merged.pop("attach", None):
         config = PosConfig(model, dataset, files, merged, strict=False)
         if "position" not in config.plain:
             raise UsageError(f"attach: {config['model']} takes no position schemes")
-        merged["position"] = attach_schemes(config.plain["position"], attach)
+        merged["position"] = attach_schemes(config.plain["position"], schemes)
     return PosConfig(model, dataset, files, {**merged, **QUIET}, strict=strict)
 
 
@@ -101,8 +101,8 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
     """Return the schemes of a model's option ``position``, with further schemes attached."""
-    kept = [name for name in scheme_names(position) if name != "nope"]
-    return [*kept, *scheme_names(list(schemes), "attach")]
+    trained = [name for name in scheme_names(position) if name != "nope"]
+    return [*trained, *scheme_names(list(schemes), "attach")]
 
 
 def note_unread(plan: Plan, check: Check) -> None:
@@ -112,10 +112,10 @@ def note_unread(plan: Plan, check: Check) -> None:
         row = plan.rows[name]
         while key := _find_unread(plan, name, check):
             row.unread = (*row.unread, key)
-    trained = [set(row.unread) for row in plan.rows.values() if not row.parent]
-    by_all = set.intersection(*trained)
+    unread = [set(row.unread) for row in plan.rows.values() if not row.parent]
+    unread_by_all = set.intersection(*unread)
     for row in plan.rows.values():
-        row.unread = tuple(key for key in row.unread if key not in by_all)
+        row.unread = tuple(key for key in row.unread if key not in unread_by_all)
 
 
 def _find_unread(plan: Plan, name: str, check: Check) -> str:
@@ -123,8 +123,8 @@ def _find_unread(plan: Plan, name: str, check: Check) -> str:
     try:
         check(plan.first_options(name))
     except UnknownKey as error:
-        own = plan.rows[name].options
-        return error.key if error.key in plan.base.options and error.key not in own else ""
+        if error.key in plan.base.options and error.key not in plan.rows[name].options:
+            return error.key
     except UsageError:
         pass  # check_plan raises it, with file and line
     return ""
@@ -147,22 +147,28 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
     for name in plan.order():
         search, options = plan.rows[name].search, plan.first_options(name)
         grid = (search.grid or {}) if isinstance(search, Search) else {}
-        others = [{option: value} for option, values in grid.items() for value in values[1:]]
         try:
             configs[name] = check(options)
-            for other in others:
-                check({**options, **other})
+            for option, values in grid.items():
+                for value in values[1:]:
+                    check({**options, option: value})
         except UsageError as error:
-            text = str(error).removeprefix("configuration: ")
-            lines = plan.search_lines(name)
-            lines |= {key: plan.source.where("base", key) for key in plan.base.options}
-            own = plan.rows[name].options
-            lines |= {key: plan.source.where("rows", name, key) for key in own}
-            lines.pop("model", None)  # a common word in messages, which need not mean the option
-            named = (where for key, where in lines.items() if key in text)
-            where = next(named, plan.source.where("rows", name))
-            raise UsageError(f"{where}: configuration {name}: {text}") from error
+            problem = str(error).removeprefix("configuration: ")
+            where = _locate_option(plan, name, problem)
+            raise UsageError(f"{where}: configuration {name}: {problem}") from error
     return configs
+
+
+def _locate_option(plan: Plan, name: str, problem: str) -> str:
+    """Return file and line of the option of a row that a message names, or of the row."""
+    lines = plan.search_lines(name)
+    lines |= {key: plan.source.where("base", key) for key in plan.base.options}
+    lines |= {key: plan.source.where("rows", name, key) for key in plan.rows[name].options}
+    lines.pop("model", None)  # a common word in messages, which need not mean the option
+    for key, where in lines.items():
+        if key in problem:
+            return where
+    return plan.source.where("rows", name)
 
 
 def digest(options: Mapping[str, Any], *others: Any) -> str:
@@ -174,8 +180,8 @@ def digest(options: Mapping[str, Any], *others: Any) -> str:
         UsageError: naming the option of a value that is not plain.
     """
     plain = {name: _canonical(value, str(name)) for name, value in options.items()}
-    rest = [_canonical(value, "digest") for value in others]
-    text = json.dumps([plain, rest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    further = [_canonical(value, "digest") for value in others]
+    text = json.dumps([plain, further], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -188,9 +194,9 @@ def _canonical(value: Any, name: str) -> Any:
             return int(value) if value.is_integer() else value
         return {"float": str(value)}
     if isinstance(value, Mapping):
-        return {str(key): _canonical(part, f"{name}.{key}") for key, part in value.items()}
+        return {str(key): _canonical(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_canonical(part, name) for part in value]
+        return [_canonical(item, name) for item in value]
     raise UsageError(f"{name}: {shown(value)} is not a plain value, so it cannot identify a run")
 
 
@@ -201,17 +207,21 @@ def request_digests(plan: Plan) -> dict[str, str]:
     It covers the search, which decides later runs, but not the place of the data, nor which options
     of the base a row reads.
     """
-    fits = list_fits(plan)
-    requests = {row: _request(plan, row) for row in plan.rows}
-    asked = {(fit.row, fit.seed) for fit in fits}  # all trials of a row ask the same
-    digests = {(row, seed): digest(requests[row], seed) for row, seed in asked}
-    return {fit.name: digests[fit.row, fit.seed] for fit in fits}
+    requests = {row: _collect_request(plan, row) for row in plan.rows}
+    digests: dict[tuple[str, int], str] = {}  # all trials of a row ask the same
+    names = {}
+    for fit in list_fits(plan):
+        key = fit.row, fit.seed
+        if key not in digests:
+            digests[key] = digest(requests[fit.row], fit.seed)
+        names[fit.name] = digests[key]
+    return names
 
 
-def _request(plan: Plan, name: str) -> dict[str, Any]:
+def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
     """Return what a plan asks of a row: options, files, search, and its parent."""
     row = plan.rows[name]
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "dataset": plan.dataset,
         "base": {key: value for key, value in plan.base.options.items() if key != "data_path"},
         "row": row.options,
@@ -219,13 +229,13 @@ def _request(plan: Plan, name: str) -> dict[str, Any]:
         "ties": plan.ties,
     }
     if row.parent:
-        asked |= {"to": _request(plan, row.parent), "schemes": row.schemes}
+        request |= {"to": _collect_request(plan, row.parent), "schemes": row.schemes}
     if isinstance(row.search, Search):
         tried = row.search.space if row.search.grid is None else row.search.grid
-        asked["search"] = [tried, row.search.trials, plan.trial_seeds]
+        request["search"] = [tried, row.search.trials, plan.trial_seeds]
         if row.search.searcher != "optuna" or row.search.seed is not None:
-            asked["search"] += [row.search.searcher, row.search.seed]
-    return asked
+            request["search"] += [row.search.searcher, row.search.seed]
+    return request
 
 
 def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> str:
@@ -243,7 +253,7 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
     }
     plain = {**{key: config[key] for key in _OF_RECBOLE}, **plain}
     if plain.get("item_vectors"):
-        plain["item_vectors"] = content_digest(plain["item_vectors"])
+        plain["item_vectors"] = digest_content(plain["item_vectors"])
     return digest(plain, dict(identity), NUMERICS, digest_code(config), *others)
 
 
@@ -255,15 +265,16 @@ def digest_code(config: PosConfig) -> list[str]:
     """
     position = config.plain.get("position") or []
     names = [position] if isinstance(position, str) else position
-    classes = [config.model_class, *(SCHEMES[name] for name in names if name in SCHEMES)]
-    texts = []
-    for cls in classes:
-        if cls.__module__.partition(".")[0] not in ("recbole_pos", "recbole"):
-            try:
-                texts.append(inspect.getsource(sys.modules[cls.__module__]))
-            except (OSError, TypeError, KeyError):
-                texts.append(f"{_PROCESS}{id(cls)}")
-    return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+    digests = []
+    for cls in (config.model_class, *(SCHEMES[name] for name in names if name in SCHEMES)):
+        if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
+            continue
+        try:
+            code = inspect.getsource(sys.modules[cls.__module__])
+        except (OSError, TypeError, KeyError):
+            code = f"{_PROCESS}{id(cls)}"
+        digests.append(hashlib.sha256(code.encode()).hexdigest()[:16])
+    return digests
 
 
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -278,15 +289,15 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UsageError: naming a model that knows the time and has no twin.
     """
-    twins: dict[str, dict[str, str]] = {}
+    twins: dict[str, dict[str, str]] = {}  # digest of the other options -> request_time -> name
+    ignored = {*INDIFFERENT, *QUIET, "seed", "request_time"}
     for name, config in configs.items():
-        left_out = (*INDIFFERENT, *QUIET, "seed", "request_time")
-        rest = {key: value for key, value in config.items() if key not in left_out}
-        twins.setdefault(digest(rest), {})[config.get("request_time", "none")] = name
-    knowing = [both["target"] for both in twins.values() if set(both) == {"target"}]
-    if knowing and any("none" in both for both in twins.values()):
+        others = digest({key: value for key, value in config.items() if key not in ignored})
+        twins.setdefault(others, {})[config.get("request_time", "none")] = name
+    alone = [names["target"] for names in twins.values() if set(names) == {"target"}]
+    if alone and any("none" in names for names in twins.values()):
         raise UsageError(
-            f"request_time: {knowing[0]} knows the time of what it predicts and others do not, so "
+            f"request_time: {alone[0]} knows the time of what it predicts and others do not, so "
             "their metrics are not comparable; compare it with one that differs in request_time "
             "only, or give all the same"
         )
@@ -294,9 +305,9 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
 
 def digest_data_options(config: PosConfig) -> str:
     """Return a digest of the data options, equal for configurations that read the same data."""
-    about = {
+    options = {
         key: value
         for key, value in config.plain.items()
-        if find_option(key).role == DATA and key not in _OF_MODEL
+        if find_option(key).role == DATA and key not in _NOT_READ
     }
-    return digest(about, str(config["MODEL_TYPE"]))
+    return digest(options, str(config["MODEL_TYPE"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -24,6 +23,7 @@ from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.study.results import DONE, FAILED, count_ties
 from recbole_pos.study.scheduler import Job, Scheduler
+from recbole_pos.study.study_folder import StudyFacts
 from recbole_pos.version import find_commit
 
 
@@ -49,8 +49,8 @@ class ActiveRuns:
         self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
-        self.twins: list[Job] = []  # fits with the same run as one that is in training
-        self.seconds: list[float] = []  # of runs that have ended
+        self.twins: list[Job] = []  # jobs with the same run as one that is in training
+        self.durations: list[float] = []  # seconds of runs that are done
 
     def share(self, config: PosConfig, test: bool) -> Any:
         """Return Ray's reference of the data of a configuration, which all its runs share.
@@ -77,41 +77,49 @@ class ActiveRuns:
 
     def end(self, key: Any, facts: dict[str, Any]) -> None:
         """Record a run that has ended with its facts, and print a line about it."""
-        job, since = self.running.pop(key)
+        job, start = self.running.pop(key)
         self.folder.write_fit(job.digest, facts)
-        for one in (job, *(twin for twin in self.twins if twin.digest == job.digest)):
-            self.scheduler.end(one.fit, facts["status"], facts.get("reason", ""), facts)
-        self.twins = [twin for twin in self.twins if twin.digest != job.digest]
+        status, reason = facts["status"], facts.get("reason", "")
+        self.scheduler.end(job.fit, status, reason, facts)
+        for twin in [twin for twin in self.twins if twin.digest == job.digest]:
+            self.scheduler.end(twin.fit, status, reason, facts)
+            self.twins.remove(twin)
         # so that a report is up to date meanwhile, or after a kill
-        self.folder.write_facts({**self.folder.facts(), **_collect_outcomes(self.scheduler)})
-        text, seconds = f"failed: {facts.get('reason', '')}", time.monotonic() - since
-        if facts["status"] == DONE:
-            self.seconds.append(seconds)
-            metric, best = self.scheduler.metric(job.fit.row), facts.get("best_valid") or {}
-            valid = f"  valid {metric} {best[metric]:.4f}" if metric in best else ""
-            how = "stopped after " if facts.get("stopped") else ""
-            text = f"{how}{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
-        searched = show_options(self.scheduler.describe(job.fit).get("searched") or {})
+        _write_outcomes(self.scheduler, self.folder.facts())
+        text = f"failed: {reason}"
+        if status == DONE:
+            seconds = time.monotonic() - start
+            self.durations.append(seconds)
+            text = self._describe_done(job, facts, seconds)
+        options = show_options(self.scheduler.describe(job.fit).get("searched") or {})
         ended, count = len(self.scheduler.status), len(self.scheduler.fits)
-        self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}  {searched}".rstrip())
+        self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}  {options}".rstrip())
+
+    def _describe_done(self, job: Job, facts: dict[str, Any], seconds: float) -> str:
+        """Return ``12 epochs  valid ndcg@10 0.1234  41 s``."""
+        metric, best_valid = self.scheduler.metric(job.fit.row), facts.get("best_valid") or {}
+        valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
+        epochs = f"{'stopped after ' if facts.get('stopped') else ''}{facts['epochs']} epochs"
+        return f"{epochs}{valid}  {format_duration(seconds)}"
 
     def lines(self) -> list[str]:
         """Return the lines of the progress: an overview, and one for each active run."""
-        status = list(self.scheduler.status.values())
-        count, running = len(self.scheduler.fits), list(self.running.values())
-        parts = [f"{status.count(DONE)} of {count} runs done", f"{len(running)} running"]
+        status, running = list(self.scheduler.status.values()), list(self.running.values())
+        count = len(self.scheduler.fits)
+        states = [f"{status.count(DONE)} of {count} runs done", f"{len(running)} running"]
         if failed := status.count(FAILED):
-            parts.append(f"{failed} failed")
-        if self.seconds and len(status) < count:
-            left = statistics.mean(self.seconds) * (count - len(status)) / max(len(running), 1)
-            parts.append(f"about {format_duration(left)} left")
-        lines = [f"{self.scheduler.plan.title}: {', '.join(parts)}"]
-        for job, since in running:
-            text = f"  {job.fit.name}: "
+            states.append(f"{failed} failed")
+        if self.durations and len(status) < count:
+            waves = (count - len(status)) / max(len(running), 1)
+            states.append(f"about {format_duration(statistics.mean(self.durations) * waves)} left")
+        lines = [f"{self.scheduler.plan.title}: {', '.join(states)}"]
+        for job, start in running:
+            epoch = ""
             with suppress(OSError):  # it has no epoch yet
-                epoch = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
-                text += f"epoch {epoch} of {job.config['epochs']}, "
-            lines.append(f"{text}{format_duration(time.monotonic() - since)}")
+                epochs = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
+                epoch = f"epoch {epochs} of {job.config['epochs']}, "
+            duration = format_duration(time.monotonic() - start)
+            lines.append(f"  {job.fit.name}: {epoch}{duration}")
         return lines
 
     def train(self, waiting: Job | None) -> None:
@@ -123,17 +131,17 @@ class ActiveRuns:
         keep_state(self.scheduler)
         if waiting is None:
             return
-        started = connect(self.args.address)
+        is_started = connect(self.args.address)
         try:
-            most = self.args.max_concurrent or count_concurrent_runs(self.resources)
+            limit = self.args.max_concurrent or count_concurrent_runs(self.resources)
             with live_view(self.reporter, self.lines):
                 while waiting is not None or self.running:
-                    while waiting is not None and len(self.running) < most:
+                    while waiting is not None and len(self.running) < limit:
                         if self.note_begin(waiting):
                             self.running[self._start(waiting)] = waiting, time.monotonic()
                         waiting = self.scheduler.next_job()
                     for task in ray.wait(list(self.running), timeout=1.0)[0]:
-                        self.end(task, _outcome(task))
+                        self.end(task, _get_facts(task))
                     waiting = waiting or self.scheduler.next_job()
         except KeyboardInterrupt:
             for task in self.running:
@@ -145,58 +153,58 @@ class ActiveRuns:
             ) from None
         finally:
             keep_state(self.scheduler)
-            stop(started)
+            stop(is_started)
 
     def _start(self, job: Job) -> Any:
         """Return the Ray task that trains a run; one whose process is lost is started again."""
-        path = str(self.folder.run(job.digest).path.resolve())
-        source = str(self.folder.run(job.begin).path.resolve()) if job.begin else None
+        run = str(self.folder.run(job.digest).path.resolve())
+        begin = str(self.folder.run(job.begin).path.resolve()) if job.begin else None
         code = self.packed.get(job.config["model"], b"")
         data = self.share(job.config, job.fit.stage != "trial")
-        own = {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus}
-        task = _train_run.options(max_retries=MOST_LOSSES, **own)
-        return task.remote(job.config.plain, path, data, self.resources, code, source)
+        task = _train_run.options(
+            max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
+        )
+        return task.remote(job.config.plain, run, data, self.resources, code, begin)
 
 
 _train_run: Any = ray.remote(train_run)
 
 
-def _outcome(task: Any) -> dict[str, Any]:
+def _get_facts(task: Any) -> dict[str, Any]:
     """Return the facts of a run from its task; a failed run if its process was lost too often."""
     try:
         return ray.get(task)
     except ray.exceptions.RayError as error:
-        text = str(error).strip().splitlines()
-        return {"status": FAILED, "reason": f"its process was lost: {text[0] if text else error}"}
+        first_line = str(error).strip().partition("\n")[0]
+        return {"status": FAILED, "reason": f"its process was lost: {first_line}"}
 
 
 def keep_state(scheduler: Scheduler) -> None:
     """Write which runs belong to the study, and the facts of its data, into its folder."""
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
-    scheduler.folder.write_facts(collect_facts(scheduler))
-
-
-def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the facts of a report: versions, data, ties of times, warnings, searches."""
-    facts: dict[str, Any] = {"versions": versions()}
+    facts = StudyFacts(versions=versions())
     for dataset in list(scheduler.datasets.values())[:1]:
-        log, summary = dataset.log, dataset.split.summary
-        counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
-        facts["data"] = {**counts, "checksum": dataset.identity["data"][:16]}
-        facts["warnings"] = describe_warnings(summary)
-        if "LS" in (summary.get("split") or {}):
-            ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
-            if ties.test or not facts["warnings"]:  # no test item depends on copies of interactions
-                facts["ties"] = asdict(ties)
-    return {**facts, **_collect_outcomes(scheduler)}
+        _add_data(facts, dataset)
+    _write_outcomes(scheduler, facts)
 
 
-def _collect_outcomes(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the choices of searches, also of rows not asked for, and the fits that have no run."""
+def _add_data(facts: StudyFacts, dataset: Any) -> None:
+    """Add the size of a dataset, its warnings, and how many test items depend on ties of times."""
+    log, summary = dataset.log, dataset.split.summary
+    counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
+    facts.data = {**counts, "checksum": dataset.identity["data"][:16]}
+    facts.warnings = describe_warnings(summary)
+    if "LS" in (summary.get("split") or {}):
+        ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
+        if ties.test or not facts.warnings:  # no test item depends on copies of interactions
+            facts.ties = ties
+
+
+def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
+    """Write the facts of a study with the choices of searches and the fits without a run."""
     earlier = scheduler.folder.facts()
-    chosen_by = {row: search.metric for row, search in scheduler.searches.items()}
-    return {
-        "chosen": {**earlier.get("chosen", {}), **scheduler.chosen()},
-        "chosen_by": {**earlier.get("chosen_by", {}), **chosen_by},
-        "unmade": scheduler.unmade(),
-    }
+    metrics = {row: search.metric for row, search in scheduler.searches.items()}
+    facts.chosen = {**earlier.chosen, **scheduler.chosen()}  # also of rows not asked for
+    facts.chosen_by = {**earlier.chosen_by, **metrics}
+    facts.unmade = scheduler.unmade()
+    scheduler.folder.write_facts(facts)

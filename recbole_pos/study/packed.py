@@ -23,7 +23,7 @@ import pandas as pd
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.item_vectors import file_names
+from recbole_pos.data.item_vectors import keep_file_names
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import rank_table
@@ -48,7 +48,7 @@ _MEMBER = re.compile(
     r"searches\.json|runs/(\w{1,64})/(?:fit\.json|config\.yaml|metrics\.jsonl|ranks\.npy)"
 )
 # Facts of a run that others may read: no paths, no names of machines, no times of the split.
-_KEPT = (
+_PUBLIC_FACTS = (
     *("row", "seed", "stage", "trial", "commit", "model", "searched", "space"),
     *("digest", "dataset"),
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
@@ -56,11 +56,10 @@ _KEPT = (
 )
 # Bounds of unpacking, whatever headers claim: bytes in all, bytes for each byte of the file (beyond
 # the first 16 MiB), memory of the decompressor, and members.
-_MOST, _MOST_TIMES, _MOST_MEMORY, _MOST_MEMBERS = 2**30, 200, 2**27, 100_000
-_BLOCK = tarfile.BLOCKSIZE
+_MAX_BYTES, _MAX_RATIO, _MAX_MEMORY, _MAX_MEMBERS = 2**30, 200, 2**27, 100_000
 # Bounds of members in bytes. Ranks are read without a copy; config.yaml and searches.json, which
 # packs of 0.2 have, are not read.
-_MOST_BYTES = {_FIT: 2**20, _METRICS: 2**22}
+_MAX_MEMBER_BYTES = {_FIT: 2**20, _METRICS: 2**22}
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([|<>][iu][1248])', 'fortran_order': False, "
     rb"'shape': \((\d{1,12}),\), \} *\n",
@@ -84,7 +83,7 @@ class PackedStudy:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.files = _read(self.path)
+        self.files = _read_archive(self.path)
         runs = [name.split("/")[1] for name in self.files]
         self.fits = {digest: self._read_fit(digest) for digest in dict.fromkeys(runs)}
         if not self.fits:
@@ -104,17 +103,19 @@ class PackedStudy:
         Raises:
             UsageError: if the ranks do not fit the dataset, or the metrics of the run.
         """
-        if (name := f"runs/{digest}/{_RANKS}") not in self.files:
+        name = f"runs/{digest}/{_RANKS}"
+        if name not in self.files:
             return None
-        rank, place = self._array(name), self._name(name)
-        event = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
-        if len(rank) != len(event):
-            raise UsageError(f"{place}: {len(rank):,} ranks of {len(event):,} targets")
-        if (last := rank.max(initial=0)) >= dataset.item_num:
-            raise UsageError(f"{place}: a rank of {last:,} among {dataset.item_num:,} items")
-        rank, test = rank.astype(np.int64), self.fits[digest].get("test") or {}
-        require_metrics(test, rank, config["metric_decimal_place"], place)
-        return rank_table(dataset, event, rank, config["timestamp_unit"])
+        rank, where = self._parse_ranks(name).astype(np.int64), self._name(name)
+        targets = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
+        if len(rank) != len(targets):
+            raise UsageError(f"{where}: {len(rank):,} ranks of {len(targets):,} targets")
+        highest = rank.max(initial=0)
+        if highest >= dataset.item_num:
+            raise UsageError(f"{where}: a rank of {highest:,} among {dataset.item_num:,} items")
+        metrics = self.fits[digest].get("test") or {}
+        require_metrics(metrics, rank, config["metric_decimal_place"], where)
+        return rank_table(dataset, targets, rank, config["timestamp_unit"])
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
@@ -133,35 +134,36 @@ class PackedStudy:
     def __str__(self) -> str:
         """Return how many of its runs belong to the present study."""
         summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
-        others = "; the others have other options, data or seeds"
-        return summary + (others if len(self.used) < len(self.fits) else "")
+        if len(self.used) < len(self.fits):
+            summary += "; the others have other options, data or seeds"
+        return summary
 
     def _read_fit(self, digest: str) -> dict[str, Any]:
         """Return the facts of a run that others may read, once all its files are validated."""
         name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
-        for needed in (name, metrics):
-            if needed not in self.files:
-                raise UsageError(f"{self._name(needed)}: it is missing")
-        fit = parse(RunFacts, self.files[name], self._name(name))
+        for required in (name, metrics):
+            if required not in self.files:
+                raise UsageError(f"{self._name(required)}: it is missing")
+        fit = parse(RunFacts, self.files[name], self._name(name)).model_dump(exclude_unset=True)
         if (status := fit.get("status")) != DONE:
             raise UsageError(f"{self._name(name)}: status is {shown(status)}, expected {DONE!r}")
         parse_epochs(self.files[metrics], self._name(metrics))
         if ranks in self.files:
-            self._array(ranks)
+            self._parse_ranks(ranks)
         elif any(map(is_from_ranks, fit.get("test") or {})):
             raise UsageError(f"{self._name(ranks)}: it is missing, and its run was tested")
-        return {**_select(fit), KNOWN_FROM: self.path.name}
+        return {**_select_public(fit), KNOWN_FROM: self.path.name}
 
-    def _array(self, name: str) -> np.ndarray:
+    def _parse_ranks(self, name: str) -> np.ndarray:
         """Return the whole numbers from 0 of a npy file, a view of its content without a copy."""
         content = self.files[name]
         header = _NPY.match(content[:256])
         if header is not None:
             dtype, size = np.dtype(header[1].decode()), int(header[2])
             if size * dtype.itemsize == len(content) - header.end():
-                found = np.frombuffer(content, dtype, offset=header.end())
-                if found.min(initial=0) >= 0:
-                    return found
+                rank = np.frombuffer(content, dtype, offset=header.end())
+                if rank.min(initial=0) >= 0:
+                    return rank
         raise UsageError(f"{self._name(name)}: expected an array of ranks, whole numbers from 0")
 
     def _name(self, member: str) -> str:
@@ -169,9 +171,9 @@ class PackedStudy:
         return f"{self.path} is damaged: {member}"
 
 
-def _select(fit: dict[str, Any]) -> dict[str, Any]:
+def _select_public(fit: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of a finished run that others may read."""
-    return {"status": DONE, **{key: fit[key] for key in _KEPT if key in fit}}
+    return {"status": DONE, **{key: fit[key] for key in _PUBLIC_FACTS if key in fit}}
 
 
 def require_place(path: str | Path) -> None:
@@ -195,73 +197,80 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     Raises:
         UsageError: if no run is finished.
     """
-    current = folder.current(plan)
+    current = folder.current_digests(plan)
     digests = sorted({current[fit.name] for fit in list_fits(plan) if fit.name in current})
     done = [digest for digest in digests if folder.fit(digest).get("status") == DONE]
     if not done:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
     files: dict[str, bytes] = {}
     for digest in done:
-        run, place = folder.run(digest), f"runs/{digest}"
-        facts = json.dumps(_select(folder.fit(digest)), indent=1, default=str)
-        files[f"{place}/{_FIT}"] = facts.encode()
-        options = read_yaml(run.config).items()
-        plain = {key: value for key, value in options if key not in INDIFFERENT}
-        if plain.get("item_vectors"):
-            plain["item_vectors"] = file_names(plain["item_vectors"])
-        files[f"{place}/{_CONFIG}"] = yaml.safe_dump(plain, allow_unicode=True).encode()
-        files[f"{place}/{_METRICS}"] = run.metrics.read_bytes() if run.metrics.is_file() else b""
-        if run.ranks.is_file():
-            rank = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
-            buffer = io.BytesIO()
-            np.save(buffer, rank.astype(np.min_scalar_type(int(rank.max(initial=0)))))
-            files[f"{place}/{_RANKS}"] = buffer.getvalue()
+        for name, content in _pack_run(folder, digest).items():
+            files[f"runs/{digest}/{name}"] = content
     with atomic_write(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
         # sorted by kind, since the files of one kind are alike and compress well together
         for name in sorted(files, key=lambda name: (name.split("/")[-1], name)):
-            about = tarfile.TarInfo(name)
-            about.size = len(files[name])
-            archive.addfile(about, io.BytesIO(files[name]))
+            header = tarfile.TarInfo(name)
+            header.size = len(files[name])
+            archive.addfile(header, io.BytesIO(files[name]))
     return len(done)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the files of an archive by name, without writing any; a UsageError beyond its bounds.
+def _pack_run(folder: StudyFolder, digest: str) -> dict[str, bytes]:
+    """Return the files of a run by name, without what is only of this machine."""
+    run = folder.run(digest)
+    facts = json.dumps(_select_public(folder.fit(digest)), indent=1, default=str)
+    options = {k: v for k, v in read_yaml(run.config).items() if k not in INDIFFERENT}
+    if options.get("item_vectors"):
+        options["item_vectors"] = keep_file_names(options["item_vectors"])
+    files = {
+        _FIT: facts.encode(),
+        _CONFIG: yaml.safe_dump(options, allow_unicode=True).encode(),
+        _METRICS: run.metrics.read_bytes() if run.metrics.is_file() else b"",
+    }
+    if run.ranks.is_file():
+        rank = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
+        buffer = io.BytesIO()
+        np.save(buffer, rank.astype(np.min_scalar_type(int(rank.max(initial=0)))))
+        files[_RANKS] = buffer.getvalue()
+    return files
 
-    ``tarfile`` is not used, since it trusts the lengths in extended headers."""
-    name = f"--known: {short(str(path))}"
+
+def _read_archive(path: Path) -> dict[str, Any]:
+    """Return the files of an archive by name, without writing any; refuse one beyond the bounds."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
-        most = min(_MOST, 2**24 + _MOST_TIMES * path.stat().st_size)
-        unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
-        content = unpack.decompress(path.read_bytes(), max_length=most + 1)
-        if len(content) > most:
-            raise tarfile.TarError(f"it has more than {most >> 20:,} MiB unpacked")
+        max_bytes = min(_MAX_BYTES, 2**24 + _MAX_RATIO * path.stat().st_size)
+        unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_MEMORY)
+        content = unpack.decompress(path.read_bytes(), max_length=max_bytes + 1)
+        if len(content) > max_bytes:
+            raise tarfile.TarError(f"it has more than {max_bytes >> 20:,} MiB unpacked")
         if not unpack.eof:
             raise EOFError("its end is missing")
         return dict(_iterate_members(memoryview(content)))
     except (OSError, ValueError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{name} is not a file of `compare --pack`: {reason}") from error
+        name = short(str(path))
+        raise UsageError(f"--known: {name} is not a file of `compare --pack`: {reason}") from error
 
 
 def _iterate_members(content: memoryview) -> Iterator[tuple[str, Any]]:
     """Yield names and contents of a tar's files; a TarError for what :func:`pack` never writes."""
+    # not by tarfile, which trusts the lengths in extended headers
     names: set[str] = set()
     start = 0
-    while bytes(header := content[start : start + _BLOCK]).strip(b"\0"):
-        about = tarfile.TarInfo.frombuf(bytes(header), "utf-8", "strict")
-        start += _BLOCK
-        if not _MEMBER.fullmatch(about.name) or about.type != tarfile.REGTYPE:
-            raise tarfile.TarError(f"{shown(about.name)} is not one of its files")
-        if about.name in names or len(names) == _MOST_MEMBERS:
-            raise tarfile.TarError(f"{about.name} is there twice, or one of too many")
-        names.add(about.name)
-        file = about.name.split("/")[-1]
-        if not 0 <= about.size <= min(len(content) - start, _MOST_BYTES.get(file, len(content))):
-            raise tarfile.TarError(f"{about.name} has {about.size:,} bytes")
+    while bytes(block := content[start : start + tarfile.BLOCKSIZE]).strip(b"\0"):
+        header = tarfile.TarInfo.frombuf(bytes(block), "utf-8", "strict")
+        start += tarfile.BLOCKSIZE
+        if not _MEMBER.fullmatch(header.name) or header.type != tarfile.REGTYPE:
+            raise tarfile.TarError(f"{shown(header.name)} is not one of its files")
+        if header.name in names or len(names) == _MAX_MEMBERS:
+            raise tarfile.TarError(f"{header.name} is there twice, or one of too many")
+        names.add(header.name)
+        file, left = header.name.split("/")[-1], len(content) - start
+        if not 0 <= header.size <= min(left, _MAX_MEMBER_BYTES.get(file, left)):
+            raise tarfile.TarError(f"{header.name} has {header.size:,} bytes")
         if file in (_FIT, _METRICS, _RANKS):
-            part = content[start : start + about.size]
-            yield about.name, part if file == _RANKS else bytes(part)
-        start += math.ceil(about.size / _BLOCK) * _BLOCK  # files fill whole blocks
+            member = content[start : start + header.size]
+            yield header.name, member if file == _RANKS else bytes(member)
+        start += math.ceil(header.size / tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE

@@ -6,7 +6,7 @@ import graphlib
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,7 +26,7 @@ from recbole_pos.values import is_number, is_whole, shown, suggest
 FIRST_SEED = 2020  # RecBole's default
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 SEARCHERS = ("optuna", "random", "grid")
-_NAME_OF_A_RUN = re.compile(r"\n|, (trial|seed) \d+")
+_RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")
 
 
 @dataclass(frozen=True)
@@ -62,57 +62,62 @@ class Search:
         )
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _parse_names(value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else () if value is None else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise ValueError("expected a list of names")
-    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        raise ValueError(f"{twice[0]} is given twice")
+    if repeated := find_repeated(names):
+        raise ValueError(f"{repeated[0]} is given twice")
     return tuple(names)
 
 
-def _row_name(name: str) -> str:
-    if _NAME_OF_A_RUN.search(name):
+def find_repeated(values: Sequence[Any]) -> list[Any]:
+    """Return the values of a list that have stood in it before."""
+    return [value for index, value in enumerate(values) if value in values[:index]]
+
+
+def _check_row_name(name: str) -> str:
+    if _RUN_NAME.search(name):
         raise ValueError("expected one line without `, trial 0` or `, seed 0`, which name its runs")
     return name
 
 
-def _seeds(value: Any) -> tuple[int, ...]:
+def _parse_seeds(value: Any) -> tuple[int, ...]:
     if is_whole(value) and 1 <= value <= 1000:
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
-    plain = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
-    if not plain or len(set(value)) < len(value):
+    is_list = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
+    if not is_list or find_repeated(value):
         raise ValueError("expected how many, or different whole numbers in a list")
     return tuple(value)
 
 
-def _bins(value: dict[str, Any]) -> dict[str, Any]:
-    for kind, edges in value.items():
+def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
+    for kind, edges in bins.items():
         if kind == COLD:
             if not isinstance(edges, bool):
                 raise ValueError("cold is true or false")
             continue
         if kind not in KINDS:
             raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
-        plain = isinstance(edges, list) and edges and all(map(is_number, edges))
-        if not plain or edges != sorted(set(edges)):
+        has_edges = isinstance(edges, list) and edges and all(map(is_number, edges))
+        if not has_edges or edges != sorted(set(edges)):
             raise ValueError(f"{kind}: expected edges between bins, ascending, such as [5, 15]")
-    return {kind: edges for kind, edges in value.items() if edges}
+    return {kind: edges for kind, edges in bins.items() if edges}
 
 
-def _search(value: Any) -> Search | Literal[True] | None:
+def _parse_search(value: Any) -> Search | Literal[True] | None:
     """Return a search from a grid, ``option: [values]``, or from ``{trials: 20, space: ...}``."""
     if value is None or isinstance(value, bool) or value == {}:
         return value or None
     if not isinstance(value, dict):
         raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
-    if {"trials", "space"} & set(value):
+    if "trials" in value or "space" in value:
         trials, space, seed = (value.get(key) for key in ("trials", "space", "seed"))
         searcher = value.get("searcher", "optuna")
-        known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
-        sampled = isinstance(space, (str, dict)) and space
+        is_known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
+        is_space = isinstance(space, (str, dict)) and space
         is_seed = seed is None or (is_whole(seed) and seed >= 0)
-        if not is_whole(trials) or trials < 1 or not (known and sampled and is_seed):
+        if not is_whole(trials) or trials < 1 or not (is_known and is_space and is_seed):
             raise ValueError("expected {trials: NUMBER, space: options or a file}")
         return Search(trials, None, space, searcher, seed)
     for name, values in value.items():
@@ -120,7 +125,7 @@ def _search(value: Any) -> Search | Literal[True] | None:
             raise ValueError(f"{name} is sampled: write {{trials: 20, space: {{{name}: ..}}}}")
         if not isinstance(values, list) or not values:
             raise ValueError(f"{name}: expected a list of values")
-        if any(v in values[:n] for n, v in enumerate(values)):
+        if find_repeated(values):
             raise ValueError(f"{name}: a value is listed twice")
     return Search(math.prod(map(len, value.values())), grid=value)
 
@@ -130,12 +135,12 @@ def _refuse(value: Any) -> None:
 
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
 Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+@[1-9]\d*$", to_lower=True)]
-Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_names)]
+Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_parse_names)]
 Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
 Refused = BeforeValidator(_refuse)  # not a key of a study, but set by the code
-Searched = Annotated[Search | Literal[True] | None, BeforeValidator(_search)]
+Searched = Annotated[Search | Literal[True] | None, BeforeValidator(_parse_search)]
 
 
 class _Layout(BaseModel):
@@ -222,15 +227,15 @@ class Plan(_Layout):
     dataset: Annotated[Text, Field(min_length=1)]
     base: Annotated[Options, Empty] = Options()
     rows: Annotated[
-        dict[Annotated[str, AfterValidator(_row_name)], Annotated[Row, Empty]],
+        dict[Annotated[str, AfterValidator(_check_row_name)], Annotated[Row, Empty]],
         Field(min_length=1),
     ]
     search: Searched = None
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_seeds)] = (FIRST_SEED,)
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_parse_seeds)] = (FIRST_SEED,)
     search_seeds: Annotated[int, Field(ge=1)] = 1
     reference: Text = ""
     metrics: Annotated[Metrics, Field(min_length=1)] = METRICS
-    bins: Annotated[dict[str, Any], AfterValidator(_bins), Empty] = {}
+    bins: Annotated[dict[str, Any], AfterValidator(_check_bins), Empty] = {}
     paper: Annotated[dict[str, dict[Metric, float]], Empty] = {}
     tables: Annotated[list[TablePlan], BeforeValidator(lambda v: [] if v is None else v)] = []
     split: dict[str, Any] | None = None
@@ -265,8 +270,8 @@ class Plan(_Layout):
         row, options = self.rows[name], self.options(name)
         if row.parent:
             return {**self.first_options(row.parent), **options}
-        points = row.search.points() if isinstance(row.search, Search) else []
-        return {**options, **(points[0] if points else {}), "seed": self.seeds[0]}
+        point = row.search.points()[0] if isinstance(row.search, Search) else {}
+        return {**options, **point, "seed": self.seeds[0]}
 
     def search_lines(self, name: str) -> dict[str, str]:
         """Return option -> file and line, of the options that the search of a row tries."""
@@ -274,10 +279,12 @@ class Plan(_Layout):
         if not isinstance(search, Search):
             return {}
         path = ("search",) if search is self.search else ("rows", name, "search")
-        path = (*path, "space") if search.space else path
-        options = search.grid or search.space
-        names = options if isinstance(options, dict) else ()
-        return {option: self.source.where(*path, option) for option in names}
+        if isinstance(search.space, str):  # its file has lines of its own
+            return {}
+        if search.space:
+            path = (*path, "space")
+        options = search.grid or search.space or {}
+        return {option: self.source.where(*path, option) for option in options}
 
     def order(self) -> list[str]:
         """Return the names of rows, each after its parent.
@@ -285,9 +292,9 @@ class Plan(_Layout):
         Raises:
             UsageError: if configurations are made of each other in a circle.
         """
-        needs = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
+        parents = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
         try:
-            return list(graphlib.TopologicalSorter(needs).static_order())
+            return list(graphlib.TopologicalSorter(parents).static_order())
         except graphlib.CycleError as error:
             circle = error.args[1]
             raise self.source.error(
@@ -343,26 +350,33 @@ def list_fits(plan: Plan) -> list[Fit]:
     All rows have their first seed before any has its second, so that an interrupted study has all
     rows with the same seeds.
     """
-    trials: dict[str, list[Fit]] = {name: [] for name in plan.order()}
-    for name, fits in trials.items():
-        search = plan.rows[name].search
-        if not isinstance(search, Search):
-            continue
-        points = search.points() if search.grid else [{}] * search.trials
-        for trial, point in enumerate(points):
-            for seed in plan.trial_seeds:
-                options = {**plan.options(name), **point, "seed": seed}
-                more = f", seed {seed}" if seed != plan.seeds[0] else ""
-                title = f"{name}, trial {trial}{more}"
-                fits.append(Fit(name, seed, "trial", trial, options, title))
-    finals = []
-    for seed in plan.seeds:
-        for name, fits in trials.items():
-            row, options = plan.rows[name], {**plan.options(name), "seed": seed}
-            after, stage = tuple(fit.name for fit in fits), "final"
-            if row.parent:
-                after, stage = (f"{row.parent}, seed {seed}",), "attach" if row.attach else "retest"
-            repeats = bool(fits) and seed in plan.trial_seeds
-            title = f"{name}, seed {seed}"
-            finals.append(Fit(name, seed, stage, None, options, title, after, repeats))
+    trials = {row: _list_trials(plan, row) for row in plan.order()}
+    finals = [
+        _make_final_fit(plan, row, seed, trials[row]) for seed in plan.seeds for row in trials
+    ]
     return [*itertools.chain.from_iterable(trials.values()), *finals]
+
+
+def _list_trials(plan: Plan, row: str) -> list[Fit]:
+    """Return the trials of a row with every seed of a trial; none if it is not searched."""
+    search = plan.rows[row].search
+    if not isinstance(search, Search):
+        return []
+    points = search.points() if search.grid else [{}] * search.trials
+    fits = []
+    for trial, point in enumerate(points):
+        for seed in plan.trial_seeds:
+            options = {**plan.options(row), **point, "seed": seed}
+            suffix = f", seed {seed}" if seed != plan.seeds[0] else ""
+            fits.append(Fit(row, seed, "trial", trial, options, f"{row}, trial {trial}{suffix}"))
+    return fits
+
+
+def _make_final_fit(plan: Plan, row: str, seed: int, trials: list[Fit]) -> Fit:
+    """Return the fit that is tested of a row and a seed, after the trials of the row."""
+    parent, after, stage = plan.rows[row].parent, tuple(fit.name for fit in trials), "final"
+    if parent:
+        after, stage = (f"{parent}, seed {seed}",), "attach" if plan.rows[row].attach else "retest"
+    repeats = bool(trials) and seed in plan.trial_seeds
+    options = {**plan.options(row), "seed": seed}
+    return Fit(row, seed, stage, None, options, f"{row}, seed {seed}", after, repeats)

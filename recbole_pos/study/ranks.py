@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -39,12 +38,15 @@ def is_from_ranks(metric: str) -> bool:
 
 
 def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """Return the gain of each target, whose mean is the metric; a UsageError for an unknown one.
+    """Return the gain of each target, whose mean is the metric.
 
     Args:
-        rank: rank of the target among all items, 0 for the first; a half rank is allowed for
+        rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
             ties, infinity for a target that cannot be ranked.
-        metric: one of ``_GAINS`` and a cutoff: ``ndcg@10``.
+        metric: name and cutoff: ``ndcg@10``.
+
+    Raises:
+        UsageError: for a metric that does not follow from ranks.
     """
     match = _METRIC.fullmatch(metric.lower())
     if not match or match[1] not in _GAINS:
@@ -61,20 +63,19 @@ def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
 def require_metrics(
     metrics: Mapping[str, float], rank: np.ndarray, decimals: int, name: str
 ) -> None:
-    """Require that the metrics of a test agree with the ranks of its targets; a UsageError names
-    one that does not.
+    """Raise a UsageError for a metric of a test that does not agree with its ranks.
 
     Args:
         metrics: metrics of a test; those that do not follow from ranks are not checked.
         rank: [targets] ranks.
-        decimals: number of decimals that metrics are rounded to.
+        decimals: decimals that metrics are rounded to.
         name: name of the file, for messages.
     """
     for metric, value in metrics.items():
         if len(rank) and is_from_ranks(metric):
             score = float(compute_gains(rank, metric).mean())
-            half_unit = 0.5001 * 10.0**-decimals + 1e-9  # of the last decimal, and float noise
-            if abs(score - value) > half_unit:
+            rounding_error = 0.5001 * 10.0**-decimals + 1e-9
+            if abs(score - value) > rounding_error:
                 raise UsageError(
                     f"{name}: {metric} of these ranks is {score:.6f}, expected the {value:g} that "
                     "the run says about its test"
@@ -88,8 +89,8 @@ class RankTable:
     Attributes:
         runs: a line for each run: row (str) and seed (int).
         targets: a line for each target: user (or session; users are independent), and where
-            known item, history (length), age (of the newest event of the history, in seconds) and
-            popularity (training events of the item; 0 for a cold item).
+            known item, history (its length), age (of its newest interaction, in seconds) and
+            popularity (training interactions of the item; 0 for a cold item).
         rank: [runs, targets] rank of a target among all items in a run, 0 for the first.
     """
 
@@ -99,23 +100,29 @@ class RankTable:
 
     @classmethod
     def from_runs(cls, frames: Mapping[tuple[str, int], pd.DataFrame]) -> RankTable:
-        """Align the ranks of runs by target; a UsageError names runs of which that cannot be done.
+        """Align the ranks of runs by target.
 
         Args:
             frames: (row, seed) -> a line for each test target, with the columns rank and user,
                 and perhaps item, history, age, popularity. The order of lines does not matter.
+
+        Raises:
+            UsageError: naming runs of other targets, or one without ranks.
         """
-        sorted_runs = {key: _sorted(frame, *key) for key, frame in frames.items()}
-        (row, seed), (first, _) = next(iter(sorted_runs.items()))
-        for (other, its_seed), (targets, _) in sorted_runs.items():
-            if not first.equals(targets):
-                raise UsageError(
-                    f"{other}, seed {its_seed} and {row}, seed {seed} cannot be compared: their "
-                    f"{len(targets):,} and {len(first):,} test targets are not the same; were the "
-                    "data and the split?"
-                )
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
-        return cls(runs, first, np.stack([rank for _, rank in sorted_runs.values()]))
+        targets, ranks = pd.DataFrame(), list[np.ndarray]()
+        for (row, seed), frame in frames.items():
+            run_targets, rank = _sort_targets(frame, row, seed)
+            if not ranks:
+                targets = run_targets
+            elif not targets.equals(run_targets):
+                raise UsageError(
+                    f"{row}, seed {seed} and {runs['row'][0]}, seed {runs['seed'][0]} cannot be "
+                    f"compared: their {len(run_targets):,} and {len(targets):,} test targets are "
+                    "not the same; were the data and the split?"
+                )
+            ranks.append(rank)
+        return cls(runs, targets, np.stack(ranks))
 
     @property
     def rows(self) -> list[str]:
@@ -127,29 +134,29 @@ class RankTable:
         return sorted(self.runs.loc[self.runs["row"] == row, "seed"])
 
     def totals(
-        self, metric: str, where: np.ndarray | None = None
+        self, metric: str, mask: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the gains of each user's targets, summed.
 
         Args:
             metric: as in :func:`compute_gains`.
-            where: [targets] whether a target counts; all if None.
+            mask: [targets] whether a target counts; all if None.
 
         Returns:
             Row -> [seeds, users] sums over targets, seeds ascending; and [users] the number of
             targets of each user. Users without targets are left out.
         """
-        keep = np.full(len(self.targets), True) if where is None else where
-        _, user = np.unique(self.targets["user"].to_numpy()[keep], return_inverse=True)
-        size = np.bincount(user)
-        values = compute_gains(self.rank[:, keep], metric)
-        total = np.stack([np.bincount(user, line, len(size)) for line in values])
-        by_row = self.runs.sort_values("seed", kind="stable").groupby("row", sort=False)
-        places = {row: part.index.to_numpy() for row, part in by_row}
-        return {row: total[places[row]] for row in self.rows}, size
+        mask = np.full(len(self.targets), True) if mask is None else mask
+        _, user_index = np.unique(self.targets["user"].to_numpy()[mask], return_inverse=True)
+        num_targets = np.bincount(user_index)
+        gains = compute_gains(self.rank[:, mask], metric)
+        totals = np.stack([np.bincount(user_index, run, len(num_targets)) for run in gains])
+        runs = self.runs.sort_values("seed", kind="stable")
+        by_row = {row: totals[runs.index[runs["row"] == row]] for row in self.rows}
+        return by_row, num_targets
 
 
-def _sorted(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+def _sort_targets(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the targets of a run in an order that all runs share, and their ranks."""
     name = f"ranks of {row}, seed {seed}"
     if not {"user", "rank"} <= set(frame.columns):
@@ -158,7 +165,7 @@ def _sorted(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.
     rank = frame["rank"].to_numpy(dtype=float)
     if not (len(rank) and (rank >= 0).all()):  # false for NaN, too
         raise UsageError(f"{name}: expected numbers from 0, a rank for each target")
-    order = np.lexsort([targets[name].to_numpy() for name in reversed(targets.columns)])
+    order = np.lexsort([targets[column].to_numpy() for column in reversed(targets.columns)])
     return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
@@ -167,9 +174,8 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
 
     Args:
         targets: targets of a :class:`RankTable`.
-        bins: history (length), age (seconds from the newest event of the history to the target) or
-            popularity (training events of the item) -> ascending edges, a value is in a bin if it
-            is above one edge and not above the next; or cold (whether it has none) -> True.
+        bins: history, age or popularity -> ascending edges, a value is in a bin if it is above one
+            edge and not above the next; or cold (whether the popularity is 0) -> True.
 
     Returns:
         Kind -> name of the bin -> [targets] whether a target is in it.
@@ -189,17 +195,20 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
         if kind == COLD:
             masks[kind] = {"cold items": values == 0, "other items": values != 0}
         else:
-            place = np.searchsorted(edges, values)
-            masks[kind] = {name: place == n for n, name in enumerate(name_bins(kind, edges))}
+            bin_index = np.searchsorted(edges, values)
+            masks[kind] = {name: bin_index == i for i, name in enumerate(name_bins(kind, edges))}
     return masks
 
 
 def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     """Return names of the bins between ascending edges: ``history up to 5``, ``history 6 to 15``"""
-    shown_edges = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
-    between = []
-    for (low, start), (high, end) in itertools.pairwise(zip(edges, shown_edges, strict=True)):
-        first = start if kind == "age" else f"{math.floor(low) + 1:,g}"
-        between.append(end if math.floor(low) + 1 >= high else f"{first} to {end}")
-    names = (f"up to {shown_edges[0]}", *between, f"over {shown_edges[-1]}")
-    return [f"{kind} {name}" for name in names]
+    texts = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
+    names = [f"{kind} up to {texts[0]}"]
+    for i in range(1, len(edges)):
+        first = math.floor(edges[i - 1]) + 1
+        if first >= edges[i]:  # one whole number
+            names.append(f"{kind} {texts[i]}")
+        else:
+            low = texts[i - 1] if kind == "age" else f"{first:,g}"
+            names.append(f"{kind} {low} to {texts[i]}")
+    return [*names, f"{kind} over {texts[-1]}"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from recbole_pos.study.plan import Plan, TablePlan
 from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
@@ -29,8 +31,8 @@ class TieCount:
         test: users whose test item another order would change.
     """
 
-    users: int
-    test: int
+    users: Annotated[int, Field(ge=0, lt=2**64)]
+    test: Annotated[int, Field(ge=0, lt=2**64)]
 
     def describe(self, dataset: str, ties: str) -> str:
         """Return a note for every table of the dataset, with the order that the study takes."""

@@ -1,4 +1,4 @@
-"""The fits of a study that are left to train, each after the fits it depends on."""
+"""Which fits of a study are trained next, each after the fits it depends on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ class Scheduler:
 
     Attributes:
         status: name of a fit that has ended -> done or failed.
+        reasons: name of a fit that has failed -> why.
         digests: name of a fit -> digest of its run.
+        configs: digest of a run -> its configuration.
+        earlier: name of a fit -> its run in an earlier call, as in ``current.json``.
+        datasets: digest of data options -> dataset.
     """
 
     def __init__(
@@ -69,18 +73,17 @@ class Scheduler:
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
-        wanted = {row for name in rows or plan.rows for row in plan.ancestors(name)}
-        self.rows = [name for name in plan.rows if name in wanted]
-        self.fits = [fit for fit in list_fits(plan) if fit.row in wanted]
+        needed = {row for name in rows or plan.rows for row in plan.ancestors(name)}
+        self.rows = [name for name in plan.rows if name in needed]
+        self.fits = [fit for fit in list_fits(plan) if fit.row in needed]
         self.waiting = list(self.fits)
-        self.trials = {(fit.row, fit.trial, fit.seed): fit.name for fit in self.fits}
         self.status: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
-        self.configs: dict[str, PosConfig] = {}  # by digest
-        self.noted = folder.noted()
-        self.tried = True  # whether this call trains, and does not only report
-        self.datasets: dict[str, Any] = {}  # by the options that decide them
+        self.configs: dict[str, PosConfig] = {}
+        self.earlier = folder.read_current()
+        self.only_reports = False
+        self.datasets: dict[str, Any] = {}
         self.searches = {
             name: RowSearch(plan, name) for name in self.rows if plan.rows[name].search
         }
@@ -101,37 +104,38 @@ class Scheduler:
             if any(name not in self.status for name in fit.after):
                 continue
             self.waiting.remove(fit)
-            if not sample and not self._is_sampled(fit):
+            if fit.trial is not None and not sample and not self._is_sampled(fit):
                 self.end(fit, FAILED, _UNTRAINED)
+                continue
+            if reason := self._explain_failure(fit):
+                self.end(fit, FAILED, reason)
                 continue
             try:
                 job = self._make_job(fit)
             except UsageError as error:
                 self.end(fit, FAILED, str(error))
                 continue
-            if job is None:  # a fit that it depends on failed
-                continue
             facts = self._find_finished(job, restore)
+            if facts.get("status") != DONE and (reason := self._explain_no_weights(fit)):
+                self.end(fit, FAILED, reason)  # it has no run for the tables to show
+                continue
             self.digests[fit.name], self.configs[job.digest] = job.digest, job.config
-            if facts.get("status") == DONE:  # a run that failed is tried again
-                self.end(fit, DONE, facts=facts)
-            elif reason := self._explain_no_weights(fit):
-                del self.digests[fit.name]  # it has no run for the tables to show
-                self.end(fit, FAILED, reason)
-            else:
+            if facts.get("status") != DONE:  # a run that failed is tried again
                 return job
+            self.end(fit, DONE, facts=facts)
         return None
 
     def take_finished(self) -> None:
         """Record finished runs, also of packed studies, for a report; others count as failed."""
         while job := self.next_job(sample=False):
             self.end(job.fit, FAILED, _UNTRAINED)
-        self.tried = False
+        self.only_reports = True
 
     def unmade(self) -> dict[str, str]:
         """Return names and reasons of fits that failed before their run had a folder."""
-        reasons = self.reasons.items() if self.tried else ()
-        return {name: reason for name, reason in reasons if name not in self.digests}
+        if self.only_reports:
+            return {}
+        return {name: why for name, why in self.reasons.items() if name not in self.digests}
 
     def preview(self) -> dict[str, str]:
         """Return the state of every fit for a preview, which ends this scheduler.
@@ -145,67 +149,84 @@ class Scheduler:
         """
         states = {}
         while job := self.next_job(sample=False, restore=False):
-            began = self.folder.is_begun(job.digest)
-            tested_only = job.fit.repeats and job.begin
-            states[job.fit.name] = CONTINUED if began else DONE if tested_only else NEW
+            if self.folder.is_begun(job.digest):
+                states[job.fit.name] = CONTINUED
+            else:
+                is_trained = job.fit.repeats and job.begin
+                states[job.fit.name] = DONE if is_trained else NEW
         for fit in self.fits:
-            is_new = fit.has_parent or fit.trial is not None or not fit.after
-            done = self.status.get(fit.name) == DONE
-            states.setdefault(fit.name, DONE if done else NEW if is_new else OPEN)
+            is_open = fit.stage == "final" and fit.after
+            state = DONE if self.status.get(fit.name) == DONE else OPEN if is_open else NEW
+            states.setdefault(fit.name, state)
         return states
 
     def _find_finished(self, job: Job, restore: bool) -> dict[str, Any]:
-        """Return the facts of a run in the study's folder, or in a packed study, from which it is
-        copied into the folder if ``restore``; empty if none has it."""
+        """Return the facts of a finished run in the folder or a packed study; empty if in none."""
         facts = self.folder.fit(job.digest)
-        holders = [packed for packed in self.packed if job.digest in packed.fits]
-        for packed in holders:
+        packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
+        for packed in packed_studies:
             packed.used.add(job.digest)
-        if facts.get("status") == DONE or not holders:
+        if facts.get("status") == DONE or not packed_studies:
             return facts
-        dataset = self.prepare(job.config)
+        packed, dataset = packed_studies[0], self.prepare(job.config)
         if restore:
-            holders[0].restore(job.digest, self.folder, job.config, dataset)
+            packed.restore(job.digest, self.folder, job.config, dataset)
         else:
-            holders[0].ranks(job.digest, job.config, dataset)
-        return holders[0].fits[job.digest]
+            packed.ranks(job.digest, job.config, dataset)
+        return packed.fits[job.digest]
+
+    def _explain_failure(self, fit: Fit) -> str:
+        """Return why the fits that a fit depends on leave it nothing to train; empty if they do."""
+        if fit.has_parent:
+            (parent,) = fit.after
+            is_failed = self.status[parent] == FAILED
+            return f"{parent} failed: {self.reasons.get(parent, '')}" if is_failed else ""
+        if not fit.after:
+            return ""
+        if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
+            return _UNTRAINED  # other trials may be better
+        if self.searches[fit.row].best() is None:
+            first = self.reasons.get(fit.after[0], "no trial has a validation value")
+            return f"all trials failed; the first one: {first}"
+        return ""
 
     def _explain_no_weights(self, fit: Fit) -> str:
         """Return why a fit cannot start from weights of another; empty if it can or need not."""
         if not fit.has_parent:
             return ""
-        source = self.digests[fit.after[0]]
-        taken_from = self.folder.fit(source).get(KNOWN_FROM)
-        if not taken_from:
+        (parent,) = fit.after
+        digest = self.digests[parent]
+        known_from = self.folder.fit(digest).get(KNOWN_FROM)
+        if not known_from:
             return ""
         return (
-            f"it starts from the weights of {fit.after[0]}, and {taken_from} has none; to train "
-            f"that again, delete {self.folder.run(source).path} and leave --known out"
+            f"it starts from the weights of {parent}, and {known_from} has none; to train that "
+            f"again, delete {self.folder.run(digest).path} and leave --known out"
         )
 
     def _is_sampled(self, fit: Fit) -> bool:
-        """Return whether the options of a fit are known without sampling any."""
-        return fit.trial is None or self._recall(fit) is not None
+        """Return whether the options of a trial are known without sampling any."""
+        search = self.searches[fit.row]
+        return search.is_grid or fit.trial in search.asked or self._recall(fit) is not None
 
     def _recall(self, fit: Fit) -> dict[str, Any] | None:
-        """Return the options that were sampled for a trial, in this folder or a packed study, if
-        the run that was made with them is that of the trial; else None."""
+        """Return the options that an earlier run of a trial was sampled with; None without one."""
         search = self.searches[fit.row]
-        if search.searcher is None or fit.trial in search.asked:
-            return {}  # nothing is left to sample
-        noted = self.noted.get(fit.name, {}).get("run", "")
-        runs = [(noted, self.folder.fit(noted))]
+        if search.is_grid or fit.trial in search.asked:
+            return None
+        digest = self.earlier.get(fit.name, {}).get("run", "")
+        runs = [(digest, self.folder.fit(digest))]
         for packed in self.packed:
-            for name, facts in packed.fits.items():
+            for digest, facts in packed.fits.items():
                 if all(facts.get(key) == getattr(fit, key) for key in ("row", "trial", "seed")):
-                    runs.append((name, facts))
-        for name, facts in runs:
-            drawn = search.select_sampled(facts.get("searched") or {})
-            same = facts.get("space", search.space) == search.space  # runs of 0.2 do not have it
-            if drawn is not None and same:
-                config = row_config(fit.options, {**search.fixed, **drawn})
-                if self._digest(config, True) == name:
-                    return drawn
+                    runs.append((digest, facts))
+        for digest, facts in runs:
+            sampled = search.select_sampled(facts.get("searched") or {})
+            is_same = facts.get("space", search.space) == search.space  # runs of 0.2 lack it
+            if sampled is not None and is_same:
+                config = row_config(fit.options, {**search.fixed, **sampled})
+                if self._digest(config, True) == digest:
+                    return sampled
         return None
 
     def prepare(self, config: PosConfig) -> Any:
@@ -243,49 +264,40 @@ class Scheduler:
             for row, search in self.searches.items()
         }
 
-    def _make_job(self, fit: Fit) -> Job | None:
-        """Return a fit with its run, after the fits it depends on have ended; None, with the fit
-        recorded as failed, if those leave nothing to train."""
+    def _make_job(self, fit: Fit) -> Job:
+        """Return a fit with its run, after the fits it depends on have ended."""
         if fit.has_parent:
             return self._make_job_of_parent(fit)
-        searched: dict[str, Any] = {}
-        begin = None
-        if search := self.searches.get(fit.row):
-            if fit.trial is not None:
-                searched = search.ask(fit.trial, self._recall(fit))
-            else:
-                best = search.best()
-                if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
-                    self.end(fit, FAILED, _UNTRAINED)  # others may be better
-                    return None
-                if best is None:
-                    first = self.reasons.get(fit.after[0], "no trial has a validation value")
-                    self.end(fit, FAILED, f"all trials failed; the first one: {first}")
-                    return None
-                searched = search.asked[best]
-                trial = self.digests.get(self.trials.get((fit.row, best, fit.seed), ""), "")
-                begin = trial if self.folder.has_weights(trial) else None
-        config = row_config(fit.options, searched)
+        if fit.row not in self.searches:
+            config = row_config(fit.options)
+            return Job(fit, config, self._digest(config, False))
+        search, trained_run = self.searches[fit.row], None
+        if fit.trial is not None:
+            options = search.ask(fit.trial, self._recall(fit))
+        else:
+            best = search.best()
+            assert best is not None  # else the fit has failed
+            options = search.asked[best]
+            for trial in self.fits:
+                if (trial.row, trial.trial, trial.seed) == (fit.row, best, fit.seed):
+                    trained_run = self.digests.get(trial.name)
+        config = row_config(fit.options, options)
+        begin = trained_run if trained_run and self.folder.has_weights(trained_run) else None
         return Job(fit, config, self._digest(config, fit.stage == "trial"), begin)
 
-    def _make_job_of_parent(self, fit: Fit) -> Job | None:
-        """Return the job of a fit that starts from weights of another; None if that failed."""
-        (before,) = fit.after
-        if self.status[before] == FAILED:
-            self.end(fit, FAILED, f"{before} failed: {self.reasons.get(before, '')}")
-            return None
-        source = self.digests[before]
-        options = self.configs[source].plain
+    def _make_job_of_parent(self, fit: Fit) -> Job:
+        """Return the job of a fit that starts from weights of another."""
+        parent = self.digests[fit.after[0]]
+        parent_options = self.configs[parent].plain
         schemes = fit.options["attach"]
-        changes = {key: value for key, value in fit.options.items() if key != "attach"}
+        options = {key: value for key, value in fit.options.items() if key != "attach"}
         if schemes:
-            changes |= {
-                "position": attach_schemes(row_config(options).plain["position"], schemes),
-                "init_from": str(self.folder.run(source).path.resolve()),
-                "train_only": list(schemes),
-            }
-        config = row_config(options, changes)
-        return Job(fit, config, self._digest(config, source), None if schemes else source)
+            position = row_config(parent_options).plain["position"]
+            options["position"] = attach_schemes(position, schemes)
+            options["init_from"] = str(self.folder.run(parent).path.resolve())
+            options["train_only"] = list(schemes)
+        config = row_config(parent_options, options)
+        return Job(fit, config, self._digest(config, parent), None if schemes else parent)
 
     def metric(self, row: str) -> str:
         """Return the validation metric by which the runs of a row are shown."""
@@ -302,7 +314,7 @@ class Scheduler:
 
 
 class RowSearch:
-    """The trials of a row, chosen by validation only: none of them has test events.
+    """The trials of a row, chosen by validation only: none of them has test interactions.
 
     A grid is tried point by point, a space is sampled by Optuna (TPE).
 
@@ -318,58 +330,50 @@ class RowSearch:
         mode: max or min.
         asked: trial -> options that the search gives it.
         values: trial -> validation value with each seed that has ended, None if it failed.
+        is_grid: whether the trials are the points of a grid.
+        searcher: where the options of trials come from.
         fixed: options that a space sets for all trials.
         searched: the space; without parameters for a grid.
         space: digest of a space and its sampler; empty for a grid.
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
-        self.seeds = len(plan.trial_seeds)
-        options = {**plan.options(name), "seed": plan.seeds[0]}
+        search = plan.rows[name].search
+        assert isinstance(search, Search)
         config = row_config(plan.first_options(name))
+        self.seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"
         self.asked: dict[int, dict[str, Any]] = {}
         self.values: dict[int, list[float | None]] = {}
         self.fixed: dict[str, Any] = {}
-        self.searched = Space([])
-        self.searcher: Searcher | None = None
-        self.space = ""
-        search = plan.rows[name].search
-        assert isinstance(search, Search)
-        self.points = search.points() if search.grid else []
-        names = list(search.grid or ())
+        self.searched, self.space = Space([]), ""
+        self.searcher = Searcher(iter(search.points()))
+        self.is_grid = not search.space
         if search.space:
-            space = (
-                read_space(find_space_file(search.space, ""))
-                if isinstance(search.space, str)
-                else parse_space(search.space, plan.search_lines(name))
-            )
-            given = config.external_config_dict  # wins over what the space fixes
-            self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
-            check_space(space, lambda drawn: row_config(options, {**self.fixed, **drawn}))
-            seed = plan.seeds[0] if search.seed is None else search.seed
-            self.searched, self.searcher = (
-                space,
-                make_searcher(search.searcher, space, self.mode, seed),
-            )
-            parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
-            how = [] if search.searcher == "optuna" else [search.searcher]
-            self.space = digest(
-                {"space": parameters, "given": space.context}, seed, self.mode, *how
-            )
-            names = space.names
-        for option in names:
-            for path, given_to in ((("base",), plan.base), (("rows", name), plan.rows[name])):
-                if option in given_to.options:
-                    raise plan.source.error(
-                        (*path, option),
-                        f"{name}: {option} is given here, and its search tries it as well; take it "
-                        "out of one (`search: false` for a configuration that is not searched)",
-                    )
+            if isinstance(search.space, str):
+                self.searched = read_space(find_space_file(search.space, ""))
+            else:
+                self.searched = parse_space(search.space, plan.search_lines(name))
+            self._sample_space(plan, name, search, config)
+        for option in search.grid or self.searched.names:
+            _require_not_given(plan, name, option)
+
+    def _sample_space(self, plan: Plan, name: str, search: Search, config: PosConfig) -> None:
+        """Set up the sampling of a row's space, whose fixed options yield to those of the row."""
+        space, seed = self.searched, plan.seeds[0] if search.seed is None else search.seed
+        given = config.external_config_dict
+        self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
+        options = {**plan.options(name), "seed": plan.seeds[0]}
+        check_space(space, lambda sampled: row_config(options, {**self.fixed, **sampled}))
+        self.searcher = make_searcher(search.searcher, space, self.mode, seed)
+        parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
+        others = [] if search.searcher == "optuna" else [search.searcher]
+        content = {"space": parameters, "given": space.context}
+        self.space = digest(content, seed, self.mode, *others)
 
     def select_sampled(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the part of a run's options that the space samples.
+        """Return the options of a run that the space samples.
 
         None if the space cannot have sampled them: one is missing or outside its range.
         """
@@ -381,31 +385,43 @@ class RowSearch:
                 sampled[parameter.name] = options[parameter.name]
         return sampled
 
-    def ask(self, trial: int, drawn: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the options of a trial; ``drawn`` were sampled for it before, if given."""
+    def ask(self, trial: int, sampled: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the options of a trial; ``sampled`` are those that it had before, if any."""
         if trial not in self.asked:  # else the trial has another seed already
-            if self.searcher is None:
-                self.asked[trial] = self.points[trial]
-            elif drawn is None:
-                self.asked[trial] = {**self.fixed, **self.searcher.ask(trial)}
+            if sampled is None:
+                sampled = self.searcher.ask(trial)
             else:
-                self.searcher.recall(trial, drawn)
-                self.asked[trial] = {**self.fixed, **drawn}
+                self.searcher.recall(trial, sampled)
+            self.asked[trial] = {**self.fixed, **sampled}
         return self.asked[trial]
 
     def tell(self, trial: int, value: float | None) -> None:
         """Record the best validation value of a trial with one of its seeds; None if it failed."""
         values = self.values.setdefault(trial, [])
         values.append(value)
-        if self.searcher is not None and len(values) == self.seeds:
+        if len(values) == self.seeds:
             self.searcher.tell(trial, average_seeds(values, self.seeds))
 
     def best(self) -> int | None:
         """Return the trial with the best mean over its seeds, the first of equals, or None."""
-        means = {trial: average_seeds(v, self.seeds) for trial, v in sorted(self.values.items())}
-        scores = {trial: mean for trial, mean in means.items() if mean is not None}
+        scores = {}
+        for trial, values in sorted(self.values.items()):
+            mean = average_seeds(values, self.seeds)
+            if mean is not None:
+                scores[trial] = mean
         best = max if self.mode == "max" else min
         return best(scores, key=scores.__getitem__, default=None)
+
+
+def _require_not_given(plan: Plan, row: str, option: str) -> None:
+    """Raise a UsageError for an option that a search tries and that its row or the base sets."""
+    for path, layer in ((("base",), plan.base), (("rows", row), plan.rows[row])):
+        if option in layer.options:
+            raise plan.source.error(
+                (*path, option),
+                f"{row}: {option} is given here, and its search tries it as well; take it out of "
+                "one (`search: false` for a configuration that is not searched)",
+            )
 
 
 def average_seeds(values: Sequence[float | None], seeds: int) -> float | None:

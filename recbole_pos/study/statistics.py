@@ -24,7 +24,7 @@ from recbole_pos.study.ranks import RankTable
 LEVEL = 0.95
 POWER = 0.8
 ALL = "all targets"  # the bin that has every target
-_FEW = 13  # most units of which all 2^13 flips are tried
+_FEW = 13  # units of which all 2^13 flips are tried
 _ROUNDS = 9_999  # random flips for more units
 _CELLS = 20_000_000  # most signs in memory at a time
 # Columns of a table of differences.
@@ -35,22 +35,22 @@ DIFFERENCES = [
 ]
 
 
-def compute_pseudo_values(totals: np.ndarray, size: np.ndarray) -> np.ndarray:
+def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.ndarray:
     """Return the jackknife values of units, for a mean over targets of which units have several.
 
     Args:
         totals: [..., units] sums over the targets of each unit.
-        size: [units] number of targets of each unit.
+        num_targets: [units] number of targets of each unit.
 
     Returns:
         [..., units] values whose mean and variance are computed as if each unit had one target;
         the totals themselves if each has one (Quenouille; Tukey).
     """
-    if (size == 1).all() or len(size) == 1:
-        return totals / size
-    units, all_targets = len(size), size.sum()
-    whole = totals.sum(-1, keepdims=True)
-    return units * whole / all_targets - (units - 1) * (whole - totals) / (all_targets - size)
+    if (num_targets == 1).all() or len(num_targets) == 1:
+        return totals / num_targets
+    units, targets = len(num_targets), num_targets.sum()
+    total = totals.sum(-1, keepdims=True)
+    return units * total / targets - (units - 1) * (total - totals) / (targets - num_targets)
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,10 @@ class SeedNoise:
 
     @classmethod
     def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
-        """Average the noise of several rows, weighted by degrees of freedom.
+        """Average the noise of rows, each [seeds, units] values, weighted by degrees of freedom.
 
-        Args:
-            rows: values [seeds, units] of each row. A row whose runs are all equal (Pop does not
-                depend on the seed) is left out.
-
-        Returns:
-            The pooled noise; None where no row has two seeds with different means.
+        A row whose runs are all equal (Pop does not depend on the seed) is left out; None if no row
+        has two seeds with different means.
         """
         estimates = [cls.from_values(values) for values in rows]
         noises = [noise for noise in estimates if noise is not None and noise.between > 0]
@@ -103,20 +99,19 @@ class SeedNoise:
         )
         return cls(between, within, df, level)
 
-    def at(self, level: float) -> float:
-        """Return the factor of the variances for a row whose mean is ``level``.
-
-        The noise grows with the metric; for a row below the others it is not reduced, to be safe.
-        """
+    def factor(self, level: float) -> float:
+        """Return the factor of the variances for a row with a mean of ``level``: noise grows with
+        the metric, and is not reduced for a row below the others."""
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference of two means, row less reference, its standard error and degrees of freedom.
+    """The difference of two means, row less reference.
 
     Attributes:
-        error: nan where it cannot be estimated: for one unit, or if no unit differs.
+        error: standard error; nan where it cannot be estimated (one unit, or none that differs).
+        df: degrees of freedom.
         seed_noise: source of the noise between seeds: ``own`` (both sides have several seeds),
             ``pooled`` (over the study's rows, since a side has one seed) or ``unknown`` (no row has
             several: the error covers the units only, and is too small).
@@ -158,37 +153,39 @@ def estimate(
         coupled: whether seed s of a side was made from seed s of the other, so that they share its
             noise: then it is estimated from the differences of each seed, not from the two sides.
     """
-    difference = float(row.mean() - reference.mean())
+    difference, units = float(row.mean() - reference.mean()), row.shape[1]
+    if units < 2:
+        return Estimate(difference, float("nan"), float("nan"), "unknown")
     # the noise of one coupled seed is unknown; that of two independent sides is an upper bound
     is_coupled = coupled and row.shape == reference.shape and len(row) > 1
     sides = [row - reference] if is_coupled else [row, reference]
-    units = row.shape[1]
-    if units < 2:
-        return Estimate(difference, float("nan"), float("nan"), "unknown")
     between_units = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / units
     # extra variance of seeds, and the denominator of Satterthwaite's degrees of freedom
     extra, weight = 0.0, between_units**2 / (units - 1)
-    fewest = units - 1  # degrees of freedom of a sum are never below those of its parts
-    shared = 0.0  # sum of the factors by which the pooled variances are taken
+    lowest_df = units - 1  # degrees of freedom of a sum are never below those of its parts
+    pooled_factor = 0.0  # sum of the factors by which the pooled variances are taken
     for side in sides:
         noise = SeedNoise.from_values(side)
         if noise is None:
-            shared += pooled.at(float(side.mean())) if pooled is not None else 1.0
+            pooled_factor += pooled.factor(float(side.mean())) if pooled is not None else 1.0
             continue
         extra += (noise.between - noise.within) / len(side)
         weight += (noise.between / len(side)) ** 2 / noise.df
-        fewest = min(fewest, noise.df)
-    if shared and pooled is not None:
-        extra += shared * (pooled.between - pooled.within)
-        weight += (shared * pooled.between) ** 2 / pooled.df
-        fewest = min(fewest, pooled.df)
+        lowest_df = min(lowest_df, noise.df)
+    seed_noise = "own"
+    if pooled_factor:
+        seed_noise = "unknown"
+        if pooled is not None:
+            seed_noise = "pooled"
+            extra += pooled_factor * (pooled.between - pooled.within)
+            weight += (pooled_factor * pooled.between) ** 2 / pooled.df
+            lowest_df = min(lowest_df, pooled.df)
     variance = between_units + max(extra, 0.0)
-    source = "own" if not shared else "unknown" if pooled is None else "pooled"
     if not variance or not (row.any() or reference.any()):
         # equal values, such as zeros where no cold item is found, do not mean a precise estimate
-        return Estimate(difference, float("nan"), float("nan"), source)
-    df = max(variance**2 / weight, fewest)
-    return Estimate(difference, float(np.sqrt(variance)), float(df), source)
+        return Estimate(difference, float("nan"), float("nan"), seed_noise)
+    df = max(variance**2 / weight, lowest_df)
+    return Estimate(difference, float(np.sqrt(variance)), float(df), seed_noise)
 
 
 def flip_signs(differences: np.ndarray) -> np.ndarray:
@@ -207,37 +204,36 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
     """
     differences = np.asarray(differences, dtype=float)
     p_values = np.ones(differences.shape[1])
-    many = []
-    for column, values in enumerate(differences.T):
+    sampled = []  # comparisons with too many units to try all flips
+    for comparison, values in enumerate(differences.T):
         values = values[values != 0]
         if len(values) > _FEW:
-            many.append(column)
+            sampled.append(comparison)
         elif len(values):
             flips = np.arange(2 ** len(values))[:, None] >> np.arange(len(values))
             sums = np.abs((1 - 2 * (flips & 1)) @ values)
-            p_values[column] = (sums >= _just_below(abs(values.sum()))).mean()
-    if many:
-        chosen = differences[:, many]
-        chosen = chosen[(chosen != 0).any(1)]
-        p_values[many] = _random_flips(chosen)
+            p_values[comparison] = (sums >= _just_below(abs(values.sum()))).mean()
+    if sampled:
+        values = differences[:, sampled]
+        p_values[sampled] = _sample_flips(values[(values != 0).any(1)])
     return p_values
 
 
-def _random_flips(values: np.ndarray) -> np.ndarray:
+def _sample_flips(values: np.ndarray) -> np.ndarray:
     """Return p-values [comparisons] of random sign flips of values [units, comparisons]."""
     rng = np.random.default_rng(0)
     units = len(values)
     observed = _just_below(np.abs(values.sum(0)))
-    reached = np.zeros(values.shape[1])
+    num_reached = np.zeros(values.shape[1])
     step = max(_CELLS // units, 1)  # flips at a time
     for start in range(0, _ROUNDS, step):
         count = min(step, _ROUNDS - start)
         bits = np.frombuffer(rng.bytes(math.ceil(count * units / 8)), dtype=np.uint8)
-        up = np.unpackbits(bits, count=count * units).reshape(count, units).astype(np.float32)
-        # sum of +-v is twice the sum of those that stay up, less the sum of all
-        sums = 2 * (up @ values.astype(np.float32)) - values.sum(0)
-        reached += (np.abs(sums) >= observed).sum(0)
-    return (reached + 1) / (_ROUNDS + 1)
+        stays = np.unpackbits(bits, count=count * units).reshape(count, units).astype(np.float32)
+        # sum of +-v is twice the sum of those that stay, less the sum of all
+        sums = 2 * (stays @ values.astype(np.float32)) - values.sum(0)
+        num_reached += (np.abs(sums) >= observed).sum(0)
+    return (num_reached + 1) / (_ROUNDS + 1)
 
 
 def _just_below(value: np.ndarray) -> np.ndarray:
@@ -273,13 +269,14 @@ def compute_means(
         (between seeds; nan of one), seeds, targets, units.
     """
     lines = []
-    places: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
-    for name, where in places.items():
-        totals, size = table.totals(metric, where)
+    masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
+    for bin_name, mask in masks.items():
+        totals, num_targets = table.totals(metric, mask)
+        units, targets = len(num_targets), int(num_targets.sum())
         for row, values in totals.items():
-            by_seed = pd.Series(values.sum(1) / size.sum() if len(size) else np.nan)
-            counts = len(values), int(size.sum()), len(size)
-            lines.append((row, metric, name, by_seed.mean(), by_seed.std(), *counts))
+            by_seed = pd.Series(values.sum(1) / targets if units else np.nan)
+            means = by_seed.mean(), by_seed.std()
+            lines.append((row, metric, bin_name, *means, len(values), targets, units))
     columns = ["row", "metric", "bin", "mean", "deviation", "seeds", "targets", "units"]
     return pd.DataFrame(lines, columns=columns)
 
@@ -317,58 +314,68 @@ def compute_differences(
         unknown), seeds, reference_seeds, targets, units.
     """
     lines: list[dict[str, Any]] = []
-    places: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
-    for name, where in places.items():
-        found = _compare(table, *table.totals(metric, where), reference, rows, coupled)
-        lines += [{**line, "metric": metric, "bin": name} for line in found]
+    masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
+    for bin_name, mask in masks.items():
+        totals, num_targets = table.totals(metric, mask)
+        for line in _compare_rows(table, totals, num_targets, reference, rows, coupled):
+            lines.append({**line, "metric": metric, "bin": bin_name})
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
-    have_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
-    frame["star"] = have_seeds & (frame["p_holm"] < 1 - LEVEL)
+    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
+    frame["star"] = has_seeds & (frame["p_holm"] < 1 - LEVEL)
     return frame
 
 
-def _compare(
+def _compare_rows(
     table: RankTable,
     totals: dict[str, np.ndarray],
-    size: np.ndarray,
+    num_targets: np.ndarray,
     reference: str,
     rows: Sequence[str],
     coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
     """Return the lines of a table of differences from sums and numbers of targets in one bin."""
-    lines: list[dict[str, Any]] = []
-    values = {}
-    if len(size):
-        values = {row: compute_pseudo_values(total, size) for row, total in totals.items()}
-    # rows made from another's models share its seeds, so one row of each group is pooled
-    independent: list[str] = []
-    for row in values:
-        if not any(coupled(row, other) for other in independent):
-            independent.append(row)
-    pooled = SeedNoise.pool(values[row] for row in independent)
-    flipped, baseline = [], np.array(table.seeds(reference))
+    units, targets = len(num_targets), int(num_targets.sum())
+    values, pooled = {}, None
+    if units:
+        values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
+        pooled = SeedNoise.pool(values[row] for row in _select_independent(values, coupled))
+    lines, differences = [], []
+    reference_seeds = np.array(table.seeds(reference))
     for row in rows:
         seeds = np.array(table.seeds(row))
-        mine, other = np.arange(len(seeds)), np.arange(len(baseline))
-        are_coupled = coupled(row, reference)
-        if are_coupled and np.isin(seeds, baseline).any():  # only the seeds of both
-            _, mine, other = np.intersect1d(seeds, baseline, return_indices=True)
-        line: dict[str, Any] = {"row": row, "reference": reference, "seeds": len(mine)}
-        line |= {"reference_seeds": len(other), "targets": int(size.sum()), "units": len(size)}
+        index, reference_index = np.arange(len(seeds)), np.arange(len(reference_seeds))
+        is_coupled = coupled(row, reference)
+        if is_coupled and np.isin(seeds, reference_seeds).any():  # only the seeds of both
+            _, index, reference_index = np.intersect1d(seeds, reference_seeds, return_indices=True)
+        line: dict[str, Any] = {
+            **{"row": row, "reference": reference, "seeds": len(index)},
+            **{"reference_seeds": len(reference_index), "targets": targets, "units": units},
+        }
         lines.append(line)
-        if not len(size):  # no target is in the bin
+        if not units:  # no target is in the bin
             continue
-        result = estimate(values[row][mine], values[reference][other], pooled, are_coupled)
-        flipped.append(totals[row][mine].mean(0) - totals[reference][other].mean(0))
-        difference = float(flipped[-1].sum() / size.sum())
+        sides = values[row][index], values[reference][reference_index]
+        result = estimate(*sides, pooled, is_coupled)
+        by_unit = totals[row][index].mean(0) - totals[reference][reference_index].mean(0)
+        differences.append(by_unit)
+        difference = float(by_unit.sum() / targets)
         # of the jackknife from the mean; zero for units of equal size
         shift = difference - result.difference
         low, high = result.interval()
         line |= {"difference": difference, "low": low + shift, "high": high + shift}
         line |= {"error": result.error, "df": result.df, "p_t": result.p}
         line |= {"detectable": result.detectable(), "seed_noise": result.seed_noise}
-    if flipped:
-        for line, p in zip(lines, flip_signs(np.stack(flipped, axis=1)), strict=True):
+    if differences:
+        for line, p in zip(lines, flip_signs(np.stack(differences, axis=1)), strict=True):
             line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
     return lines
+
+
+def _select_independent(rows: Iterable[str], coupled: Callable[[str, str], bool]) -> list[str]:
+    """Return one row of each group of coupled ones, which share the noise of their seeds."""
+    selected: list[str] = []
+    for row in rows:
+        if not any(coupled(row, other) for other in selected):
+            selected.append(row)
+    return selected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from recbole_pos.errors import UsageError
-from recbole_pos.study.plan import Attach, Plan, Row, Search, TablePlan
+from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
 from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import parse_scalar
 
 # Options that a trained model may be tested again with.
-RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
+_RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
 _KEYS = {key for layout in (Plan, TablePlan, Attach) for key in layout.model_fields}
 
 
@@ -31,8 +31,7 @@ def make_plan(source: Source) -> Plan:
     plan = _validate(source)
     plan.source = source
     for name, row in plan.rows.items():
-        for path, problem in _row_problems(plan, name, row):
-            raise source.error(("rows", name, *path), f"{name}: {problem}")
+        _check_row(plan, name)
         if row.search is True:
             row.search = None if row.parent else plan.search
     if plan.split is not None:
@@ -47,8 +46,8 @@ def make_plan(source: Source) -> Plan:
     for name in plan.paper:
         source.require_choice(("paper", name), name, plan.rows)
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
-    for place, table in enumerate(plan.tables):
-        _complete_table(plan, table, ("tables", place))
+    for index, table in enumerate(plan.tables):
+        _complete_table(plan, table, ("tables", index))
     plan.order()
     _require_equal_trials(plan)
     return plan
@@ -60,7 +59,7 @@ def _validate(source: Source) -> Plan:
         return Plan.model_validate(source.content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        path = tuple(part for part in first["loc"] if part != "[key]")
+        path = tuple(key for key in first["loc"] if key != "[key]")
         name = ": ".join(map(str, path))
         if first["type"] == "extra_forbidden":
             problem = f"unknown key {shown(path[-1])}{suggest(str(path[-1]), _KEYS)}"
@@ -72,25 +71,26 @@ def _validate(source: Source) -> Plan:
         raise source.error(path, problem) from error
 
 
-def _row_problems(plan: Plan, name: str, row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what is wrong with a row, after the path of the key that is."""
+def _check_row(plan: Plan, name: str) -> None:
+    """Raise a UsageError for a row without a model, or with options that its parent decides."""
+    row, path = plan.rows[name], ("rows", name)
     if row.parent is None:
         if "model" not in {**row.options, **plan.base.options}:
-            hint = next(
-                (f" (is {k!r} the model?)" for k in row.options if suggest(k, ["model"])), ""
-            )
-            yield (), f"it has no model{hint}"
+            similar = [key for key in row.options if suggest(key, ["model"])]
+            hint = f" (is {similar[0]!r} the model?)" if similar else ""
+            raise plan.source.error(path, f"{name}: it has no model{hint}")
         return
-    key = "attach" if row.attach else "retest"
-    plan.source.require_choice(("rows", name, key), row.parent, plan.rows)
-    given = {*row.options, *row.model_fields_set}
-    refused = {"model", "position", "retest", "config_files", "search"} - {key}
+    parent_key = "attach" if row.attach else "retest"
+    plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
+    refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
     if not row.attach:
-        refused |= set(row.options) - set(RETESTED)
+        refused |= set(row.options) - set(_RETESTED)
         if not row.options:
-            yield (), f"it is {row.parent} again: give it one of {', '.join(RETESTED)}"
-    for option in sorted(refused & given):
-        yield (option,), f"{option}: it is made of the models of {row.parent}; leave it out"
+            problem = f"it is {row.parent} again: give it one of {', '.join(_RETESTED)}"
+            raise plan.source.error(path, f"{name}: {problem}")
+    for key in sorted(refused & {*row.options, *row.model_fields_set}):
+        problem = f"{key}: it is made of the models of {row.parent}; leave it out"
+        raise plan.source.error((*path, key), f"{name}: {problem}")
 
 
 def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:
@@ -107,21 +107,21 @@ def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None
 
 def _require_equal_trials(plan: Plan) -> None:
     """Require the same number of trials for all searched rows, and enough seeds for them."""
-    searches = {n: row.search for n, row in plan.rows.items() if isinstance(row.search, Search)}
-    if plan.search_seeds > (len(plan.seeds) if searches else 1):
+    searches = {name: row.search for name, row in plan.rows.items()}
+    trials = {name: s.trials for name, s in searches.items() if isinstance(s, Search)}
+    if plan.search_seeds > (len(plan.seeds) if trials else 1):
         raise plan.source.error(
             ("search_seeds",),
             f"search_seeds: expected a search, and at most its {len(plan.seeds)} seeds; found "
             f"{plan.search_seeds}",
         )
-    first = next(iter(searches), "")
-    for name, search in searches.items():
-        if search.trials != searches[first].trials:
+    first = next(iter(trials), "")
+    for name, count in trials.items():
+        if count != trials[first]:
             raise plan.source.error(
                 ("rows", name, "search"),
-                f"{name} is searched with {search.trials} trials and {first} with "
-                f"{searches[first].trials}; give all as many, or those that need none "
-                "`search: false`",
+                f"{name} is searched with {count} trials and {first} with {trials[first]}; give "
+                "all as many, or those that need none `search: false`",
             )
 
 
@@ -141,9 +141,9 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     if base.get("config_files"):
         files = [*plan.base.config_files, *base["config_files"]]
         content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
-    own, wanted = plan.source.content.get("seeds"), changes.get("seeds")
-    if isinstance(own, list) and (wanted or 0) > 0:
-        content["seeds"] = [*own, *range(max(own) + 1, max(own) + 1 + wanted)][:wanted]
+    seeds, count = plan.source.content.get("seeds"), changes.get("seeds")
+    if isinstance(seeds, list) and count is not None and count > 0:
+        content["seeds"] = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count)][:count]
     return make_plan(replace(plan.source, content=content))
 
 
@@ -173,16 +173,17 @@ def plan_of_models(
         raise UsageError("-m: name the models that are compared, as in -m FPARec,SASRec")
     varied = [_parse_vary(text) for text in vary]
     names = [name for name, _ in varied]
-    if twice := next((name for name in [*names, *models] if [*names, *models].count(name) > 1), ""):
-        raise UsageError(f"{twice} is given twice")
+    if repeated := find_repeated([*names, *models]):
+        raise UsageError(f"{repeated[0]} is given twice")
     rows = {}
     for model, *values in itertools.product(models, *(values for _, values in varied)):
         options = dict(zip(names, values, strict=True))
         words = [] if len(models) == 1 and options else [model]
-        words += [_word(name, value, len(names) > 1) for name, value in options.items()]
+        words += [_name_option(name, value, len(names) > 1) for name, value in options.items()]
         rows[" ".join(words)] = {"model": model, **options}
-    what = f"{', '.join(models)}{' by ' if names else ''}{' and '.join(names)}"
-    content = {"dataset": dataset, "title": f"{what} on {dataset}", "rows": rows, "seeds": seeds}
+    compared = ", ".join(models) + (f" by {' and '.join(names)}" if names else "")
+    title = f"{compared} on {dataset}"
+    content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
     content |= {"base": base or {}, **others}
     return make_plan(Source("command line", content))
 
@@ -197,16 +198,13 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
             f"--vary: {name}: expected option=value,value,..., two values or more; found "
             f"{shown(text)}"
         )
-    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
-        raise UsageError(f"--vary: {name}: {shown(twice[0])} is given twice")
+    if repeated := find_repeated(values):
+        raise UsageError(f"--vary: {name}: {shown(repeated[0])} is given twice")
     return name, values
 
 
-def _word(name: str, value: Any, several: bool) -> str:
-    """Return the words for a varied option in the name of a row.
-
-    They are its value if that is a name or schemes and no other option varies, else name=value.
-    """
+def _name_option(name: str, value: Any, several: bool) -> str:
+    """Return the words for a varied option in the name of a row: its value, or name=value."""
     text = "+".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-    plain = isinstance(value, str) or (isinstance(value, list) and value)
-    return text if plain and not several else f"{name}={text}"
+    is_name = isinstance(value, str) or (isinstance(value, list) and value)
+    return text if is_name and not several else f"{name}={text}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -19,14 +19,13 @@ from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import write_json
 from recbole_pos.study.configs import request_digests
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.results import DONE, FAILED
+from recbole_pos.study.results import DONE, FAILED, TieCount
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import short, shown
 
 KNOWN_FROM = "known_from"  # key of a run's facts for the packed study that it was taken from
 MOST_BYTES = 2**24  # largest file of json or of validation by epoch, in bytes
-_AGAIN = "delete it, and run `compare` without --report"
 _Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # a folder name that cannot leave its parent
 _Name = Annotated[str, Field(max_length=10_000)]
 _Count = Annotated[int, Field(ge=0, lt=2**64)]
@@ -76,24 +75,29 @@ class Epoch(Layout):
     valid: _Metrics | None = None
 
 
-class _Ties(Layout):
-    users: _Count
-    test: _Count
+class StudyFacts(Layout):
+    """``facts.json``: facts of the data, and the choices of the searches.
 
-
-class _Facts(Layout):
-    """``facts.json``: facts of the data, and the choices of the searches."""
+    Attributes:
+        versions: package -> version.
+        data: name of a fact -> number or text.
+        warnings: sentences on what in the data inflates the metrics.
+        ties: how many test items depend on the order of equal times; None if unknown.
+        chosen: row -> trial that its search has chosen; None while trials are left.
+        chosen_by: row -> metric of its search.
+        unmade: name of a fit that failed before its run had a folder -> reason.
+    """
 
     versions: dict[_Name, _Name] = {}
     data: dict[_Name, _Count | _Name] = {}
-    ties: _Ties | None = None
+    warnings: list[_Name] = []
+    ties: TieCount | None = None
     chosen: dict[_Name, _Count | None] = {}
     chosen_by: dict[_Name, _Name] = {}
     unmade: dict[_Name, str] = {}
-    warnings: list[_Name] = []
 
 
-class _Noted(Layout):
+class _CurrentRun(Layout):
     run: _Digest
     asked: _Name
 
@@ -101,27 +105,29 @@ class _Noted(Layout):
 class _Current(Layout):
     """``current.json``: fit -> digests of its run and of what the plan asked of it."""
 
-    __pydantic_extra__: dict[str, _Noted]
+    __pydantic_extra__: dict[str, _CurrentRun]
 
 
-class _Kept(Layout):
+class _Study(Layout):
     """``study.json``: the name and content of the study's file."""
 
     name: _Name
     content: _Options
 
 
-def parse(layout: type[BaseModel], content: bytes | str, name: str) -> dict[str, Any]:
-    """Return the content of a json text, without keys that it does not set; a UsageError names file
-    and field if it has another layout."""
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+
+
+def parse(layout: type[_Parsed], content: bytes | str, name: str) -> _Parsed:
+    """Return the content of a json text; a UsageError names file and field of another layout."""
     try:
-        return layout.model_validate_json(content).model_dump(exclude_unset=True)
+        return layout.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        field = ".".join(str(key) for key in first["loc"] if key != "[key]")
+        prefix = f"{short(field)}: " if field else ""
         found = "" if first["type"] == "json_invalid" else f", found {shown(first['input'])}"
-        place = f"{short(field)}: " if field else ""
-        raise UsageError(f"{short(name)}: {place}{first['msg']}{found}") from error
+        raise UsageError(f"{short(name)}: {prefix}{first['msg']}{found}") from error
 
 
 def read_bounded(file: Path) -> bytes:
@@ -138,7 +144,7 @@ def read_bounded(file: Path) -> bytes:
     return content
 
 
-def parse_epochs(content: bytes, name: str) -> list[dict[str, Any]]:
+def parse_epochs(content: bytes, name: str) -> list[Epoch]:
     """Return the epochs in a ``metrics.jsonl``, validated line by line."""
     lines = enumerate(content.splitlines(), 1)
     return [parse(Epoch, line, f"{name}, line {number}") for number, line in lines]
@@ -147,10 +153,9 @@ def parse_epochs(content: bytes, name: str) -> list[dict[str, Any]]:
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
     """Return epoch, from 1 on -> validation value of a run."""
     content = read_bounded(run.metrics)
-    whole_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
-    epochs = parse_epochs(whole_lines, str(run.metrics))
-    values = ((line["epoch"] + 1, (line.get("valid") or {}).get(metric)) for line in epochs)
-    return {epoch: value for epoch, value in values if value is not None}
+    complete_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
+    epochs = parse_epochs(complete_lines, str(run.metrics))
+    return {e.epoch + 1: e.valid[metric] for e in epochs if e.valid and metric in e.valid}
 
 
 class StudyFolder:
@@ -174,13 +179,12 @@ class StudyFolder:
 
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, so that the study can be resumed and reported without its file."""
-        content = {"name": plan.source.name, "content": plan.source.content}
-        self._write("study.json", content)
+        self._write("study.json", {"name": plan.source.name, "content": plan.source.content})
 
     def read_plan(self) -> Plan | None:
         """Return the plan of the study in this folder; None if it has none."""
-        kept = self._read(_Kept, "study.json")
-        return make_plan(Source(kept["name"], kept["content"])) if kept else None
+        study = self._read(_Study, "study.json")
+        return make_plan(Source(study.name, study.content)) if study else None
 
     def run(self, digest: str) -> RunFolder:
         """Return the folder of a run, which need not exist yet."""
@@ -190,65 +194,68 @@ class StudyFolder:
         """Write facts of a run, over those of an earlier attempt."""
         merged = {**self.fit(digest), **facts, "digest": digest}
         if merged.get("status") != FAILED:  # reasons of an earlier attempt
-            merged = {key: merged[key] for key in merged if key not in ("reason", "lost")}
+            merged.pop("reason", None)
+            merged.pop("lost", None)
         self._write(f"runs/{digest}/fit.json", merged)
 
     def fit(self, digest: str) -> dict[str, Any]:
         """Return the facts of a run; empty if it has none."""
-        return read_facts(self.run(digest)) if digest else {}
+        return read_run_facts(self.run(digest)) if digest else {}
 
     def has_weights(self, digest: str) -> bool:
         """Return whether a run is finished and has its weights, not only its results."""
         facts = self.fit(digest)
         return facts.get("status") == DONE and not facts.get(KNOWN_FROM) and self.is_begun(digest)
 
-    def noted(self) -> dict[str, dict[str, str]]:
+    def read_current(self) -> dict[str, dict[str, str]]:
         """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
-        return self._read(_Current, "current.json")
+        current = self._read(_Current, "current.json")
+        return current.model_dump() if current else {}
 
-    def current(self, plan: Plan) -> dict[str, str]:
+    def current_digests(self, plan: Plan) -> dict[str, str]:
         """Return name of a fit -> digest of its run, of runs made for what the plan asks now."""
-        noted = self.noted()
-        return {
-            name: noted[name]["run"]
-            for name, asked in request_digests(plan).items()
-            if name in noted and noted[name]["asked"] == asked
-        }
+        current, digests = self.read_current(), {}
+        for name, request in request_digests(plan).items():
+            if name in current and current[name]["asked"] == request:
+                digests[name] = current[name]["run"]
+        return digests
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
         """Write name of a fit -> digest of its run; other fits keep theirs."""
-        noted = self.noted()
-        for name, asked in request_digests(plan).items():
+        current = self.read_current()
+        for name, request in request_digests(plan).items():
             if name in digests:
-                noted[name] = {"run": digests[name], "asked": asked}
-        self._write("current.json", noted)
+                current[name] = {"run": digests[name], "asked": request}
+        self._write("current.json", current)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StudyFacts:
         """Return the facts of the study: data, versions, and choices of searches."""
-        return self._read(_Facts, "facts.json")
+        return self._read(StudyFacts, "facts.json") or StudyFacts()
 
-    def write_facts(self, facts: dict[str, Any]) -> None:
+    def write_facts(self, facts: StudyFacts) -> None:
         """Write the facts of the study."""
-        self._write("facts.json", facts)
+        self._write("facts.json", facts.model_dump(exclude_unset=True))
 
-    def _read(self, layout: type[BaseModel], name: str) -> dict[str, Any]:
-        """Return the content of a json file in the folder; empty if there is no file."""
+    def _read(self, layout: type[_Parsed], name: str) -> _Parsed | None:
+        """Return the content of a json file in the folder; None if there is no file."""
         content = read_bounded(self.path / name)
         try:
-            return parse(layout, content, str(self.path / name)) if content else {}
+            return parse(layout, content, str(self.path / name)) if content else None
         except UsageError as error:
-            raise UsageError(f"{error}; {_AGAIN}") from error
+            raise UsageError(f"{error}; delete it, and run `compare` without --report") from error
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         make_folder((self.path / name).parent)
         write_json(self.path / name, content)
 
 
-def read_facts(run: RunFolder) -> dict[str, Any]:
+def read_run_facts(run: RunFolder) -> dict[str, Any]:
     """Return the facts in the folder of a run; empty if there are none, a UsageError if damaged."""
-    content = read_bounded(run.path / "fit.json")
+    file = run.path / "fit.json"
+    content = read_bounded(file)
     try:
-        return parse(RunFacts, content, str(run.path / "fit.json")) if content else {}
+        facts = parse(RunFacts, content, str(file)) if content else RunFacts()
     except UsageError as error:
         advice = f"delete {run.path}, and `compare` makes the run again"
         raise UsageError(f"{error}; {advice}") from error
+    return facts.model_dump(exclude_unset=True)

@@ -12,7 +12,7 @@ from recbole_pos.values import nearest, shown
 from recbole_pos.yaml_files import read_with_lines
 
 LIKE = "like"  # the key that names another study
-_MERGED = ("base", "rows")  # keys that are taken over option by option
+_MERGED = ("base", "rows")  # keys that are inherited option by option
 _Path = tuple[Any, ...]
 
 
@@ -32,8 +32,10 @@ class Source:
 
     def where(self, *path: Any) -> str:
         """Return file and line of a part, or of the smallest part around it with a line."""
-        around = (path[:end] for end in range(len(path), 0, -1))
-        return next((self.lines[part] for part in around if part in self.lines), self.name)
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return self.name
 
     def error(self, path: _Path, problem: str) -> UsageError:
         """Return a UsageError whose message begins with file and line of a part."""
@@ -48,7 +50,7 @@ class Source:
 
 
 def read_source(path: str | Path, above: tuple[Path, ...] = ()) -> Source:
-    """Return the study in a file, with the content it takes over from the study it is like.
+    """Return the study in a file, with the content it inherits from the study it is like.
 
     Args:
         path: path of the file.
@@ -66,38 +68,41 @@ def read_source(path: str | Path, above: tuple[Path, ...] = ()) -> Source:
     if not isinstance(name, str) or not name or not other.is_file():
         problem = f"expected the file of another study, found {shown(name)}"
         raise source.error((LIKE,), f"{LIKE}: {problem}")
-    if other.resolve() in (*above, path.resolve()):
+    above = (*above, path.resolve())
+    if other.resolve() in above:
         raise source.error((LIKE,), f"{LIKE}: {shown(name)} goes round in a circle")
-    like = read_source(other, (*above, path.resolve()))
-    return Source(source.name, _merge(source, like), {**like.lines, **source.lines})
+    parent = read_source(other, above)
+    return Source(source.name, _merge(source, parent), {**parent.lines, **source.lines})
 
 
-def _merge(source: Source, like: Source) -> dict[str, Any]:
-    """Return the content of a study over that of another: its own keys win, and the options of
-    base and rows one by one."""
-    own, inherited = source.content, like.content
+def _merge(source: Source, parent: Source) -> dict[str, Any]:
+    """Return the content of a study over that of its parent; options of base and rows one by one"""
+    own, inherited = source.content, parent.content
     merged = {**inherited, **own}
     if merged.get("dataset") != inherited.get("dataset") and "paper" not in own:
         merged.pop("paper", None)  # values of a paper are of one dataset
     for key in _MERGED:
         if not isinstance(inherited.get(key) or {}, dict):
-            raise like.error((key,), f"{key}: expected a mapping")
-    merged["base"] = _over(inherited.get("base"), own.get("base"))
-    earlier, rows = inherited.get("rows") or {}, own.get("rows")
+            raise parent.error((key,), f"{key}: expected a mapping")
+    merged["base"] = _merge_options(inherited.get("base"), own.get("base"))
+    inherited_rows, rows = inherited.get("rows") or {}, own.get("rows")
     if isinstance(rows, (list, str)):
         names = [rows] if isinstance(rows, str) else rows
         for name in names:
-            source.require_choice(("rows",), name, earlier)
-        merged["rows"] = {name: earlier[name] for name in names}
+            source.require_choice(("rows",), name, inherited_rows)
+        merged["rows"] = {name: inherited_rows[name] for name in names}
         for key in {"reference", "tables", "paper"} - set(own):
             merged[key] = _restrict(merged.get(key), names)
     elif rows is None or isinstance(rows, dict):
         rows = rows or {}
-        merged["rows"] = {n: _over(earlier.get(n), rows.get(n)) for n in {**earlier, **rows}}
+        merged["rows"] = {
+            name: _merge_options(inherited_rows.get(name), rows.get(name))
+            for name in {**inherited_rows, **rows}
+        }
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _over(inherited: Any, own: Any) -> Any:
+def _merge_options(inherited: Any, own: Any) -> Any:
     """Return inherited options with own ones, which win; None inherits all."""
     if isinstance(inherited, dict) and isinstance(own, dict):
         return {**inherited, **own}
@@ -105,12 +110,11 @@ def _over(inherited: Any, own: Any) -> Any:
 
 
 def _restrict(value: Any, names: list[str]) -> Any:
-    """Return the inherited reference, paper or tables without rows that are not taken over; None if
-    nothing is left."""
+    """Return an inherited reference, paper or tables with only some rows; None without any."""
     if isinstance(value, str):
         return value if value in names else None
     if isinstance(value, dict):
-        return {row: figures for row, figures in value.items() if row in names}
+        return {row: values for row, values in value.items() if row in names}
     tables = []
     for table in value if isinstance(value, list) else ():
         if isinstance(table, dict) and isinstance(table.get("rows", names), list):

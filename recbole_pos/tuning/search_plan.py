@@ -53,7 +53,7 @@ class SearchFacts(Layout):
                 have none, or the reverse.
         """
         file = folder.path / SEARCH
-        facts = cls(**parse(cls, read_bounded(file), f"--resume: {file}"))
+        facts = parse(cls, read_bounded(file), f"--resume: {file}")
         if (facts.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
             raise UsageError(
                 f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "

@@ -18,9 +18,9 @@ from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import beside
-from recbole_pos.data.location import dataset_name
-from recbole_pos.data.targets import describe, describe_warnings
+from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.targets import describe_split, describe_warnings
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import SEARCH, RunFolder, unused_path, versions
@@ -118,7 +118,7 @@ def search(
     check_arguments(args)
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:
-        name, overruled = dataset_name(dataset), list[str]()
+        name, overruled = read_dataset_name(dataset), list[str]()
         if args.resume is None:
             plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
             facts = SearchFacts.from_arguments(args)
@@ -161,7 +161,7 @@ def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
     """Return the folder of a new search: the given one, beside temporary data, or in saved/."""
     if args.run_dir is not None:
         return args.run_dir
-    path = beside(dataset, f"tune-{time.time_ns()}")
+    path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
     return path or unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
 
 
@@ -182,8 +182,8 @@ def _prepare_data(scheduler: Scheduler) -> None:
 
 def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
     """Refuse to resume a search whose first trial is another run now, as with other data."""
-    noted = scheduler.noted.get(job.fit.name, {}).get("run", job.digest)
-    if job.fit.trial is not None and noted != job.digest:
+    earlier = scheduler.earlier.get(job.fit.name, {}).get("run", job.digest)
+    if job.fit.trial is not None and earlier != job.digest:
         raise UsageError(
             "--resume: the data, or the code of the model, have changed since the search began; "
             "give the folder that has the data of then as --data_path, or start a new search"
@@ -309,7 +309,7 @@ def _print_head(
     if overruled:
         reporter.line(f"given, so not searched: {', '.join(overruled)}")
     (dataset,) = scheduler.datasets.values()
-    if text := describe(dataset.split.summary):
+    if text := describe_split(dataset.split.summary):
         reporter.line(text)
     for text in describe_warnings(dataset.split.summary):
         reporter.warning(text)
