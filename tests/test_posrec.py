@@ -57,14 +57,15 @@ def anchors_of(graph: SessionGraph, anchors: Anchors, row: int, side: str) -> di
 def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
     graph, alias = SessionGraph.build(*packed(many)), []
     found = distances(graph, torch.arange(len(graph.items))).tolist()  # anchor or not
-    anchors, rows, items = Anchors.build(graph), graph.nodes.row.tolist(), graph.items.tolist()
-    edges = list(zip(*(column.tolist() for column in graph.edges), strict=True))
+    anchors = Anchors.build(graph)
     for row, events in enumerate(many):
         nodes = nodes_of(graph, row)
         assert set(nodes) == set(events) and len(nodes) == int(graph.nodes.lengths[row])
-        own = {(items[a], items[b]): weight for a, b, weight in edges if rows[a] == row}
-        assert own == reference.edges(events)
         place = {item: int(graph.nodes.index[node]) for item, node in nodes.items()}
+        counts = graph.transitions[row]
+        own = {(a, b): counts[i, j].item() for a, i in place.items() for b, j in place.items()}
+        own = {edge: weight for edge, weight in own.items() if weight}
+        assert own == reference.edges(events)
         for item, node in nodes.items():
             assert graph.first[node] == events.index(item)
             assert graph.age[node] == events[::-1].index(item)

@@ -28,7 +28,7 @@ def main() -> None:
                 "data_path": folder,
                 "MAX_ITEM_LIST_LENGTH": job.length,
                 "train_windows": "last",
-                "eval_args": {"split": {"RS": [1, 0, 0]}},  # held-out events are gone already
+                "eval_args": {"split": {"RS": [1, 0, 0]}},  # held-out interactions are gone already
                 "train_batch_size": job.batch_size,
                 "hidden_size": job.hidden_size,
                 "n_layers": job.n_layers,

@@ -297,7 +297,8 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Train a model some more on data that have grown.
 
     A new run of some epochs from the weights of another, on its data as they are now: new users,
-    events and items included. Options are those of the run (epochs: 5); --key value changes them.
+    interactions and items included. Options are those of the run (epochs: 5); --key value changes
+    them.
     """
     from recbole_pos.experiment.fine_tune import update
 
@@ -339,7 +340,7 @@ def _plot(args: argparse.Namespace) -> None:
     *_SOURCES,
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
-    """How far attention looks back, over how many events, and learned periods of time.
+    """How far attention looks back, over how many interactions, and learned periods of time.
 
     Attention distance and entropy of every layer and head, averaged over histories of held-out
     targets, one per user; and the periods of schemes that turn by time. Writes attention.json
@@ -360,7 +361,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
 def _inspect_relations(args: argparse.Namespace) -> None:
     """What each attribute of an AttrFormer reads, and how much it adds.
 
-    How many relations events have by each attribute, how many of them lead to other users, what
+    How many relations interactions have by each attribute, how many lead to other users, what
     they add to a state beside self-attention (of users: how far they move it), the weights W^R
     and the gates of users, in training batches. Writes relations.json and relations.png into
     the run folder.
@@ -481,7 +482,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _recommend(args: argparse.Namespace) -> None:
     """What a trained model recommends, to users or to any history, as a file.
 
-    The items with the highest scores after everything a user has done, held-out and later events
+    The items with the highest scores after all interactions of a user, held-out and later ones
     included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
     [...], "at": ...} or parquet (a file or folder) with such columns.
     """

@@ -5,8 +5,8 @@ padding), t the length of the longest sequence, n the maximum length a model is 
 hidden size, h heads of size e = d / h.
 
 Interactions are kept *packed*, as [m, ...] tensors holding the sequences one after the other, so
-that computing on single interactions costs nothing for padding. A padded block exists
-only where interactions meet. Its *alignment* is a choice of the layer:
+that no layer computes on padding. A padded block exists only where interactions meet. Its
+*alignment* is a choice of the layer:
 
 - ``start``: every sequence begins at column 0 and padding follows it. Under a causal mask no real
   query can see that padding, so no further mask is needed.

@@ -96,13 +96,6 @@ class SessionGraph:
         inside = self.events.follows[1:].to(torch.get_default_dtype())
         return inside.new_zeros(b * n * n).index_add_(0, edge, inside).view(b, n, n)
 
-    @property
-    def edges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Source node, target node (index among the k nodes) and weight of every edge."""
-        row, source, target = self.transitions.nonzero().unbind(1)
-        before = self.nodes.first[row]
-        return before + source, before + target, self.transitions[row, source, target]
-
 
 @dataclass(frozen=True)
 class Anchors:

@@ -192,20 +192,15 @@ def weighted_cross_entropy(
         betas: [m, n] weight of each target, 0 for none; None for 1, and n is then 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for none.
     """
-    factor_type = autocast_type(hidden.device)
-    with torch.autocast(hidden.device.type, enabled=False):
+    device_type = hidden.device.type
+    is_mixed = torch.is_autocast_enabled(device_type)
+    factor_type = torch.get_autocast_dtype(device_type) if is_mixed else None
+    with torch.autocast(device_type, enabled=False):
         hidden = hidden.to(weight.dtype)
         betas, prior = (x if x is None else x.to(weight.dtype) for x in (betas, prior))
         if torch.compiler.is_compiling():
             return _compiled_loss(hidden, weight, targets, betas, prior, factor_type)[0]
         return _CatalogueLoss.apply(hidden, weight, targets, betas, prior, factor_type)
-
-
-def autocast_type(device: torch.device) -> torch.dtype | None:
-    """Return the type that autocast rounds factors of products to; None where it is off."""
-    if not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.get_autocast_dtype(device.type)
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:

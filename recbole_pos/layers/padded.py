@@ -18,9 +18,8 @@ from recbole_pos.layers.features import Features
 class PaddedContext(SequenceContext):
     """A :class:`SequenceContext` of whole rows, m = b * t, padded on the right.
 
-    Padding follows the interactions of its row, so that under a causal mask none of them
-    sees it; blocks are zero there. Layers compute the same as with packed interactions, but for
-    rounding.
+    Padding follows the interactions of its row, so that under a causal mask none of them sees it;
+    blocks are zero there. But for rounding layers compute the same as with packed interactions.
     """
 
     any_alignment: ClassVar[Alignment] = "end"
@@ -78,13 +77,8 @@ class PaddedContext(SequenceContext):
         return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
 
     @lazy_attribute
-    def real(self) -> Tensor:
-        """[m] boolean, False at padding."""
-        return ~self.padding.reshape(-1)
-
-    @lazy_attribute
     def follows(self) -> Tensor:
-        return (self.index > 0) & self.real
+        return (self.index > 0) & ~self.padding.reshape(-1)
 
     def block_width(self, align: Alignment) -> int:
         """Return t, or n at the end, where position matrices are then read whole, whatever t is."""

@@ -120,26 +120,6 @@ class BatchRelations:
     edges: int = 0
 
 
-@dataclass(frozen=True)
-class RelationOptions:
-    """Sizes of relation-augmented heads.
-
-    Attributes:
-        relations: M.
-        heads: M'.
-        head_size: e', the paper's relation dimension.
-        users: whether the layer aggregates from position to position.
-        gated: whether the aggregate is added to the state with a learned weight; else it replaces
-            the state, as in section 3.1.3.
-    """
-
-    relations: int
-    heads: int
-    head_size: int
-    users: bool
-    gated: bool
-
-
 class RelationAttention(MultiHeadAttention):
     """Self-attention with relation-augmented heads beside its own.
 
@@ -149,17 +129,20 @@ class RelationAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self, options: BlockOptions, position: AttentionPosition, relations: RelationOptions
+        self,
+        options: BlockOptions,
+        position: AttentionPosition,
+        relations: int,
+        heads: int,
+        head_size: int,
     ) -> None:
         super().__init__(options, position)
-        d, heads = options.hidden_size, relations.heads
-        self.relation_heads, self.relations = heads, relations.relations
-        if self.relations:
-            size = heads * relations.head_size
+        self.relations, self.relation_heads = relations, heads
+        if relations:
+            d, size = options.hidden_size, heads * head_size
             self.relation_value = nn.Linear(d, size, bias=options.bias)
             # heads start as the mean of all relations
-            start = torch.full((self.relations, heads), 1 / self.relations)
-            self.relation_mix = nn.Parameter(start)
+            self.relation_mix = nn.Parameter(torch.full((relations, heads), 1 / relations))
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
@@ -188,19 +171,37 @@ class RelationAttention(MultiHeadAttention):
 
 
 class RelationLayer(TransformerLayer):
-    """One block of AttrFormer: relation-augmented attention, feed-forward, aggregation by users."""
+    """One block of AttrFormer: relation-augmented attention, feed-forward, aggregation by users.
+
+    Args:
+        options, position: see :class:`TransformerLayer`.
+        relations, heads, head_size: M, M' and e', the paper's relation dimension.
+        aggregates: whether the layer aggregates from position to position.
+        gated: whether the aggregate is added to the state with a learned weight; else it replaces
+            the state, as in section 3.1.3.
+    """
 
     multi_head_attention: RelationAttention
     user_gate: nn.Parameter | None
 
     def __init__(
-        self, options: BlockOptions, position: AttentionPosition, relations: RelationOptions
+        self,
+        options: BlockOptions,
+        position: AttentionPosition,
+        *,
+        relations: int,
+        heads: int,
+        head_size: int,
+        aggregates: bool,
+        gated: bool,
     ) -> None:
         super().__init__(options, position)
-        self.multi_head_attention = RelationAttention(options, position, relations)
-        self.aggregates = relations.users
+        self.multi_head_attention = RelationAttention(
+            options, position, relations, heads, head_size
+        )
+        self.aggregates = aggregates
         # from 0: training starts at the backbone's states
-        gate = nn.Parameter(torch.zeros(())) if relations.users and relations.gated else None
+        gate = nn.Parameter(torch.zeros(())) if aggregates and gated else None
         self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:

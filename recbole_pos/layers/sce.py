@@ -124,8 +124,7 @@ class _RunningTopK:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return bucket, column and value [candidates] of the products above the k-th best.
 
-        ``products`` are [n, columns]; with ``bucket`` [c, 1] and ``column`` [c, g] only these are
-        compared.
+        ``bucket`` [c, 1] and ``column`` [c, g], if set, restrict ``products`` [n, columns].
         """
         # ``not <=`` instead of ``>``: NaN is a candidate, so that it ends up in the loss
         if bucket is None or column is None:

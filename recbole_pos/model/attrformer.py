@@ -53,7 +53,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.features import Features
 from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
-from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
+from recbole_pos.layers.relations import BatchRelations, RelationLayer
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import PackedSequences, RelationLookup
@@ -134,14 +134,15 @@ class AttrFormer(PosSASRec):
         layer_number = count(1)
 
         def build_layer(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
-            relations = RelationOptions(
+            return RelationLayer(
+                options,
+                position,
                 relations=len(self.declared) - len(users),
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
-                users=bool(users) and next(layer_number) % 2 in remainders,
+                aggregates=bool(users) and next(layer_number) % 2 in remainders,
                 gated=config["user_update"] == "gated",
             )
-            return RelationLayer(options, position, relations)
 
         return build_layer
 
@@ -237,14 +238,12 @@ class AttrFormer(PosSASRec):
         """Return the relations of rows, None where they are off, and times [m] in seconds."""
         relations = None
         if self.training or self.inference != "none":
-            rng = np.random.default_rng(self._draw_seed())
+            # in training from torch's generator, whose state checkpoints keep
+            seed = int(torch.randint(2**62, ())) if self.training else self.seed
+            rng = np.random.default_rng(seed)
             relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
         times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
         return relations, times.to(device)
-
-    def _draw_seed(self) -> int:
-        """Return the seed of a batch; in training from torch's generator, kept in checkpoints."""
-        return int(torch.randint(2**62, ())) if self.training else self.seed
 
     def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """Return RecBole's rows as packed windows, and the [B] index of each newest interaction."""

@@ -52,7 +52,9 @@ class SPop(Untrained):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         counts = dataset.popularity
-        rank = torch.empty(self.n_items, dtype=exact_float(self.max_seq_length, self.n_items))
+        # scores, up to this number, are whole: float32 holds them up to 2**24
+        highest = (self.max_seq_length + 1) * self.n_items
+        rank = torch.empty(self.n_items, dtype=torch.float32 if highest <= 2**24 else torch.float64)
         rank[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(rank)
         # counted again from the training data that a checkpoint belongs to
         self.register_buffer("popularity", rank, persistent=False)
@@ -62,15 +64,6 @@ class SPop(Untrained):
         history = interaction[self.ITEM_SEQ]
         repeat_score = (history > 0).to(self.popularity) * self.n_items  # 0 for padding
         return self.popularity.repeat(len(history), 1).scatter_add_(1, history, repeat_score)
-
-
-def exact_float(longest: int, items: int) -> torch.dtype:
-    """Return the smallest float type that holds every score of SPop exactly.
-
-    A score is the number of repeats, up to ``longest``, times ``items`` plus a rank among items.
-    """
-    largest_exact = 2**24  # float32 holds all whole numbers up to it
-    return torch.float32 if (longest + 1) * items <= largest_exact else torch.float64
 
 
 def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:

@@ -60,11 +60,14 @@ class TimeIntervalAttention(AttentionPosition):
     ) -> Tensor:
         """Return z of the class docstring, packed [m, h, e]."""
         _, h, e = value.shape
-        key = key + self._rows_by_age(self.position_key, ctx).view(-1, h, e)
-        value = value + self._rows_by_age(self.position_value, ctx).view(-1, h, e)
+        row = self.max_length - 1 - ctx.age  # the newest interaction has the last row
+        key = key + self.position_key[row].view(-1, h, e)
+        value = value + self.position_value[row].view(-1, h, e)
         block = ctx.pad(torch.stack((query, key, value), 1), "start")
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
-        intervals = self._expand_intervals(h, ctx)
+        longest = self.longest
+        intervals = ctx.cached(("tisas", longest), lambda: count_intervals(ctx, longest))
+        intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
         interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
         future = future_mask(ctx.width, q.device)
@@ -74,16 +77,6 @@ class TimeIntervalAttention(AttentionPosition):
         time_value = self.time_value.view(-1, h, e)
         out = weight @ v + torch.einsum("bhtr,rhe->bhte", interval_weight, time_value)
         return ctx.unpad(out.transpose(1, 2), "start")
-
-    def _rows_by_age(self, table: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return rows [m, d] of a table [n, d], whose last row is that of newest interactions."""
-        return table[self.max_length - 1 - ctx.age]
-
-    def _expand_intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
-        """Return [b, h, t, t] r_ij, the same for all heads."""
-        key = ("tisas", self.longest)
-        intervals = ctx.cached(key, lambda: count_intervals(ctx, self.longest))
-        return intervals[:, None].expand(-1, heads, -1, -1)
 
 
 def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:

@@ -47,8 +47,7 @@ class SeparateChannels(AttentionPosition):
 
     Args:
         dimensions: sizes of the model; heads of at least three numbers.
-        channel_share: part of a head for order, and for time: below one half, rounded, at least one
-            number each.
+        channel_share: share of a head for order, and for time: below 1/2, at least one number.
         hstu_time_buckets: entries of w_time; the last one takes everything that is longer.
 
     Raises:
@@ -118,7 +117,7 @@ class FuXiLinear(AttentionPosition):
 
     Args:
         dimensions: sizes of the model; heads of at least three numbers.
-        channel_share: part of a head for order, and for time: below one half.
+        channel_share: share of a head for order, and for time: below 1/2.
         fuxi_position_size: s, even.
         time_min_period, time_max_period: the shortest and the longest period.
         time_unit: of both.

@@ -68,11 +68,6 @@ class FrequencyBank(nn.Module):
         raw_one = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)  # softplus: 1
         self.raw_scale = nn.Parameter(raw_one) if scaled else None
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the bank has no learned parameter."""
-        return self.learn == "fixed" and self.raw_scale is None
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
         """Move and cast the module, but keep fixed frequencies in float64."""
         exact = self.start if self.learn == "fixed" else None

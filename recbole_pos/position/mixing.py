@@ -56,8 +56,7 @@ def sum_past(
         q, k, v: [b, h, t, f], [b, h, t, f] and [b, h, t, w]; aligned at the start.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
-        chunk: interactions of a chunk; ``CHUNK`` if None. Narrow values are faster with short
-            chunks.
+        chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
     """
     t = v.size(2)
     c = min(chunk or CHUNK, t)

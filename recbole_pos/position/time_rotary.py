@@ -100,7 +100,7 @@ class BankRotaryPosition(AngularPosition):
     ) -> None:
         super().__init__()
         self.bank, self.time_unit, self.heads = bank, time_unit, dimensions.n_heads
-        self.key = key if bank.is_fixed else None
+        self.key = None if list(bank.parameters()) else key
         self.fresh_periods = self.time_periods()
 
     def angles(self, ctx: SequenceContext) -> Tensor:

@@ -34,8 +34,7 @@ class EventOrder:
 
     Attributes:
         user: [m] int64 user of the interaction.
-        chain: [m] int64, never falling; interactions of a chain lie one after the other, oldest
-            first.
+        chain: [m] int64, never falling; in a chain the oldest interaction is first.
         rank: [m] int64 >= 0, the order across users.
         source: [m] bool, whether other users may read the interaction.
         column: [m] int64 place of the interaction in its window.

@@ -82,8 +82,7 @@ def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
         column: [entities], or multi-hot [entities, s], tokens; 0 is padding.
 
     Returns:
-        [entities] int64 classes, 0 without a token; and [classes, tokens] with 1 where a class has
-        a token.
+        [entities] int64 classes, 0 without a token; [classes, tokens], 1 where a class has a token.
     """
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
     rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # a repeated token counts once

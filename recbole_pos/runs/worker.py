@@ -43,7 +43,7 @@ def train_run(
     begin: str | None = None,
     report: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
-    """Train a run and, where there are test events, test it.
+    """Train a run and, where there are test interactions, test it.
 
     Args:
         plain: options of the configuration.

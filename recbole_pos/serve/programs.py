@@ -145,8 +145,8 @@ def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
         if inference_relations not in ("own", "none"):
             raise UsageError(
                 f"AttrFormer cannot be exported with inference_relations: {inference_relations}: "
-                "its relations lead to interactions of other users, which an exported model does "
-                "not have; give --inference_relations own or none"
+                "it reads interactions of other users, which an exported model does not have; give "
+                "--inference_relations own or none"
             )
         if inference_relations == "none":
             return Encoder(model)
