@@ -19,7 +19,7 @@ from page import RESULTS, replace_section, table
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.run import prepare
-from recbole_pos.runs.progress import show_options
+from recbole_pos.runs.progress import format_options
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.tuning import search
 
@@ -42,7 +42,7 @@ def run_search(path: Path, scheduler: str) -> list[str]:
         search(*WHAT, BUDGET, scheduler=scheduler, run_dir=path, **options)
     result, trials = read(path / "tune.json"), pd.read_csv(path / "trials.csv")
     test, best = read(path / "test.json")["test"]["ndcg@10"], result["best"]
-    print(f"{scheduler}: best trial {best['trial']}: {show_options(best['options'])}")
+    print(f"{scheduler}: best trial {best['trial']}: {format_options(best['options'])}")
     return [
         *(scheduler, f"{result['seconds']:,.0f} s", f"{trials['seconds'].sum():,.0f} s"),
         f"{trials['epochs'].sum()}",

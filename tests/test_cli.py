@@ -18,7 +18,7 @@ import pytest
 
 import recbole_pos
 from recbole_pos.cli.commands import make_parser
-from recbole_pos.cli.listing import paragraph, summary
+from recbole_pos.cli.listing import get_first_paragraph, read_summary
 from recbole_pos.cli.main import main
 from recbole_pos.cli.parser import split_options
 from recbole_pos.config.options import OPTIONS
@@ -220,14 +220,16 @@ def test_compare_fails_if_a_run_failed(
 
 # --- models and schemes ---
 
-LISTED = {name: paragraph(model.__doc__) for name, model in {**MODELS, **BASELINES}.items()}
+LISTED = {
+    name: get_first_paragraph(model.__doc__) for name, model in {**MODELS, **BASELINES}.items()
+}
 LISTED |= {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
 
 
 @pytest.mark.parametrize("width", [40, 200])
 def test_everything_is_there_and_whole(monkeypatch, capsys, width: int) -> None:
     """No line is wider than there is room, and nothing of a text is lost where it wraps."""
-    schemes = {name: paragraph(scheme.__doc__) for name, scheme in SCHEMES.items()}
+    schemes = {name: get_first_paragraph(scheme.__doc__) for name, scheme in SCHEMES.items()}
     monkeypatch.setenv("COLUMNS", str(width))
     for command, texts in (("models", LISTED), ("schemes", schemes)):
         assert main([command]) == 0
@@ -246,7 +248,7 @@ def test_what_is_known_of_a_scheme_is_true(name: str) -> None:
     """It is written down, so that listing schemes imports none of them."""
     assert FACTS[name] == describe(name)
     assert set(read_yaml(ROOT / "position" / f"{name}.yaml")) == set(SCHEMES[name].options)
-    assert summary(SCHEMES, name) == paragraph(SCHEMES[name].__doc__)
+    assert read_summary(SCHEMES, name) == get_first_paragraph(SCHEMES[name].__doc__)
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])

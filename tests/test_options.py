@@ -13,7 +13,7 @@ from recbole.config import Config
 
 from recbole_pos.cli.parser import parse_overrides
 from recbole_pos.config.option import IGNORED, check_kind
-from recbole_pos.config.options import OPTIONS, cores, find_option, list_by_role
+from recbole_pos.config.options import OPTIONS, count_cores, find_option, list_by_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
@@ -86,7 +86,11 @@ def test_what_the_table_rules_out_is_refused() -> None:
         ("FPARec", {"learning_rate": 0.0}, "above 0"),
         ("NextItNet", {"dilations": [1, 10**9]}, "1 to 1,000"),
         ("SASRec", {"seq_len": {"a": -3}}, "seq_len.a"),
-        ("FPARec", {"worker": 2 * cores() + 1}, f"0 to {2 * cores()} (here, twice the cores)"),
+        (
+            "FPARec",
+            {"worker": 2 * count_cores() + 1},
+            f"0 to {2 * count_cores()} (here, twice the cores)",
+        ),
         ("BPR", {"eval_args": {"cold_items": True}}, "keep, drop"),
         # names
         ("FPARec", {"learing_rate": 0.1}, "nearest known: learning_rate"),
@@ -123,7 +127,10 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
 
 
 def test_values_at_the_edge_are_allowed() -> None:
-    given = {"clip_grad_norm": {"max_norm": 1.0, "norm_type": math.inf}, "worker": 2 * cores()}
+    given = {
+        "clip_grad_norm": {"max_norm": 1.0, "norm_type": math.inf},
+        "worker": 2 * count_cores(),
+    }
     config = PosConfig("FPARec", "ml-100k", None, given)
     assert all(config[key] == value for key, value in given.items())
 

@@ -38,7 +38,7 @@ from recbole_pos.inspect.run_pictures import (
     read_metrics,
 )
 from recbole_pos.runs.space import Parameter, Space
-from recbole_pos.tuning.plot import draw
+from recbole_pos.tuning.plot import draw_pictures
 from recbole_pos.tuning.record import Trial
 
 PNG = b"\x89PNG"
@@ -266,7 +266,9 @@ def search(names: list[str], name: str) -> Callable[[Path], object]:
         curve = {epoch: (0.1 + n / 50) * (1 - abs(epoch - 3) / 9) for epoch in range(1, 6)}
         best = max(curve, key=curve.get)
         trials.append(Trial(n, options, state, score=curve[best], best_epoch=best, curve=curve))
-    return lambda file: draw(trials, trials[0], Space(parameters), METRIC, "min", name, file.parent)
+    return lambda file: draw_pictures(
+        trials, trials[0], Space(parameters), METRIC, "min", name, file.parent
+    )
 
 
 MEASURED = Measured([RNG.random((2, 3, 8)) for _ in range(8)], RNG.random((2, 3)), False)

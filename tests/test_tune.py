@@ -33,7 +33,7 @@ from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.tuning import SearchResult, search
 from recbole_pos.tuning.record import Trial, read_trials, write_trials
 from recbole_pos.tuning.search_plan import plan_search
-from recbole_pos.tuning.trials import FACTS, Trials
+from recbole_pos.tuning.trials import FACTS, TrialSearcher
 
 FAST = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
 SPACE = (
@@ -309,7 +309,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
     first = runs.scheduler.next_job()
     assert first is not None
-    trials = Trials(runs, first, room=2)
+    trials = TrialSearcher(runs, first, num_slots=2)
     assert [trials.suggest(f"t{n}")["number"] for n in range(5)] == list(range(5))
     assert trials.suggest("t5") is None  # until these have ended
     facts = {"status": "done", "best_epoch": 0, "epochs": 1, "parameters": 9}
@@ -325,7 +325,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     assert "2 of 6 runs done, 1 running, 2 failed" in trials.runs.lines()[0]
     trials.on_trial_complete("t4", {FACTS: json.dumps(facts)}, error=True)  # after its first epoch
     assert why in capsys.readouterr().out
-    assert trials.suggest("t5") == Trials.FINISHED and trials.waiting.fit.trial is None
+    assert trials.suggest("t5") == TrialSearcher.FINISHED and trials.waiting.fit.trial is None
     again = Scheduler(plan, folder)
     found = read_trials(runs.scheduler)
     assert [trial.state for trial in found] == ["stopped", "finished", "failed", "failed", "failed"]

@@ -31,9 +31,9 @@ def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) 
     assert (whole.dataset.part == TEST).any() and whole.loaders["test"]
     shared = SharedData(whole.dataset)
     other = PosConfig(model, "tiny", None, {**options, "train_batch_size": 7})
-    assert shared.dataset(other).config["train_batch_size"] == 7
+    assert shared.make_dataset(other).config["train_batch_size"] == 7
     config = PosConfig(model, "tiny", None, options)
-    part = prepare(config, dataset=shared.dataset(config))
+    part = prepare(config, dataset=shared.make_dataset(config))
     assert part.loaders["test"] is None and not (part.dataset.part == TEST).any()
     assert len(part.dataset.log) == (whole.dataset.part != TEST).sum()
     assert shared.shell.inter_feat is None and shared.shell.config is None
@@ -56,7 +56,7 @@ def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:
     """And those of items and users are not."""
     whole = shop.open_shop(shop.write(tmp_path, shop.tables()))
     config = PosConfig("AttrFormer", "shop", None, whole.config.external_config_dict)
-    part = prepare(config, dataset=SharedData(whole.dataset).dataset(config))
+    part = prepare(config, dataset=SharedData(whole.dataset).make_dataset(config))
     missing, kept = whole.dataset.missing, whole.dataset.part != TEST
     assert missing["stars"][~kept].any() and missing["stars"][kept].any()
     np.testing.assert_array_equal(part.dataset.missing["stars"], missing["stars"][kept])

@@ -75,17 +75,17 @@ def test_a_conditional_value_exists_only_under_its_condition(tmp_path: Path) -> 
     )
     space = search_of(write(tmp_path, text), "KernelAttention").space
     tpe = OptunaSearcher(space, "max", 0)
-    for options in [*(tpe.ask(n) for n in range(30)), *space.grid()]:
+    for options in [*(tpe.ask(n) for n in range(30)), *space.list_points()]:
         holds = options["kernel_u"] == "toeplitz" and options["kernel_l"] != "full"
         assert ("kernel_band" in options) == holds, options
-    assert len(space.grid()) == 2 * 2 + 4  # two of six pairs have a band, of two values each
+    assert len(space.list_points()) == 2 * 2 + 4  # two of six pairs have a band, of two values each
 
 
 def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> None:
     text = "kernel_band: {choice: [5, 9], when: {kernel_l: toeplitz}}\nn_layers: {randint: [1, 2]}"
     file = write(tmp_path, text)
     toeplitz = search_of(file, "KernelAttention", {"kernel_l": "toeplitz"}).space
-    assert len(toeplitz.grid()) == 4
+    assert len(toeplitz.list_points()) == 4
     with pytest.raises(UsageError, match=r"space.yaml, line 1: kernel_band.*never holds"):
         search_of(file, "KernelAttention")  # full by default
 
@@ -168,7 +168,7 @@ def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:
     text = "n_layers: {randint: [1, 3]}\nhidden_dropout_prob: {quniform: [0, 0.4, 0.2]}\n"
     file = write(tmp_path, text)
     made = search_of(file, searcher="grid")
-    grid = made.space.grid()
+    grid = made.space.list_points()
     assert made.plan.search.trials == 9 and grid[1] == {"n_layers": 1, "hidden_dropout_prob": 0.2}
     with pytest.raises(UsageError, match="grid has 9 points"):
         search_of(file, searcher="grid", num_samples=5)
@@ -221,10 +221,10 @@ def test_conditions_of_conditions_hold_together() -> None:
     a, b = Parameter("a", "choice", [1, 2], "f"), ("b", "choice", [1, 2], "f")
     c = Parameter("c", "choice", [5], "f", {"a": [2], "b": [1]})
     space = Space([a, Parameter(*b, {"a": [1, 2]}), c])
-    for parameter, options in space.combinations():
+    for parameter, options in space.iterate_extremes():
         assert space.exists(parameter, {k: v for k, v in options.items() if k != parameter.name})
     with pytest.raises(UsageError, match="never holds"):
-        list(Space([a, Parameter(*b, {"a": [1]}), c]).combinations())
+        list(Space([a, Parameter(*b, {"a": [1]}), c]).iterate_extremes())
 
 
 def test_points_of_a_space() -> None:
@@ -305,7 +305,7 @@ def test_tpe_recalls_what_it_asked() -> None:
         [(t.number, t.state, t.params, t.value) for t in searcher.study.trials]
         for searcher in (old, new)
     ]
-    assert trials[0] == trials[1] and set(old.asked) == set(new.asked)
+    assert trials[0] == trials[1] and set(old.active) == set(new.active)
     assert new.ask(8) == old.ask(8)
 
 
@@ -320,6 +320,6 @@ def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:
     one, two, other = (make_searcher("random", found.space, "max", seed) for seed in (0, 0, 1))
     drawn = [one.ask(n) for n in range(9)]
     assert drawn[5] == two.ask(5) and drawn != [other.ask(n) for n in range(9)]
-    assert all(options in drawn for options in found.space.grid())
+    assert all(options in drawn for options in found.space.list_points())
     with pytest.raises(UsageError, match="9 combinations"):
         one.ask(9)

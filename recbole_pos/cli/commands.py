@@ -1,4 +1,4 @@
-"""The commands: their arguments, and what they call. A command makes its imports when it runs."""
+"""The commands: their arguments, and what they call. A command imports when it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any
 
-from recbole_pos.cli.parser import Argument, Parser, config_files, option, read_settings
+from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -55,11 +55,12 @@ _ENVIRONMENT = (
     "... (the names of the options)."
 )
 _GROUPS = {"inspect": "Look into a trained model, or at encodings."}
-_COMMANDS: dict[str, Callable[[Any], None]] = {}  # name -> function that adds it to subparsers
+# Name of a command -> function that adds its parser to the subparsers of its group.
+_COMMANDS: dict[str, Callable[[Any], None]] = {}
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and the parser of each command."""
+    """Return the parser of the command line, and command or group -> its parser."""
     parser = Parser(
         prog="recbole-pos",
         description="Position-aware sequential recommendation for RecBole.",
@@ -68,13 +69,13 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
-    groups = {"": commands}
-    for name, add in _COMMANDS.items():
+    groups = {"": commands}  # name -> subparsers
+    for name, add_command in _COMMANDS.items():
         group = name.rpartition(" ")[0]
         if group not in groups:
             group_parser = commands.add_parser(group, help=_GROUPS[group])
             groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
-        add(groups[group])
+        add_command(groups[group])
     return parser, commands.choices
 
 
@@ -88,21 +89,21 @@ def _command(
     """Register a function as a command, with its docstring as the help.
 
     Args:
-        name: name of the command, after that of its group if it is in one.
+        name: name of the command, after the name of its group if it is in one.
         arguments: functions that add an argument, and settings classes, whose fields are added.
         configured: whether it takes options of the configuration, as its second argument.
         environment: whether arguments that are not given are read from the environment.
-        settings: further arguments of its parser.
+        settings: further arguments of the command's parser.
     """
 
     def decorate(function: Callable) -> Callable:
-        text = function.__doc__ or ""
-        settings.update(help=text.partition("\n\n")[0], description=text)
+        docstring = function.__doc__ or ""
+        settings.update(help=docstring.partition("\n\n")[0], description=docstring)
         if environment:
             settings["epilog"] = _ENVIRONMENT
 
-        def add(commands: Any) -> None:
-            parser = commands.add_parser(name.rpartition(" ")[2], **settings)
+        def add_command(subparsers: Any) -> None:
+            parser = subparsers.add_parser(name.rpartition(" ")[2], **settings)
             parser.add_argument("--debug", action="store_true", help="show tracebacks")
             for argument in arguments:
                 if is_dataclass(argument):
@@ -112,7 +113,7 @@ def _command(
             parser.set_defaults(command=function, parser=parser)
             parser.set_defaults(configured=configured, environment=environment)
 
-        _COMMANDS[name] = add
+        _COMMANDS[name] = add_command
         return function
 
     return decorate
@@ -143,21 +144,22 @@ def _data(args: argparse.Namespace) -> None:
     List the public datasets (data), describe one (data NAME), or build a dataset of its raw
     files (data build NAME FILE ...) and check its counts.
     """
-    from recbole_pos.cli.listing import describe_log, list_logs
+    from recbole_pos.cli.listing import list_datasets, print_dataset
     from recbole_pos.public.described import public_log
 
     match args.words:
         case []:
-            list_logs(args.data_path)
+            list_datasets(args.data_path)
         case ["build", name]:
-            log = public_log(name)
-            raise UsageError(f"data build {log.name}: name the raw files, {' '.join(log.files)}")
+            dataset = public_log(name)
+            files = " ".join(dataset.files)
+            raise UsageError(f"data build {dataset.name}: name the raw files, {files}")
         case ["build", name, *files] if files:
             from recbole_pos.public.build_dataset import build
 
             build(name, files, args.data_path, args.overwrite)
         case [name] if name != "build":
-            describe_log(name)
+            print_dataset(name)
         case words:
             raise UsageError(
                 f"data: expected NAME, or build NAME FILE ..., found {' '.join(words)}"
@@ -186,7 +188,8 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
             list_options(args.model, overrides)
         return
-    files, settings = config_files(args.config_files), read_settings(args, RunArguments)
+    files = list_config_files(args.config_files)
+    settings = read_settings(args, RunArguments)
     _announce(args, settings)
     from recbole_pos.experiment.run import run
 
@@ -194,16 +197,17 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Print what is run before torch and RecBole are imported, which takes seconds."""
+    """Print what will run, before torch and RecBole are imported, which takes seconds."""
     launched = find_launcher(os.environ)
-    if settings.as_json or (launched and launched.rank > 0):
+    is_first_process = launched is None or launched.rank == 0
+    if settings.as_json or not is_first_process:
         return
     from recbole_pos.reporter import Reporter
 
-    what = " on ".join(name for name in (args.model, args.dataset) if name)
+    task = " on ".join(name for name in (args.model, args.dataset) if name)
     if settings.resume is not None:
-        what = f"resumes {settings.resume}"
-    text = f"recbole-pos {__version__}: {what or 'the model of the files'}"
+        task = f"resumes {settings.resume}"
+    text = f"recbole-pos {__version__}: {task or 'the model of the files'}"
     Reporter(settings.verbose, log=settings.log).line(text)
 
 
@@ -228,7 +232,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
         import_named(overrides.pop("plugins", None))
     settings = read_settings(args, SearchArguments)
-    files = config_files(args.config_files)
+    files = list_config_files(args.config_files)
     search(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
@@ -255,13 +259,15 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
             "-m FPARec,SASRec -d ml-100k, or a study's file or folder, or folders of runs"
         )
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
-    what = models or (args.paths[0] if len(args.paths) == 1 else args.paths)
-    files, settings = config_files(args.config_files), read_settings(args, CompareArguments)
-    comparison = compare(what, args.dataset, files, overrides, settings=settings)
+    paths = args.paths[0] if len(args.paths) == 1 else args.paths
+    files = list_config_files(args.config_files)
+    settings = read_settings(args, CompareArguments)
+    comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)
     if comparison is None or settings.report:
         return
     statuses = list(comparison.runs["status"])
-    if num_failed := statuses.count("failed"):  # an error stops a script; tables have the reasons
+    num_failed = statuses.count("failed")
+    if num_failed:  # an error, so that a script stops; the tables have the reasons
         raise PosError(
             f"{num_failed} of {len(statuses)} runs failed; the same command trains them again"
         )
@@ -348,8 +354,10 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     """
     from recbole_pos.inspect.attention_report import inspect_attention
 
-    limits = args.users, args.min_events, args.seed
-    print(inspect_attention(args.checkpoint, *limits, args.data_path))
+    report = inspect_attention(
+        args.checkpoint, args.users, args.min_events, args.seed, args.data_path
+    )
+    print(report)
 
 
 @_command(
@@ -388,9 +396,10 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
     """
     from recbole_pos.inspect.encoding import inspect_encoding
 
-    sizes = {"lengths": args.length, "hidden_size": args.hidden_size}
-    paths = {"trained": args.checkpoint, "out": args.out, "data_path": args.data_path}
-    print(inspect_encoding(args.schemes, **sizes, **paths))
+    report = inspect_encoding(
+        args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
+    )
+    print(report)
 
 
 @_command(
@@ -415,7 +424,8 @@ def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_at
     from recbole_pos.serve.recommender import Recommender
 
-    recommender = Recommender.load(args.checkpoint, args.data_path, args.user is None)
+    has_history = args.user is None
+    recommender = Recommender.load(args.checkpoint, args.data_path, histories_only=has_history)
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     print(effects.groupby("item", sort=False).head(3).to_string(index=False))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
@@ -442,16 +452,16 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
-    def parse(words: list[str] | None) -> list[Any] | None:
+    def parse_list(words: list[str] | None) -> list[Any] | None:
         """Parse values given as words, with commas, or as a list of yaml."""
         if words is None:
             return None
-        return [
-            parse_scalar(word, "--topk") for word in re.findall(r"[^\s,\[\]]+", " ".join(words))
-        ]
+        values = re.findall(r"[^\s,\[\]]+", " ".join(words))
+        return [parse_scalar(value, "--topk") for value in values]
 
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics, topk = parse(args.metrics), parse(args.topk)
+    metrics = parse_list(args.metrics)
+    topk = parse_list(args.topk)
     scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
@@ -489,7 +499,8 @@ def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import write_recommendations
 
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
-    write_recommendations(args.run_dir, **{name: getattr(args, name) for name in names.split()})
+    options = {name: getattr(args, name) for name in names.split()}
+    write_recommendations(args.run_dir, **options)
 
 
 @_command(
@@ -507,7 +518,8 @@ def _similar(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
-    items, exclude = read_names(args.allowed), read_names(args.exclude)
+    items = read_names(args.allowed)
+    exclude = read_names(args.exclude)
     recommender = Recommender.load(args.run_dir, args.data_path, histories_only=True)
     report_unknown(recommender, Reporter(), items=items, exclude=exclude)
     print(recommender.similar(args.items, args.k, items, exclude).to_string(index=False))
@@ -530,8 +542,8 @@ def _export(args: argparse.Namespace) -> None:
     """
     from recbole_pos.serve.export import export
 
-    settings = args.format, args.k, args.inference_relations
-    print(export(args.run_dir, args.to, *settings, args.data_path))
+    relations = args.inference_relations
+    print(export(args.run_dir, args.to, args.format, args.k, relations, args.data_path))
 
 
 @_command(
@@ -547,8 +559,8 @@ def _serve(args: argparse.Namespace) -> None:
     POST /recommend, /similar and /reload; GET /health and /metrics. There is no authentication
     and no TLS. SIGHUP reloads the model.
     """
-    # until uvicorn has its own handlers, and when it raises their signals again at the end: an
-    # exception could come in the middle of an import, which may swallow it
+    # Exit at once, before uvicorn has its own handlers and when it repeats their signals at the
+    # end: an exception in the middle of an import could be swallowed.
     with handle_signals(lambda *_: os._exit(0), signal.SIGINT, signal.SIGTERM):
         try:
             from recbole_pos.serve.holder import parse_models

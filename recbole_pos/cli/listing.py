@@ -34,10 +34,10 @@ def list_models() -> None:
     rows = []
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
         source = ADDED.added[name].cls.__module__ if name in ADDED else US
-        rows.append((name, source, summary(OURS, name)))
+        rows.append((name, source, read_summary(OURS, name)))
     from_recbole = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
-    show(("model", "from", "what it is"), rows)
+    print_table(("model", "from", "what it is"), rows)
 
 
 def list_schemes() -> None:
@@ -50,16 +50,22 @@ def list_schemes() -> None:
 
             facts = describe(name)
         options = ", ".join(SCHEMES.defaults(name)) or "-"
-        description = options, summary(SCHEMES, name)
-        rows.append((name, facts.place, facts.needs, f"{facts.parameters:,}", *description))
+        num_parameters = f"{facts.parameters:,}"
+        text = read_summary(SCHEMES, name)
+        rows.append((name, facts.place, facts.needs, num_parameters, options, text))
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
-    show(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
+    print_table(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
 
 
 def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     """Print the options of a model, its own first, with defaults and sentences.
 
-    Of the ``overrides``, ``position`` replaces the model's schemes, and ``plugins`` are imported.
+    Args:
+        model: name of the model.
+        overrides: options; ``position`` replaces the model's schemes, and ``plugins`` are imported.
+
+    Raises:
+        UsageError: for an unknown model, or a module that cannot be imported.
     """
     from recbole_pos.config.options import IGNORED, find_option
     from recbole_pos.config.plugins import import_named, take_model
@@ -68,75 +74,79 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     if model not in runnable():
         raise UsageError(f"unknown model {shown(model)}{suggest(model, runnable())}")
     listed: set[str] = set()
-    for title, options, files in _option_sources(model, overrides.get("position")):
-        sentences = {key: text for file in files for key, text in _read_sentences(file).items()}
+    for title, defaults, files in _list_option_sources(model, overrides.get("position")):
+        sentences: dict[str, str] = {}
+        for file in files:
+            sentences |= _read_sentences(file)
         rows = []
-        for key, default in options.items():
+        for key, default in defaults.items():
             option = find_option(key)
             if key not in listed and option.role != IGNORED:
                 sentence = sentences.get(option.name, "")
                 rows.append((option.name, _show_default(default), option.allowed, sentence))
-        listed.update(options)
+        listed.update(defaults)
         print(f"\n{title}")
-        show(("option", "default", "may be", "what it is for"), rows)
+        print_table(("option", "default", "may be", "what it is for"), rows)
 
 
-def list_logs(data_path: str) -> None:
+def list_datasets(data_path: str) -> None:
     """Print the public datasets, and which of them are in a folder."""
     from recbole_pos.public.described import public_logs
 
-    rows, columns = [], ("users", "items", "events")
-    for name, log in public_logs().items():
+    rows = []
+    columns = ("users", "items", "events")
+    for name, dataset in public_logs().items():
         is_here = (Path(data_path) / name / f"{name}.inter").is_file()
-        counts = [f"{log.counts[column]:,}" if column in log.counts else "?" for column in columns]
-        description = f"{log.title} ({', '.join(log.papers)}). {log.source}"
+        counts = [f"{dataset.counts[key]:,}" if key in dataset.counts else "?" for key in columns]
+        description = f"{dataset.title} ({', '.join(dataset.papers)}). {dataset.source}"
         rows.append((name, *counts, "yes" if is_here else "no", description))
-    show(("name", *columns, "here", "what it is (papers), and where"), rows)
+    print_table(("name", *columns, "here", "what it is (papers), and where"), rows)
 
 
-def describe_log(name: str) -> None:
+def print_dataset(name: str) -> None:
     """Print what is known of a public dataset."""
     from recbole_pos.public.described import public_log
 
-    log = public_log(name)
-    counts = (
-        ", ".join(f"{count:,} {counted}" for counted, count in log.counts.items()) or "not known"
-    )
-    for line in (
-        f"{log.title}: {counts}",
-        f"source:  {log.source}",
-        f"licence: {log.licence}",
-        *([f"note:    {log.note}"] if log.note else []),
-        f"papers:  {', '.join(log.papers)}",
-        f"files:   {', '.join(log.files)}",
-        *(f"md5:     {md5}  {file}" for file, md5 in log.md5.items()),
-        f"build:   recbole-pos data build {log.name} {' '.join(log.files)}",
-        f"yaml:    {log.yaml}",
-    ):
-        print(line)
+    dataset = public_log(name)
+    counts = ", ".join(f"{count:,} {key}" for key, count in dataset.counts.items())
+    print(f"{dataset.title}: {counts or 'not known'}")
+    print(f"source:  {dataset.source}")
+    print(f"licence: {dataset.licence}")
+    if dataset.note:
+        print(f"note:    {dataset.note}")
+    print(f"papers:  {', '.join(dataset.papers)}")
+    print(f"files:   {', '.join(dataset.files)}")
+    for file, md5 in dataset.md5.items():
+        print(f"md5:     {md5}  {file}")
+    print(f"build:   recbole-pos data build {dataset.name} {' '.join(dataset.files)}")
+    print(f"yaml:    {dataset.yaml}")
 
 
 # --- models and schemes ---
 
 
-def summary(table: Mapping[str, type], name: str) -> str:
+def read_summary(registry: Mapping[str, type], name: str) -> str:
     """Return the first paragraph of a class's docstring, as plain text.
 
     The plugin's own classes are read as text, since importing one costs seconds.
+
+    Args:
+        registry: a registry of classes, or a ChainMap of registries.
+        name: name of the class in it.
     """
-    tables = getattr(table, "maps", [table])
-    path = next((registry.paths[name] for registry in tables if name in registry.paths), None)
-    if path is None:
-        return paragraph(table[name].__doc__)
-    module, _, class_name = path.partition(":")
+    registries = getattr(registry, "maps", [registry])
+    class_path = next((one.paths[name] for one in registries if name in one.paths), None)
+    if class_path is None:
+        return get_first_paragraph(registry[name].__doc__)
+    module, _, class_name = class_path.partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of this package
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    return paragraph(ast.get_docstring(classes[class_name]))
+    return get_first_paragraph(ast.get_docstring(classes[class_name]))
 
 
-def paragraph(text: str | None) -> str:
+def get_first_paragraph(text: str | None) -> str:
     """Return the first paragraph of a docstring in one line."""
     return " ".join((text or "").strip().split("\n\n")[0].replace("``", "").split())
 
@@ -144,33 +154,33 @@ def paragraph(text: str | None) -> str:
 # --- options of a model ---
 
 
-def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[Path]]]:
-    """Return titles, options and the files with their sentences, in the order of precedence."""
+def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[Path]]]:
+    """Return (title, option -> default, files with its sentences) by source, strongest first."""
     from recbole_pos.config.defaults import plugin_defaults
 
     spec = importlib.util.find_spec("recbole")  # its folder is known without importing it
     assert spec is not None and spec.submodule_search_locations  # this package requires it
     recbole_folder = Path(spec.submodule_search_locations[0]) / "properties"
-    training = recbole_folder / "overall.yaml"
-    data = recbole_folder / "dataset" / "sample.yaml"
+    training_file = recbole_folder / "overall.yaml"
+    data_file = recbole_folder / "dataset" / "sample.yaml"
     overall = overall_defaults()
-    sources = [
+    shared = [
         ("options of the plugin", overall, [ROOT / "overall.yaml"]),
-        ("options of RecBole: training and evaluation", read_yaml(training), [training]),
-        ("options of RecBole: data", read_yaml(data), [data]),
+        ("options of RecBole: training and evaluation", read_yaml(training_file), [training_file]),
+        ("options of RecBole: data", read_yaml(data_file), [data_file]),
     ]
-    file = (ROOT if model in OURS else recbole_folder) / "model" / f"{model}.yaml"
-    options = read_yaml(file) if file.is_file() else {}
+    model_file = (ROOT if model in OURS else recbole_folder) / "model" / f"{model}.yaml"
+    defaults = read_yaml(model_file) if model_file.is_file() else {}
     if model not in OURS:
-        return [(f"options of {model}", options, [file]), *sources]
-    options |= {k: v for k, v in plugin_defaults(model, position).items() if k not in overall}
+        return [(f"options of {model}", defaults, [model_file]), *shared]
+    defaults |= {k: v for k, v in plugin_defaults(model, position).items() if k not in overall}
     files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml")]
-    files += [ROOT / "base.yaml", file]
-    return [(f"options of {model} and its position schemes", options, files), *sources]
+    files += [ROOT / "base.yaml", model_file]
+    return [(f"options of {model} and its position schemes", defaults, files), *shared]
 
 
 def _read_sentences(file: Path) -> dict[str, str]:
-    """Return the comments of a yaml file by key; none of a file that is not there."""
+    """Return key -> comment of a yaml file; empty if there is no such file."""
     if not file.is_file():
         return {}
     comment = re.compile(r"^(\w+):.*?# *(?:\(.*?\))? *(.*)$", re.MULTILINE)
@@ -183,32 +193,46 @@ def _show_default(default: Any) -> str:
         return "-"
     if isinstance(default, dict):
         return ", ".join(f"{key}: {_show_default(value)}" for key, value in default.items())
-    return f"[{', '.join(map(str, default))}]" if isinstance(default, list) else str(default)
+    if isinstance(default, list):
+        return f"[{', '.join(map(str, default))}]"
+    return str(default)
 
 
 # --- tables that fit the screen ---
 
 
-def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     """Print a table that fits the screen; the first column has names, the last text.
 
     Nothing is cut off. Where the text has little room, the columns between are written under it.
+
+    Args:
+        columns: heads of the columns.
+        rows: the cells of each row.
+        note: text under the table.
     """
     console = Console(highlight=False)
     console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
-    # lines may break between words only, in names nowhere
-    cells = list(zip(*[columns, *rows], strict=True))[:-1]
-    widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
+    # a column is as wide as its longest word, since lines break between words only
+    columns_of_cells = list(zip(*[columns, *rows], strict=True))[:-1]
+    widths = [max(len(w) for cell in cells for w in cell.split()) for cells in columns_of_cells]
     if console.width - sum(widths) - 3 * len(columns) < _MIN_TEXT_WIDTH:
-        first, *between, last = columns
-        narrow_rows = []
-        for name, *facts, text in rows:
-            facts = [f"{column}: {fact}" for column, fact in zip(between, facts, strict=True)]
-            narrow_rows.append((name, "\n".join([text, *facts])))
-        columns, rows = (first, last), narrow_rows
+        columns, rows = _fold_columns(columns, rows)
     table = Table(caption=note or None, show_lines=len(columns) == 2)
     for column in columns:
         table.add_column(column, no_wrap=column == columns[0], overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)
+
+
+def _fold_columns(
+    columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], list[tuple[str, str]]]:
+    """Return a table of two columns, with the cells between the first and the last as lines."""
+    first, *between, last = columns
+    folded_rows = []
+    for name, *facts, text in rows:
+        lines = [f"{column}: {fact}" for column, fact in zip(between, facts, strict=True)]
+        folded_rows.append((name, "\n".join([text, *lines])))
+    return (first, last), folded_rows

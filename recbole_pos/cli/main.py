@@ -11,10 +11,10 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from recbole_pos.cli.commands import make_parser
-from recbole_pos.cli.parser import parse_overrides, split_options
+from recbole_pos.cli.parser import Parser, parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
 from recbole_pos.experiment.environment import handle_signals
 from recbole_pos.values import short, shown, suggest
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     warnings.formatwarning = _format_warning  # type: ignore[assignment]
-    with _heeding_sigterm() as terminated:
+    with _interrupt_on_sigterm() as terminated:
         try:
             _run_command(words)
             return 0
@@ -47,44 +47,70 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(words: list[str]) -> None:
-    """Parse a command line, and run its command."""
+    """Parse a command line, and run its command.
+
+    Raises:
+        UsageError: for a wrong argument, or if the working directory has been removed.
+    """
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         words = ["run", *words]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
-    parser, commands = make_parser()
+    parser, command_parsers = make_parser()
+    command_parser = command_parsers.get(words[0]) if words else None
     options: list[str] = []
-    if command := commands.get(words[0]) if words else None:
-        if command.get_default("configured"):
-            own_words, options = split_options(words[1:], command.options)
+    if command_parser is not None:
+        if command_parser.get_default("configured"):
+            own_words, options = split_options(words[1:], command_parser.options)
             words = [words[0], *own_words]
-        if command.get_default("environment"):
-            command.read_environment()
+        if command_parser.get_default("environment"):
+            command_parser.read_environment()
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        name = unknown[0].lstrip("-").partition("=")[0]
-        known = [f"--{name}" for name in (command or parser).options if len(name) > 1]
-        hint = suggest(f"--{name}", known) if unknown[0].startswith("-") else ""
-        raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
-    try:  # libraries end the process where the working directory was removed
-        os.getcwd()
-    except OSError as error:
-        message = "the working directory is not there any more; change to one that is"
-        raise UsageError(message) from error
+        _refuse_unknown(unknown, command_parser or parser)
+    _require_working_directory()
     if getattr(args, "plugins", None) is not None:
         from recbole_pos.config.plugins import import_named
         from recbole_pos.yaml_files import parse_scalar
 
         import_named(parse_scalar(args.plugins, "--plugins"))
-    args.command(args, *([parse_overrides(options)] if args.configured else []))
+    if args.configured:
+        args.command(args, parse_overrides(options))
+    else:
+        args.command(args)
+
+
+def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
+    """Raise a UsageError for words that the parser does not know; suggest a similar option."""
+    hint = ""
+    if unknown[0].startswith("-"):
+        name = unknown[0].lstrip("-").partition("=")[0]
+        hint = suggest(f"--{name}", [f"--{known}" for known in parser.options if len(known) > 1])
+    raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
+
+
+def _require_working_directory() -> None:
+    """Raise a UsageError if the working directory was removed, where libraries would exit."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        message = "the working directory is not there any more; change to one that is"
+        raise UsageError(message) from error
 
 
 def _report(error: Exception) -> int:
-    """Print an error in a line, one of custom code with its traceback; return the exit code."""
+    """Print an error in one line, or with its traceback if custom code raised it.
+
+    Returns:
+        The exit code.
+    """
     if isinstance(error, PosError):
-        text, code = str(error), error.exit_code
-    elif isinstance(error, OSError):  # of a path that the user named, or of the machine
-        file = "" if error.filename is None else f"{shown(error.filename)}: "
-        text = f"{file}{error.strerror or shown(str(error))}"
-        code = UsageError.exit_code if file else 1
+        text = str(error)
+        code = error.exit_code
+    elif isinstance(error, OSError):
+        text = error.strerror or shown(str(error))
+        code = 1
+        if error.filename is not None:  # a path that the user named
+            text = f"{shown(error.filename)}: {text}"
+            code = UsageError.exit_code
     else:
         from recbole_pos.experiment.diagnosis import is_from_custom_code
 
@@ -99,26 +125,30 @@ def _report(error: Exception) -> int:
     return code
 
 
-def _format_warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
-    """Return a warning about a run in one line, without its place in the code."""
+def _format_warning(message: Warning | str, category: type[Warning], *location: Any) -> str:
+    """Return the text of a warning, for one about a run a line without its location in code."""
     if issubclass(category, RunWarning):
         return f"warning: {message}\n"
-    return _USUAL_FORMAT(message, category, *place)
+    return _USUAL_FORMAT(message, category, *location)
 
 
 @contextmanager
-def _heeding_sigterm() -> Iterator[threading.Event]:
-    """Let SIGTERM, which containers send, end the ``with`` block as Ctrl-C does; set if it came."""
+def _interrupt_on_sigterm() -> Iterator[threading.Event]:
+    """Let SIGTERM, which containers send, end the ``with`` block as Ctrl-C does.
+
+    Yields:
+        An event that is set once SIGTERM has come.
+    """
     terminated = threading.Event()
 
-    def end(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: Any) -> None:
         terminated.set()
         on_ctrl_c = signal.getsignal(signal.SIGINT)
         if not callable(on_ctrl_c):  # a shell lets background processes ignore Ctrl-C
             on_ctrl_c = signal.default_int_handler
         on_ctrl_c(signal.SIGINT, frame)
 
-    with handle_signals(end, signal.SIGTERM):
+    with handle_signals(interrupt, signal.SIGTERM):
         yield terminated
 
 

@@ -18,8 +18,8 @@ _OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf ar
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _number_type(kind: type, expected: str) -> Callable[[str], Any]:
-    """Return a function that reads a finite number of the command line."""
+def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
+    """Return a function that converts a word of the command line to a finite number."""
 
     def read(text: str) -> Any:
         try:
@@ -34,8 +34,8 @@ def _number_type(kind: type, expected: str) -> Callable[[str], Any]:
 
 
 _TYPES: dict[type, Callable[[str], Any]] = {
-    int: _number_type(int, "a whole number such as 3"),
-    float: _number_type(float, "a number such as 0.5"),
+    int: _make_number_reader(int, "a whole number such as 3"),
+    float: _make_number_reader(float, "a number such as 0.5"),
     str: str,
 }
 
@@ -45,16 +45,19 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
-        self._exclusive: dict[str, Any] = {}
+        self._exclusive: dict[str, Any] = {}  # name -> group of which one can be given
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong, as a UsageError."""
+        """Raise a UsageError with what argparse found wrong."""
         message = message.removeprefix("argument ")
-        if choice := re.match(r"(.*): invalid choice: '(.*)' \(", message):
-            choices = (action.choices for action in self._actions)  # dicts are subcommands
-            known = [name for names in choices if isinstance(names, dict) for name in names]
-            hint = f"expected one of {', '.join(known)}{suggest(choice[2], known)}"
-            message = f"{choice[1]}: found {shown(choice[2])}, {hint}"
+        if invalid := re.match(r"(.*): invalid choice: '(.*)' \(", message):
+            argument, found = invalid.groups()
+            commands: list[str] = []
+            for action in self._actions:
+                if isinstance(action.choices, dict):  # the parsers of commands by name
+                    commands += action.choices
+            expected = f"expected one of {', '.join(commands)}{suggest(found, commands)}"
+            message = f"{argument}: found {shown(found)}, {expected}"
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
@@ -63,8 +66,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"argument {action.option_strings[-1]}: expected one argument")
         return super()._get_values(action, arg_strings)
 
-    def add_to(self, group: str | None) -> Any:
-        """Return where to add an argument; a command line can have one of each group."""
+    def find_group(self, group: str | None) -> Any:
+        """Return the group of this name, of which one argument can be given; the parser if None."""
         if group is None:
             return self
         if group not in self._exclusive:
@@ -79,21 +82,22 @@ class Parser(argparse.ArgumentParser):
                 "help": field.metadata["text"],
                 "default": field.default,
             }
-            kind, metavar = find_kind(field), field.metadata["metavar"]
+            kind = find_kind(field)
+            metavar = field.metadata["metavar"]
             if kind is bool:
                 settings["action"] = "store_false" if field.default else "store_true"
             elif kind is list:
                 settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
                 settings |= {"type": _TYPES[kind], "metavar": metavar}
-            parent = self.add_to(field.metadata.get("group"))
-            parent.add_argument(f"--{field.metadata.get('flag', field.name)}", **settings)
+            group = self.find_group(field.metadata.get("group"))
+            group.add_argument(f"--{field.metadata.get('flag', field.name)}", **settings)
 
     def read_environment(self) -> None:
         """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options.
 
         Raises:
-            UsageError: for a value that the option does not take; names the variable.
+            UsageError: for a value that an option does not take, naming the variable.
         """
         for action in self._actions:
             variable = f"RECBOLE_POS_{action.dest.upper()}"
@@ -101,17 +105,20 @@ class Parser(argparse.ArgumentParser):
             if not text:
                 continue
             is_list = action.nargs in ("+", "*")
-            read: Any = _FLAGS.__getitem__ if action.nargs == 0 else action.type or str
+            is_flag = action.nargs == 0
+            read: Any = _FLAGS.__getitem__ if is_flag else (action.type or str)
             try:
-                values = [read(word) for word in (shlex.split(text) if is_list else [text])]
+                words = shlex.split(text) if is_list else [text]
+                values = [read(word) for word in words]
             except KeyError:
                 message = f"{variable}: found {shown(text)}, expected true or false"
                 raise UsageError(message) from None
             except (argparse.ArgumentTypeError, ValueError) as error:
                 raise UsageError(f"{variable}: {error}") from None
             action.default = values if is_list else values[0]
-            if not action.option_strings:
-                action.nargs, action.required = "*" if is_list else "?", False
+            if not action.option_strings:  # a positional argument, which may now be left out
+                action.nargs = "*" if is_list else "?"
+                action.required = False
 
     @property
     def options(self) -> set[str]:
@@ -129,33 +136,34 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
         spec: the argument as usage shows it: ``RUN_DIR``, ``-m --model NAME``, ``--items ITEM...``
             (one or more), ``-k N`` (a whole number), ``--json`` (a flag).
         text: its help.
-        group: name of a group of which a command line can have one.
+        group: name of a group of arguments, of which a command line can have one.
         settings: further arguments of ``add_argument``.
     """
-    *names, last = spec.split()
-    if last.startswith("-"):
-        names.append(last)
+    *names, value = spec.split()
+    if value.startswith("-"):  # a flag, which takes no value
+        names.append(value)
         settings.setdefault("action", "store_true")
     else:
-        settings.setdefault("metavar", last.removesuffix("..."))
-        if last.endswith("..."):
+        settings.setdefault("metavar", value.removesuffix("..."))
+        if value.endswith("..."):
             settings.setdefault("nargs", "+")
         if settings["metavar"] == "N":
             settings["type"] = _TYPES[int]
-    names = names or [settings.pop("dest", last.removesuffix("...").lower())]
+    if not names:  # a positional argument
+        names = [settings.pop("dest", value.removesuffix("...").lower())]
 
     def add(parser: Parser) -> None:
-        parser.add_to(group).add_argument(*names, help=text, **settings)
+        parser.find_group(group).add_argument(*names, help=text, **settings)
 
     return add
 
 
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
-    """Return the settings that a command line gives."""
-    values: dict[str, Any] = {
-        field.name: getattr(args, field.name) for field in fields(settings_class)
-    }
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    """Return the settings among parsed arguments, with lists as tuples."""
+    values: dict[str, Any] = {}
+    for field in fields(settings_class):
+        value = getattr(args, field.name)
+        values[field.name] = tuple(value) if isinstance(value, list) else value
     return settings_class(**values)
 
 
@@ -164,22 +172,25 @@ def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], lis
 
     ``--key value`` becomes ``--key=value``: the word after an option that is not in ``own_names``
     is its value, unless it begins like another option.
+
+    Returns:
+        The command's own words, and the options.
     """
     own_words, options = [], []
-    waiting = list(reversed(words))
-    while waiting:
-        word = waiting.pop()
+    remaining = list(reversed(words))
+    while remaining:
+        word = remaining.pop()
         key, equals, _ = word.removeprefix("--").partition("=")
         is_option = word.startswith("--") and key
         if is_option and key not in own_names:
-            if not equals and waiting and not _OPTION.match(waiting[-1]):
-                word = f"{word}={waiting.pop()}"
+            if not equals and remaining and not _OPTION.match(remaining[-1]):
+                word = f"{word}={remaining.pop()}"
             options.append(word)
             continue
         own_words.append(word)
         if is_option and not equals:
-            while waiting and not _OPTION.match(waiting[-1]):
-                own_words.append(waiting.pop())  # its values, whatever they look like
+            while remaining and not _OPTION.match(remaining[-1]):
+                own_words.append(remaining.pop())  # a value of the option
     return own_words, options
 
 
@@ -204,17 +215,21 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
         name, _, inner_name = key.partition(".")
         mapping = overrides
         if inner_name:
-            mapping, name = overrides.setdefault(name, {}), inner_name
+            mapping = overrides.setdefault(name, {})
+            name = inner_name
         if not isinstance(mapping, dict) or mapping.get(name, value) != value:
-            other = shown(mapping[name] if isinstance(mapping, dict) else mapping)
-            raise UsageError(f"--{key} is given twice, with {other} and {shown(value)}")
+            earlier = mapping[name] if isinstance(mapping, dict) else mapping
+            raise UsageError(f"--{key} is given twice, with {shown(earlier)} and {shown(value)}")
         mapping[name] = value
     return overrides
 
 
-def config_files(arguments: list[str]) -> list[str]:
+def list_config_files(arguments: list[str]) -> list[str]:
     """Return the files of ``--config_files``; as in RecBole, an argument may name several."""
     files: list[str] = []
-    for argument in arguments:  # the name of a file may have spaces
-        files += [argument] if os.path.exists(argument) else argument.split()
+    for argument in arguments:
+        if os.path.exists(argument):  # a name may have spaces
+            files.append(argument)
+        else:
+            files += argument.split()
     return files

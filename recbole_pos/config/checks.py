@@ -37,45 +37,54 @@ def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = 
     """Check the type, range, choices and inner keys of an option's value.
 
     Args:
-        where: file, or "configuration", that gave the value.
+        where: the file that gave the value, or "configuration".
         key: name of the option.
         value: value to check.
         default: default of the option, an example of its type.
         is_free: whether only a custom model or scheme has it: its type is all that is checked.
     """
-    option, name = Option("") if is_free else find_option(key), f"{where}: {key}"
+    option = Option("") if is_free else find_option(key)
+    name = f"{where}: {key}"
     check_plain(name, value)
     if is_free and (default is None or value == default):
         return
-    if value is None and (default is None or option.allows_empty) and not option.nonempty:
+    may_be_empty = (default is None or option.allows_empty) and not option.nonempty
+    if value is None and may_be_empty:
         return
     if option.check is not None and option.example is None:
         option.check(name, value)
-        return
-    if option.inner is None:
+    elif option.inner is None:
         check_kind(name, option, value, default if option.example is None else option.example)
-        return
-    check_kind(name, Option(""), value, {})
-    for inner in value:
-        if inner not in option.inner:
-            hint = nearest(str(inner), option.inner)
-            raise UsageError(f"{where}: unknown key {shown(inner)} in {key}{hint}")
-        if option.inner[inner] is not None:
-            inner_option = find_option(f"{key}.{inner}")
-            check_kind(f"{name}.{inner}", inner_option, value[inner], option.inner[inner])
+    else:
+        _check_mapping(where, key, value, option.inner)
+
+
+def _check_mapping(where: str, key: str, value: Any, examples: Mapping[str, Any]) -> None:
+    """Check the keys of a mapping, and each value by the row of ``key.inner_key``."""
+    check_kind(f"{where}: {key}", Option(""), value, {})
+    for inner_key, inner_value in value.items():
+        if inner_key not in examples:
+            hint = nearest(str(inner_key), examples)
+            raise UsageError(f"{where}: unknown key {shown(inner_key)} in {key}{hint}")
+        if examples[inner_key] is not None:
+            name = f"{key}.{inner_key}"
+            check_kind(f"{where}: {name}", find_option(name), inner_value, examples[inner_key])
     if key == "clip_grad_norm" and "max_norm" not in value:
-        raise UsageError(f"{name} needs max_norm, as in {{max_norm: 1.0}}")
+        raise UsageError(f"{where}: {key} needs max_norm, as in {{max_norm: 1.0}}")
 
 
 def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
     """Refuse an option that changes nothing, by the conditions of the option table.
 
-    ``config`` has all options of the run; the default may be given even where nothing reads it.
+    Args:
+        where, key, value: as of :func:`check_value`.
+        default: default of the option, which may be given even where nothing reads it.
+        config: all options of the run.
     """
     option = find_option(key)
-    inner_defaults = option.inner
-    if inner_defaults is not None and isinstance(value, Mapping):
-        inner_defaults = {**inner_defaults, **(default or {})}
+    inner_defaults: dict[str, Any] = {}
+    if option.inner is not None and isinstance(value, Mapping):
+        inner_defaults = {**option.inner, **(default or {})}
         value = {**inner_defaults, **value}
         if default:
             default = inner_defaults
@@ -87,8 +96,8 @@ def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[s
             if where != "configuration":
                 advice += ", or put it under `for` with the models that read it"
             raise UnknownKey(f"{where}: {key} {problem}; {advice}", key.partition(".")[0])
-    for inner, inner_default in (inner_defaults or {}).items():
-        check_read(where, f"{key}.{inner}", value[inner], inner_default, config)
+    for inner_key, inner_default in inner_defaults.items():
+        check_read(where, f"{key}.{inner_key}", value[inner_key], inner_default, config)
 
 
 def check_together(
@@ -104,17 +113,19 @@ def check_together(
     """
     _check_metrics(config)
     check_sizes(config, model)
-    loss, mode = config.get("loss_type", "CE"), config["eval_args"]["mode"]
+    loss = config.get("loss_type", "CE")
+    mode = config["eval_args"]["mode"]
     modes = mode.values() if isinstance(mode, dict) else [mode]
-    starts = [key for key in ("init_from", "train_only", "update_from") if config[key] is not None]
+    start_keys = ("init_from", "train_only", "update_from")
+    given_starts = [key for key in start_keys if config[key] is not None]
     for is_wrong, message in (
         (
             config["log_wandb"] and importlib.util.find_spec("wandb") is None,
             "log_wandb: wandb is not installed: pip install it, or log_wandb: False",
         ),
         (
-            starts and not starts_from_runs,
-            f"{', '.join(starts)}: only the plugin's models can start from another run",
+            given_starts and not starts_from_runs,
+            f"{', '.join(given_starts)}: only the plugin's models can start from another run",
         ),
         (
             config["train_only"] is not None and not (config["train_only"] and config["init_from"]),
@@ -146,7 +157,8 @@ def check_together(
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
     """Check sizes that must divide another size, stay below it, or have a minimum."""
-    for divisor, size in () if model in _HEADS_OF_FULL_SIZE else _DIVIDES:
+    pairs = () if model in _HEADS_OF_FULL_SIZE else _DIVIDES
+    for divisor, size in pairs:
         if config.get(divisor) and config.get(size) and config[size] % config[divisor]:
             raise UsageError(
                 f"{size} {config[size]} is not a multiple of {divisor} {config[divisor]}"
@@ -158,7 +170,11 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
     for key, limit in _AT_MOST:
         if config.get(key) and config.get(limit) and config[key] > config[limit]:
             raise UsageError(f"{key}: {config[key]} is more than {limit}, {config[limit]}")
-    # RecBole rounds these counts down: at least one interaction or delay must be left
+    _check_rounded_counts(config, model)
+
+
+def _check_rounded_counts(config: Mapping[str, Any], model: str) -> None:
+    """Refuse counts of interactions or delays that RecBole rounds down to none."""
     length = config.get("MAX_ITEM_LIST_LENGTH", 1)
     if model == "BERT4Rec" and config["mask_ratio"] * length < 1:
         raise UsageError(
@@ -177,7 +193,7 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
 def check_negatives(config: dict[str, Any], model: str) -> None:
     """Check that a pairwise loss has negatives, and that a sampled loss is not given any.
 
-    RecBole has derived ``MODEL_INPUT_TYPE`` in the configuration.
+    The configuration must have ``MODEL_INPUT_TYPE``, which RecBole derives.
     """
     has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
@@ -199,7 +215,8 @@ def _check_metrics(config: dict[str, Any]) -> None:
         raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
     for metric in metrics:
-        if (name := str(metric).lower()) not in ranking:
+        name = str(metric).lower()
+        if name not in ranking:
             hint = nearest(name, ranking) or f"; known are {', '.join(ranking)}"
             problem = f"unknown {shown(metric)}"
             if name in metric_types:

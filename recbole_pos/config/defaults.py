@@ -14,8 +14,8 @@ from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
 def own_defaults(model: str) -> dict[str, Any]:
     """Return the defaults of a model's own yaml, or of its registration; ``{}`` for RecBole's."""
-    table = next((table for table in TABLES if model in table), None)
-    return table.defaults(model) if table is not None else {}
+    registry = next((registry for registry in TABLES if model in registry), None)
+    return registry.defaults(model) if registry is not None else {}
 
 
 def plugin_defaults(

@@ -58,22 +58,23 @@ def if_option(text: str) -> Condition:
     allowed = choices.split()
 
     def condition(config: Options, value: Any) -> str | None:
-        other = _read_option(config, key)
-        if other is _ABSENT:
+        other_value = _read_option(config, key)
+        if other_value is _ABSENT:
             return None
         if allowed:
-            is_met = any(x in allowed for x in (other if isinstance(other, list) else [other]))
+            elements = other_value if isinstance(other_value, list) else [other_value]
+            is_met = any(element in allowed for element in elements)
             need = f"under {key}: {' or '.join(allowed)}"
         else:
-            is_met = bool(other) != is_negated
+            is_met = bool(other_value) != is_negated
             need = f"without {key}" if is_negated else f"with {key}"
-        return None if is_met else f"is only read {need}, not {_format_yaml(other)}"
+        return None if is_met else f"is only read {need}, not {_format_yaml(other_value)}"
 
     return condition
 
 
 def if_any(*conditions: Condition | str) -> Condition:
-    """Make a condition that holds where one of several does; its message is that of the last."""
+    """Make a condition that holds where one of several does, with the message of the last one."""
     alternatives = make_conditions(conditions)
 
     def condition(config: Options, value: Any) -> str | None:
@@ -84,17 +85,17 @@ def if_any(*conditions: Condition | str) -> Condition:
 
 
 def make_conditions(only: Condition | str | tuple[Condition | str, ...]) -> tuple[Condition, ...]:
-    """Return one or several conditions as a tuple of functions; text is that of ``if_option``."""
+    """Return one or several conditions as functions; a text becomes an :func:`if_option`."""
     conditions = only if isinstance(only, tuple) else (only,)
     return tuple(if_option(entry) if isinstance(entry, str) else entry for entry in conditions)
 
 
 def _read_option(config: Options, key: str) -> Any:
-    """Return the value of an option, or of ``mapping.key``; ``_ABSENT`` where none exists."""
-    name, _, inner = key.partition(".")
+    """Return the value of an option or of ``mapping.key``; ``_ABSENT`` if there is no option."""
+    name, _, inner_key = key.partition(".")
     if name not in config:
         return _ABSENT
-    return (config[name] or {}).get(inner) if inner else config[name]
+    return (config[name] or {}).get(inner_key) if inner_key else config[name]
 
 
 def _format_yaml(value: Any) -> str:
@@ -123,7 +124,10 @@ def if_model_is_not(model: str) -> Condition:
 
 
 def if_not_refused(option: str) -> Condition:
-    """Make the condition of an option that a model's class may refuse (``refuses``: reasons)."""
+    """Make the condition of an option that the class of a model may refuse.
+
+    Its attribute ``refuses`` maps such options to reasons, with which the message ends.
+    """
     recbole_refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
 
     def condition(config: Options, value: Any) -> str | None:
@@ -131,7 +135,9 @@ def if_not_refused(option: str) -> Condition:
         reasons = recbole_refuses.get(model, {})
         if model in OURS:
             reasons = getattr(OURS[model], "refuses", {})
-        return f"is not read by {model}: {reasons[option]}" if value and option in reasons else None
+        if not value or option not in reasons:
+            return None
+        return f"is not read by {model}: {reasons[option]}"
 
     return condition
 
@@ -225,11 +231,12 @@ def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
 
 
 def _list_fields_read(config: Options) -> set[str]:
-    """Return the fields that a model of the plugin or of RecBole reads, beside ids and times."""
+    """Return the fields that a model of the plugin or of RecBole reads, without ids and times."""
     names: set[str] = set()
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         value = config[key] if key in config else None
-        for entry in [value] if isinstance(value, str) else value or ():
+        entries = [value] if isinstance(value, str) else value or ()
+        for entry in entries:
             fields = [entry]
             if isinstance(entry, dict):  # a relation
                 fields = [entry.get("field"), entry.get("within")]
@@ -286,15 +293,16 @@ def check_types(config: Options, defaults: Options, dataset: Dataset) -> None:
     types = {dataset.field2type[name].value for name in names}
     tables = loaded_fields(dataset)
     reads_users = any(tables.get(name) == "user" for name in names)
-    for key, is_read, needed in (
+    for key, is_read, needed_type in (
         ("normalize_all", any("float" in kind for kind in types), "numbers"),
         ("pooling_mode", any("seq" in kind for kind in types), "lists (token_seq)"),
         ("numeric_embedding", "float" in types, "numbers"),
         ("user_layers", reads_users, "attributes of users"),
         ("user_update", reads_users, "attributes of users"),
     ):
-        if not is_read and key in config and config[key] and config[key] != defaults[key]:
+        value = config[key] if key in config else None
+        if value and value != defaults[key] and not is_read:
             raise UsageError(
-                f"{key} is only read of {needed}, and {config['model']} reads "
+                f"{key} is only read of {needed_type}, and {config['model']} reads "
                 f"{listed(names) or 'no field'}; leave it out"
             )

@@ -82,8 +82,8 @@ def _describe_bound(number: float) -> str:
 
 
 def check_plain(where: str, value: Any) -> None:
-    """Refuse what a yaml file and a configuration cannot hold, in a value and all its parts."""
-    may_be_infinite = where.endswith(": clip_grad_norm")  # its norm, for the largest gradient
+    """Refuse a value that a yaml file and a configuration cannot hold, or that has such a part."""
+    may_be_infinite = where.endswith(": clip_grad_norm")  # norm_type: .inf is the maximum norm
     try:
         text = json.dumps(value, allow_nan=may_be_infinite, default=lambda scalar: scalar.item())
     except (TypeError, ValueError, AttributeError, RuntimeError):  # RecursionError is one
@@ -101,14 +101,12 @@ def check_plain(where: str, value: Any) -> None:
 def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
     """Check the type of a value, and the choices, bounds and lengths of its option.
 
-    Elements of a list and values of a mapping are checked in the same way, by the first of the
-    example.
-
     Args:
         where: source and name of the option, with which messages begin.
         option: row of the table; its choices and bounds hold for every text and number inside.
         value: the value.
-        example: a valid value, whose type is expected.
+        example: a valid value, whose type is expected; its first element or inner value is the
+            example of all elements of a list, or inner values of a mapping.
 
     Raises:
         UsageError: for the first thing that is wrong.
@@ -121,10 +119,7 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
         value = [value]
     _check_type(where, value, example)
     if isinstance(value, (list, tuple)):
-        if option.nonempty and not value:
-            raise UsageError(f"{where}: expected at least one, found {shown(value)}")
-        if option.is_pair and len(value) != 2:
-            raise UsageError(f"{where}: expected two numbers, found {shown(value)}")
+        _check_length(where, option, value)
     if isinstance(example, (list, tuple)) and example and not isinstance(example[0], dict):
         for element in value:
             check_kind(where, option, element, example[0])
@@ -137,6 +132,14 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
             raise UsageError(f"{where}: expected {option.allowed}{reason}, found {shown(value)}")
     elif option.check is not None:
         option.check(where, value)
+
+
+def _check_length(where: str, option: Option, elements: list | tuple) -> None:
+    """Check the length of a list."""
+    if option.nonempty and not elements:
+        raise UsageError(f"{where}: expected at least one, found {shown(elements)}")
+    if option.is_pair and len(elements) != 2:
+        raise UsageError(f"{where}: expected two numbers, found {shown(elements)}")
 
 
 # Type of the example, whether a value has it, and how a message calls it.
@@ -185,7 +188,8 @@ def check_discretization(where: str, value: Any) -> None:
     for field, method in value.items():
         bucket = method.get("bucket") if isinstance(method, dict) else None
         has_bucket = is_whole(bucket) and 1 <= bucket <= 10**6
-        if method != ({"method": "ED", "bucket": bucket} if has_bucket else {"method": "LD"}):
+        expected = {"method": "ED", "bucket": bucket} if has_bucket else {"method": "LD"}
+        if method != expected:
             raise UsageError(
                 f"{where}.{field}: expected {{method: ED, bucket: 10}} (equal distances) or "
                 f"{{method: LD}} (logarithms), found {shown(method)}"
@@ -206,17 +210,18 @@ def check_columns(where: str, value: Any) -> None:
 
 
 def check_target_events(where: str, value: Any) -> None:
-    """Check a mapping of fields to values of targets; whether these occur, the data say."""
+    """Check a mapping of fields to the values of targets, which may not occur in the data."""
     _check_type(where, value, {"event_type": ["buy"]})
     for field, values in value.items():
         if values in (None, "", [], {}):
             raise UsageError(f"{where}.{field}: expected values such as [buy], found none")
 
 
-def check_by(reader: str) -> Check:
-    """Make a check that reads the value, by ``module:function`` of this package.
+def make_check(reader: str) -> Check:
+    """Return a check that calls a reader, which raises a UsageError for a wrong value.
 
-    The module is imported late, as ``--help`` does without pandas.
+    Args:
+        reader: ``module:function`` of this package, imported late: ``--help`` needs no pandas.
     """
     module, _, function = reader.partition(":")
 
@@ -236,12 +241,14 @@ def check_schemes(where: str, value: Any) -> None:
     """Check that ``position`` names something; unknown schemes are refused where they are built."""
     if value in (None, []):
         raise UsageError(f"{where} is empty; [nope] stands for no position")
-    _check_type(where, value if isinstance(value, (list, tuple, dict)) else [value], ["rope"])
+    schemes = value if isinstance(value, (list, tuple, dict)) else [value]
+    _check_type(where, schemes, ["rope"])
 
 
 def check_vectors(where: str, value: Any) -> None:
     """Check the files of content vectors: one path, or a mapping of names to paths."""
     if value == {}:
         raise UsageError(f"{where}: expected at least one file")
-    for name, path in value.items() if isinstance(value, dict) else [("", value)]:
+    files = value.items() if isinstance(value, dict) else [("", value)]
+    for name, path in files:
         _check_type(f"{where}.{name}" if name else where, path, "vectors.parquet")

@@ -31,7 +31,7 @@ from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -39,18 +39,20 @@ def cores() -> int:
 
 
 def _rows(names: str, *allowed: Any, only: Any = (), **attributes: Any) -> list[Option]:
-    """Return equal rows for names that are split at spaces, as are choices."""
-    # ``allowed`` are choices, or the smallest and the largest number
+    """Return a row for each name in a text; the rows are otherwise equal."""
+    # ``allowed``: the choices with spaces between them, or the smallest and the largest number
     if len(allowed) == 1:
-        attributes["choices"], allowed = tuple(allowed[0].split()), ()
+        attributes["choices"] = tuple(allowed[0].split())
+        allowed = ()
     attributes["only"] = effects.make_conditions(only)
     return [Option(name, *allowed, **attributes) for name in names.split()]
 
 
 def _group(*groups: list[Option], role: str = MODEL, only: Any = ()) -> list[Option]:
-    """Return rows with a role, and with conditions before their own."""
-    shared = effects.make_conditions(only)
-    return [replace(row, role=role, only=(*shared, *row.only)) for rows in groups for row in rows]
+    """Return the rows of groups, all with this role, and with these conditions before their own."""
+    conditions = effects.make_conditions(only)
+    rows = [row for group in groups for row in group]
+    return [replace(row, role=role, only=(*conditions, *row.only)) for row in rows]
 
 
 _SIZE = 65_536  # of vectors: beyond any published model, and its square fits in memory
@@ -93,8 +95,8 @@ _TABLE: list[Option] = [
         _rows("numerical_features", example=["price"], only=effects.if_fields_are_embedded),
         _rows("benchmark_filename", example=["train", "valid", "test"]),
         _rows("rm_copies"),
-        _rows("session_filter", check=option.check_by("data.splits:read_session_filter")),
-        _rows("train_fraction", check=option.check_by("data.splits:read_fraction")),
+        _rows("session_filter", check=option.make_check("data.splits:read_session_filter")),
+        _rows("train_fraction", check=option.make_check("data.splits:read_fraction")),
         _rows("rm_dup_inter", "first last", example="first"),
         _rows("val_interval", example={"rating": "[3,inf)"}, check=option.check_interval),
         _rows(
@@ -150,13 +152,13 @@ _TABLE: list[Option] = [
         _rows("compile show_progress tensorboard cache"),
         _rows("logger", "csv tensorboard mlflow wandb", example=["mlflow"], allows_single=True),
         _rows("data_on_device", "auto always never"),
-        _rows("memory_limit", check=option.check_by("data.scratch:read_limit")),
+        _rows("memory_limit", check=option.make_check("data.scratch:read_limit")),
         role=SCHEDULE,
     ),
     *_rows("seed", 0, 2**32 - 1),
     *_rows("require_pow", example=True, only=if_model_is_custom()),
     *_rows("wandb_project", only=if_any("log_wandb", "logger: wandb")),
-    *_rows("worker", 0, 2 * cores(), reason="here, twice the cores"),
+    *_rows("worker", 0, 2 * count_cores(), reason="here, twice the cores"),
     # what an example is
     *_rows(
         "MAX_ITEM_LIST_LENGTH",

@@ -56,10 +56,12 @@ def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str
         plugins: value of the option: a module, several, or None.
         where: file or argument that gave the option, for messages.
         may_miss: whether a module may be missing, as what it would register is registered already.
+
+    Raises:
+        UsageError: for a value of another kind, or a module that cannot be imported.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
-    are_names = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    if not are_names or any(not _NAME.fullmatch(n) or n.endswith(".py") for n in names):
+    if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):
         module = plugins.removesuffix(".py") if isinstance(plugins, str) else ""
         hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
@@ -71,10 +73,10 @@ def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str
             _import(name)
         except UsageError as error:
             raise UsageError(f"{where}: plugins: {short(name)}: {error}") from error
-        except Exception as error:  # whatever code of others does
+        except Exception as error:  # any, of the module's code
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            # the module itself or a package of it, and not one that the module imports
-            if missing is None or not f"{name}.".startswith(f"{missing}."):
+            is_named = missing is not None and f"{name}.".startswith(f"{missing}.")
+            if not is_named:  # not the module or its package: the module needs another one
                 raise UsageError(
                     f"{where}: plugins: {short(name)}: cannot be imported: "
                     f"{type(error).__name__}: {error}"
@@ -82,6 +84,11 @@ def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str
             if not may_miss:
                 raise UsageError(f"{where}: plugins: {_explain_missing(name)}") from error
     return list(names)
+
+
+def _is_module_name(name: Any) -> bool:
+    """Return whether a value is the name of a module, and not of a file."""
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and not name.endswith(".py")
 
 
 def _import(name: str) -> None:
@@ -93,12 +100,12 @@ def _import(name: str) -> None:
     folder, package = os.getcwd(), name.partition(".")[0]
     importlib.invalidate_caches()
     if importlib.util.find_spec(package) is None and PathFinder.find_spec(package, [folder]):
-        sys.path.append(folder)  # for good: processes that this one starts inherit it
+        sys.path.append(folder)  # it stays: processes that this one starts inherit it
     importlib.import_module(name)
 
 
 def _explain_missing(name: str) -> str:
-    """Return the message about a missing module, by whether the user or a file named it."""
+    """Return the message about a missing module, which the user or a file has named."""
     advice = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
         return (
@@ -113,7 +120,7 @@ def _explain_missing(name: str) -> str:
 
 
 def take_model(name: str, modules: Iterable[str]) -> None:
-    """Register the class named like the model, if one of the modules has it unregistered."""
+    """Register the class of this name in one of the modules, unless the name is registered."""
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)
         if name not in ADDED and isinstance(model, type):
@@ -130,13 +137,16 @@ def pack(model: str) -> bytes:
     """Pickle what only this process knows of a model and schemes, for processes that it starts.
 
     Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
-    import them; of modules only the names go, those that the user allows.
+    import them. Of modules, only the names that :func:`allow` has got are sent.
 
     Returns:
         Bytes for :func:`unpack`; empty where there is nothing to send.
+
+    Raises:
+        UsageError: for a class that cannot be pickled.
     """
-    # no import registers these in another process
     entry = ADDED.added.get(model)
+    # without a module, which registers it in another process
     models = {model: entry} if entry is not None and entry.module is None else {}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     if not (models or schemes):
@@ -145,7 +155,7 @@ def pack(model: str) -> bytes:
 
     try:
         return cloudpickle.dumps((_allowed, models, schemes))
-    except Exception as error:  # whatever their modules hold
+    except Exception as error:  # any, of what their modules hold
         raise UsageError(
             f"{', '.join([*models, *schemes])} cannot be sent to other processes: {error}; put it "
             "into a module of its own and import it from there"
@@ -154,9 +164,11 @@ def pack(model: str) -> bytes:
 
 def unpack(packed: bytes) -> None:
     """Register the classes, and allow the modules, that another process has packed."""
-    if packed:
-        names, models, schemes = pickle.loads(packed)
-        _allowed.update(names)
-        for table, entries in ((ADDED, models), (SCHEMES, schemes)):
-            for name, entry in entries.items():
-                table.add(name, entry)
+    if not packed:
+        return
+    modules, models, schemes = pickle.loads(packed)
+    _allowed.update(modules)
+    for name, entry in models.items():
+        ADDED.add(name, entry)
+    for name, entry in schemes.items():
+        SCHEMES.add(name, entry)

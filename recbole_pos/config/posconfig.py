@@ -141,8 +141,8 @@ class PosConfig(Config):
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
         self._read_dataset_file()
-        schemes = list_positions(self._options_for(self.model).get("position"), self.model)
-        self.external_config_dict = self._options_for(self.model, *schemes)
+        schemes = list_positions(self._merge_given(self.model).get("position"), self.model)
+        self.external_config_dict = self._merge_given(self.model, *schemes)
         self.model_class = self._find_class()
         if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes)])):
             # so that a process that reads the configuration of this run knows them
@@ -183,9 +183,11 @@ class PosConfig(Config):
     def _import_plugins(self, model: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
         sources = [*self.files, ("configuration", self._given)]
-        models, schemes = [model] if model else [], []
+        models = [model] if model else []
+        schemes: list[str] = []
         for _, content in sources:
-            models += [str(content["model"])] if content.get("model") else []
+            if content.get("model"):
+                models.append(str(content["model"]))
             schemes += list_positions(content.get("position"), None)
         custom = {*models, *schemes} - {*built_in(), *SCHEMES.paths}
         are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
@@ -196,8 +198,8 @@ class PosConfig(Config):
             take_model(name, modules)
         return modules
 
-    def _options_for(self, *names: str) -> dict[str, Any]:
-        """Merge the options that all sources give a model and its schemes, and set ``sources``."""
+    def _merge_given(self, *names: str) -> dict[str, Any]:
+        """Return the options that all sources give a model and its schemes; set ``sources``."""
         merged: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
         for file, content in self.files:
@@ -209,21 +211,22 @@ class PosConfig(Config):
         return merge_options(merged, self._given)
 
     def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
-        """Return the names of model and dataset, of the arguments or else of the options."""
-        options = self._options_for()
-        model, dataset = model or options.get("model"), dataset or options.get("dataset")
+        """Return the names of model and dataset, from the arguments or else from the options."""
+        options = self._merge_given()
+        model = model or options.get("model")
+        dataset = dataset or options.get("dataset")
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
-        data_path = self._options_for(str(model)).get("data_path") or "dataset/"
+        data_path = self._merge_given(str(model)).get("data_path") or "dataset/"
         name, folder = locate_dataset(str(dataset), str(data_path))
         if folder is not None:  # the dataset was given as a folder, which is in this one
             self._given["data_path"] = folder
         return str(model), name
 
     def _read_dataset_file(self) -> None:
-        """Put the dataset's yaml before the config files."""
-        folder = Path(str(self._options_for(self.model).get("data_path", "dataset/")))
+        """Put the dataset's yaml before the config files, and its facts into ``public``."""
+        folder = Path(str(self._merge_given(self.model).get("data_path", "dataset/")))
         file = folder / self.dataset / f"{self.dataset}.yaml"
         if file.is_file():
             content = read_yaml(file)
@@ -246,7 +249,7 @@ class PosConfig(Config):
         )
 
     def _merge_defaults(self) -> dict[str, Any]:
-        """Return defaults with the given options above them; some defaults depend on options."""
+        """Return the defaults, some of which depend on options, with given options above them."""
         external = self.external_config_dict
         final = {**self.internal_config_dict, **external}
         defaults = self.internal_config_dict["eval_args"]
@@ -267,7 +270,8 @@ class PosConfig(Config):
         # RecBole would take the ml-100k of its wheel in any case
         base = Path(str(self.final_config_dict["data_path"]))
         super()._set_default_parameters()
-        folder, in_wheel = base / self.dataset, WHEEL_DATASETS / self.dataset
+        folder = base / self.dataset
+        in_wheel = WHEEL_DATASETS / self.dataset
         is_here = find_atomic_file(folder, self.dataset, "inter").is_file()
         if not (is_here or self.final_config_dict["benchmark_filename"]):
             if find_atomic_file(in_wheel, self.dataset, "inter").is_file():
@@ -287,7 +291,8 @@ class PosConfig(Config):
                 check_value(where, key, value, defaults.get(key), key in self.free)
         options = self.external_config_dict
         for key, value in options.items():
-            where, default = self.sources.get(key, "configuration"), defaults.get(key)
+            where = self.sources.get(key, "configuration")
+            default = defaults.get(key)
             self._require_known(key, where)
             if find_option(key).role == IGNORED and value != default:
                 raise UsageError(f"{where}: {key}: {find_option(key).reason}")
@@ -314,7 +319,7 @@ class PosConfig(Config):
             )
 
     def _check_final(self) -> None:
-        """Check options against each other, and keep them in ``plain`` before RecBole derives."""
+        """Check options against each other, and set ``plain`` before RecBole derives values."""
         final = self.final_config_dict
         losses = LOSSES if on_our_base(self.model) else ("CE", "BPR")
         shared = {key: value for key, value in final.items() if key not in self.free}
@@ -337,22 +342,24 @@ class PosConfig(Config):
         defaults = self.internal_config_dict
         config = {**self.plain, "MODEL_TYPE": defaults["MODEL_TYPE"]}
         for key, value in self.plain.items():
+            inner_defaults = find_option(key).inner
             if key in searched:
                 del config[key]
-            elif value and (inner := find_option(key).inner):
-                config[key] = {**inner, **value}
+            elif value and inner_defaults:
+                config[key] = {**inner_defaults, **value}
         # a file that has most options is written by a run: the user did not choose them
-        exempt = [
+        exempt_files = [
             str(file)
             for file, content in self.files
             if len(defaults.keys() & content) > len(defaults) / 2
         ]
-        self.strict = self.strict and not exempt
+        self.strict = self.strict and not exempt_files
         # presets serve the baselines of their paper, too
-        exempt += [str(f) for f, _ in self.files if find_config_file(f).is_relative_to(ROOT)]
+        presets = [file for file, _ in self.files if find_config_file(file).is_relative_to(ROOT)]
+        exempt_files += map(str, presets)
         for key, value in self.external_config_dict.items():
             where = self.sources.get(key, "configuration")
-            if key not in self.free and where not in exempt:
+            if key not in self.free and where not in exempt_files:
                 check_read(where, key, value, defaults.get(key), config)
 
     @property
@@ -374,9 +381,9 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     """
     if isinstance(config, PosConfig):
         return config.plain
-    known = config.internal_config_dict
-    options = {**known, **config.external_config_dict}
-    plain = {key: options[key] for key in known if key not in _NOT_KEPT}
+    defaults = config.internal_config_dict
+    options = {**defaults, **config.external_config_dict}
+    plain = {key: options[key] for key in defaults if key not in _NOT_KEPT}
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
     schemes = list_positions(options.get("position"), config["model"])
@@ -387,5 +394,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
 
 def limit_workers(plain: dict[str, Any]) -> dict[str, Any]:
     """Return ``worker`` lowered to what this machine allows; empty where it need not change."""
-    worker, limit = plain.get("worker", 0), find_option("worker").high
-    return {"worker": limit} if is_whole(worker) and limit is not None and worker > limit else {}
+    worker = plain.get("worker", 0)
+    limit = find_option("worker").high
+    is_above = is_whole(worker) and limit is not None and worker > limit
+    return {"worker": limit} if is_above else {}

@@ -34,14 +34,15 @@ def find_config_file(name: str | Path) -> Path:
     Raises:
         UsageError: if there is neither, but a preset of a similar name.
     """
-    presets = ROOT / "presets"
-    if not Path(name).exists():
-        if (presets / name).is_file():
-            return presets / name
-        known = [str(file.relative_to(presets)) for file in sorted(presets.glob("*/*.yaml"))]
-        if hint := suggest(str(name), known):
-            raise UsageError(f"there is no config file and no preset {name}{hint}")
-    return Path(name)
+    folder = ROOT / "presets"
+    if Path(name).exists():
+        return Path(name)
+    if (folder / name).is_file():
+        return folder / name
+    presets = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*.yaml"))]
+    if hint := suggest(str(name), presets):
+        raise UsageError(f"there is no config file and no preset {name}{hint}")
+    return Path(name)  # which the reader refuses
 
 
 def select_parts(
@@ -56,6 +57,10 @@ def select_parts(
 
     Returns:
         (where, options) of each part; ``where`` is for messages.
+
+    Raises:
+        UsageError: for a part that is not a mapping, an option that cannot stand in a part, or one
+            that two parts give.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     titles: dict[str, str] = {}  # option -> title that it stands under
@@ -77,7 +82,7 @@ def select_parts(
 
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
-    """Return the places in a config file whose options a model takes only with certain schemes."""
+    """Return, as messages name them, the parts of a config file for schemes and not for a model."""
     return [
         f"{file}, for {title}"
         for title, names, _ in _split_by_title(content, file)
@@ -89,12 +94,15 @@ def list_positions(position: Any, model: str | None) -> list[str]:
     """Return the schemes that ``position`` names; where it is None, those of the model's yaml."""
     if position is None and model is not None:
         position = own_defaults(model).get("position")
-    names = [position] if isinstance(position, str) else position
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if isinstance(position, str):
+        return [position]
+    if not isinstance(position, list):
+        return []
+    return [name for name in position if isinstance(name, str)]
 
 
 def _split_by_title(content: dict[str, Any], file: str | Path) -> list[tuple[str, list[str], Any]]:
-    """Return what stands under ``for``: title, models and schemes in it, options."""
+    """Return (title, models and schemes in it, options) of each part under ``for``."""
     by_title = content.get(FOR) or {}
     if not isinstance(by_title, dict):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Starting Ray on this machine, or joining a cluster."""
+"""Start Ray on this machine, or join a cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def connect(address: str | None) -> bool:
         options["include_dashboard"] = False
     else:
         _require_answer(address)
-    _bring_token(address is None)
+    _provide_token(starts_cluster=address is None)
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", configure_logging=True, **options)
@@ -61,7 +61,7 @@ def connect(address: str | None) -> bool:
     return True
 
 
-def _bring_token(starts_cluster: bool) -> None:
+def _provide_token(starts_cluster: bool) -> None:
     """Let Ray authenticate with the user's token, which it ignores when it joins a cluster."""
     # clusters require a token where one exists, and by default since Ray 2.60
     if "RAY_AUTH_MODE" in os.environ:
@@ -69,23 +69,23 @@ def _bring_token(starts_cluster: bool) -> None:
     token_file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     has_token = "RAY_AUTH_TOKEN" in os.environ or os.path.isfile(token_file)
     if starts_cluster and not has_token:
-        # ends with this process, as its cluster does; Ray would write one into the home folder,
-        # which a later `ray start` would require
+        # this token ends with the process, as its cluster does; Ray would write one into the home
+        # folder, which a later `ray start` would require
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     if starts_cluster or has_token:
         os.environ["RAY_AUTH_MODE"] = "token"
-        with suppress(AttributeError):  # Ray read its environment at import: read it again
+        with suppress(AttributeError):  # Ray read the environment at import: let it read again
             ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
 
 def _require_answer(address: str) -> None:
-    """Raise a UsageError at once if no cluster listens at the address; Ray tries for minutes."""
+    """Raise a UsageError if nothing listens at the address, where Ray would try for minutes."""
     if address == "auto":  # where `ray start` left the address
         file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
         address = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.is_file() else "")
     host, _, port = address.strip().rpartition(":")
     if not (host and port.isdigit()) or "://" in address:
-        return  # Ray knows what it means, or says at once that it does not
+        return  # another form of address, which Ray checks at once
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
@@ -95,9 +95,9 @@ def _require_answer(address: str) -> None:
         ) from error
 
 
-def stop(started: bool) -> None:
-    """Leave the cluster if :func:`connect` joined or started it, which ends one of this process."""
-    if started:
+def stop(has_connected: bool) -> None:
+    """Leave the cluster if :func:`connect` returned True; a cluster that it started ends."""
+    if has_connected:
         ray.shutdown()
 
 

@@ -14,7 +14,7 @@ from recbole_pos.values import shown
 
 
 @contextmanager
-def live_view(reporter: Reporter, lines: Callable[[], list[str]]) -> Iterator[None]:
+def live_view(reporter: Reporter, get_lines: Callable[[], list[str]]) -> Iterator[None]:
     """Show the progress of runs; for use in a ``with`` block.
 
     A terminal and a notebook show all lines as they change; elsewhere the first line is printed
@@ -22,27 +22,29 @@ def live_view(reporter: Reporter, lines: Callable[[], list[str]]) -> Iterator[No
 
     Args:
         reporter: where the progress is shown.
-        lines: returns an overview and a line for each active run; called by another thread.
+        get_lines: returns an overview and a line for each active run; called by another thread.
     """
     is_terminal = reporter.console.is_terminal and not reporter.console.quiet
     view: AbstractContextManager = Live(
-        get_renderable=lambda: Text("\n".join(lines())), console=reporter.console, transient=True
+        get_renderable=lambda: Text("\n".join(get_lines())),
+        console=reporter.console,
+        transient=True,
     )
     if reporter.has_cell:
-        view = call_every(SECOND, lambda: reporter.update_cell("\n".join(lines())))
+        view = call_every(SECOND, lambda: reporter.update_cell("\n".join(get_lines())))
     elif not is_terminal:
-        view = call_every(reporter.every, lambda: reporter.line(lines()[0]))
+        view = call_every(reporter.every, lambda: reporter.line(get_lines()[0]))
     with view:
         yield
 
 
-def show_options(options: dict[str, Any]) -> str:
-    """Return options in one line, numbers to three digits."""
-    return "  ".join(f"{name} {show_value(value)}" for name, value in options.items())
+def format_options(options: dict[str, Any]) -> str:
+    """Return options in one line, with real numbers to three digits."""
+    return "  ".join(f"{name} {format_value(value)}" for name, value in options.items())
 
 
-def show_value(value: Any) -> str:
-    """Return the value of an option, a number to three digits."""
+def format_value(value: Any) -> str:
+    """Return the value of an option as text, a real number to three digits."""
     if isinstance(value, float):
         return f"{value:.3g}"
     return value if isinstance(value, str) and len(value) < 100 else shown(value)

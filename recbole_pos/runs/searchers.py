@@ -24,24 +24,29 @@ class Searcher:
     """
 
     def __init__(self, sequence: Iterator[dict[str, Any]]) -> None:
-        self.sequence, self.sampled = sequence, list[dict[str, Any]]()
+        self.sequence = sequence
+        self.sampled: list[dict[str, Any]] = []
 
-    def ask(self, key: int) -> dict[str, Any]:
-        """Return the options of the trial whose number is ``key``."""
-        while len(self.sampled) <= key:
+    def ask(self, trial_number: int) -> dict[str, Any]:
+        """Return the options of a trial; trials are numbered from 0.
+
+        Raises:
+            UsageError: if the sequence is too short.
+        """
+        while len(self.sampled) <= trial_number:
             options = next(self.sequence, None)
             if options is None:
                 raise UsageError(f"search: the space has {len(self.sampled)} combinations")
             self.sampled.append(options)
-        return self.sampled[key]
+        return self.sampled[trial_number]
 
-    def recall(self, key: int, options: dict[str, Any]) -> None:
+    def recall(self, trial_number: int, options: dict[str, Any]) -> None:
         """Take over a trial of an earlier call, as if :meth:`ask` had returned its options.
 
         A resumed search calls this for all its trials, in the order of their numbers.
         """
 
-    def tell(self, key: int, score: float | None) -> None:
+    def tell(self, trial_number: int, score: float | None) -> None:
         """Record the best validation value of a trial that has ended; None if it failed."""
 
 
@@ -49,7 +54,7 @@ class OptunaSearcher(Searcher):
     """Optuna's TPE (Bergstra et al. 2011).
 
     Ray's own OptunaSearch cannot resume from a record, and gives failed trials a bad score. Here
-    trials in progress have one (constant liar), so that parallel trials differ.
+    trials in progress count with a bad score (constant liar), so that parallel trials differ.
 
     Args:
         space: the space that is searched.
@@ -60,23 +65,23 @@ class OptunaSearcher(Searcher):
     def __init__(self, space: Space, mode: str, seed: int) -> None:
         self.space, self.seed = space, seed
         self.study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
-        self.asked: dict[int, Any] = {}  # key -> Optuna's trial, until it has ended
+        self.active: dict[int, Any] = {}  # number of a trial -> Optuna's trial, until it has ended
 
-    def ask(self, key: int) -> dict[str, Any]:
+    def ask(self, trial_number: int) -> dict[str, Any]:
         """Let TPE suggest the options of the next trial."""
-        seed = _sampler_seed(self.seed, len(self.study.trials))
+        seed = _derive_seed(self.seed, len(self.study.trials))
         self.study.sampler = TPESampler(seed=seed, constant_liar=True)
-        self.asked[key] = self.study.ask()
-        return self.space.suggest(self.asked[key])
+        self.active[trial_number] = self.study.ask()
+        return self.space.suggest(self.active[trial_number])
 
-    def recall(self, key: int, options: dict[str, Any]) -> None:
+    def recall(self, trial_number: int, options: dict[str, Any]) -> None:
         """Let the study suggest the options of an earlier call."""
         self.study.enqueue_trial(self.space.encode(options))
-        self.ask(key)
+        self.ask(trial_number)
 
-    def tell(self, key: int, score: float | None) -> None:
+    def tell(self, trial_number: int, score: float | None) -> None:
         """Tell Optuna the score of a trial; one without a score, or with NaN, counts as failed."""
-        trial = self.asked.pop(key, None)
+        trial = self.active.pop(trial_number, None)
         if trial is None:  # reported already
             return
         if score is None:
@@ -94,7 +99,8 @@ def make_searcher(name: str, space: Space, mode: str, seed: int) -> Searcher:
     """
     if name == "optuna":
         return OptunaSearcher(space, mode, seed)
-    return Searcher(iter(space.grid()) if name == "grid" else sample_space(space, seed))
+    points = iter(space.list_points()) if name == "grid" else sample_space(space, seed)
+    return Searcher(points)
 
 
 def sample_space(space: Space, seed: int) -> Iterator[dict[str, Any]]:
@@ -102,16 +108,18 @@ def sample_space(space: Space, seed: int) -> Iterator[dict[str, Any]]:
 
     Sample n depends on the seed and n only, not on the order in which trials end.
     """
-    count, sampled = space.count_points(), list[dict[str, Any]]()
-    for number in itertools.count():
-        if len(sampled) == count:
+    num_points = space.count_points()
+    sampled: list[dict[str, Any]] = []
+    for draw in itertools.count():
+        if len(sampled) == num_points:
             return
-        study = optuna.create_study(sampler=RandomSampler(_sampler_seed(seed, number)))
-        if (options := space.suggest(study.ask())) not in sampled:
+        study = optuna.create_study(sampler=RandomSampler(_derive_seed(seed, draw)))
+        options = space.suggest(study.ask())
+        if options not in sampled:
             sampled.append(options)
             yield options
 
 
-def _sampler_seed(seed: int, number: int) -> int:
-    """Return a seed for one sample: one seed for all would repeat samples after a resume."""
-    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+def _derive_seed(seed: int, draw: int) -> int:
+    """Return the seed of one draw, so that a resumed search does not repeat samples."""
+    return int(np.random.SeedSequence((seed, draw)).generate_state(1)[0])

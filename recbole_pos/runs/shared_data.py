@@ -1,4 +1,4 @@
-"""Data that are prepared once and shared by many training runs, for trials without test data."""
+"""Data that are prepared once and shared by many training runs; trials get no test data."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class SharedData:
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays that processes share, in bytes."""
+        """Size of the shared arrays in bytes."""
         split = self.shell.split
         arrays = (*self.columns.values(), split.log.offsets, split.part, split.is_target)
         return sum(array.nbytes for array in arrays)
 
-    def dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
-        """Return the dataset for the configuration of a run; its arrays are not copied."""
+    def make_dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
+        """Return the dataset for the configuration of a run; it reads the shared arrays."""
         shell = copy.copy(self.shell)
         fields = {name: wrap_read_only(column) for name, column in self.columns.items()}
         shell.split = replace(shell.split, log=replace(shell.split.log, fields=fields))

@@ -44,7 +44,8 @@ class Parameter:
         kind: how it is sampled.
         values: the choices, or low, high and for quniform the step.
         where: file and line, for messages.
-        when: other option -> its values under which this parameter exists; all conditions count.
+        when: other option -> values that it must have for this parameter to exist; all conditions
+            must be met.
     """
 
     name: str
@@ -64,7 +65,8 @@ class Parameter:
         if self.kind == "choice":
             has_repeats = any(value in values[:n] for n, value in enumerate(values))
             return bool(values) and not has_repeats
-        if len(values) != (3 if self.kind == "quniform" else 2) or not all(map(is_number, values)):
+        num_values = 3 if self.kind == "quniform" else 2
+        if len(values) != num_values or not all(map(is_number, values)):
             return False
         low, high = values[:2]
         if self.kind == "quniform":
@@ -81,8 +83,8 @@ class Parameter:
     def codes(self) -> range | None:
         """The integers that stand for the values, in order; None if there are infinitely many.
 
-        Of a choice they are places in the list, of quniform the steps above the low end, of randint
-        the values.
+        A choice has the indices of its list, quniform the numbers of steps above the low end, and
+        randint the values.
         """
         if self.kind == "choice":
             return range(len(self.values))
@@ -112,15 +114,15 @@ class Parameter:
 
     @property
     def extremes(self) -> list[Any]:
-        """The values that are checked for all: every choice, or both ends of the range."""
+        """The values that are checked before a search: every choice, or both ends of a range."""
         if self.kind == "choice":
             return self.values
         if self.codes is None:
-            return [float(value) for value in self.values]  # as all sampled values are
+            return [float(value) for value in self.values]  # sampled values are float, too
         return [self.decode(self.codes[0]), self.decode(self.codes[-1])]
 
     @property
-    def count(self) -> float:
+    def num_values(self) -> float:
         """Number of values; infinite for uniform and loguniform."""
         return math.inf if self.codes is None else self.codes.stop - self.codes.start
 
@@ -130,10 +132,10 @@ class Parameter:
         Raises:
             UsageError: where there are infinitely many, or too many to list.
         """
-        if self.codes is None or self.count > MOST_POINTS:
+        if self.codes is None or self.num_values > MOST_POINTS:
             self._refuse(
-                f"a grid needs values to list, and {self.kind} has {self.count:,}; use choice, or "
-                "quniform with few steps"
+                f"a grid needs values to list, and {self.kind} has {self.num_values:,}; use choice, "
+                "or quniform with few steps"
             )
         return [self.decode(code) for code in self.codes]
 
@@ -173,13 +175,14 @@ class Space:
 
     def __post_init__(self) -> None:
         """Order the parameters; raise a UsageError for conditions in a circle."""
-        waiting, ordered = {p.name: p for p in self.parameters}, list[Parameter]()
+        waiting = {parameter.name: parameter for parameter in self.parameters}
+        ordered: list[Parameter] = []
         while waiting:
-            free = next((p for p in waiting.values() if not set(p.when) & set(waiting)), None)
-            if free is None:
+            ready = [p for p in waiting.values() if not p.when.keys() & waiting.keys()]
+            if not ready:
                 first = next(iter(waiting.values()))
                 raise UsageError(f"{first.where}: {first.name}: its condition depends on itself")
-            ordered.append(waiting.pop(free.name))
+            ordered.append(waiting.pop(ready[0].name))
         self.parameters = ordered
 
     @property
@@ -196,16 +199,18 @@ class Space:
         }
 
     def without(self, names: Any) -> Space:
-        """Return the space without options that the user gives a value."""
+        """Return the space without the named options, searched or fixed."""
         parameters = [parameter for parameter in self.parameters if parameter.name not in names]
         fixed = {key: value for key, value in self.fixed.items() if key not in names}
         return Space(parameters, fixed, self.lines, self.context)
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
-        """Return whether the options sampled so far meet the condition of a parameter."""
+        """Return whether the options sampled so far meet the conditions of a parameter."""
         values = {**self.context, **options}
-        # an option that does not exist itself has no value here
-        return all(name in values and values[name] in when for name, when in parameter.when.items())
+        return all(
+            name in values and values[name] in allowed  # an option that does not exist has no value
+            for name, allowed in parameter.when.items()
+        )
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         """Return the options that an ``optuna.Trial`` suggests."""
@@ -221,20 +226,24 @@ class Space:
 
     def count_points(self, most: int = 10_000) -> int | None:
         """Return the number of combinations; None if it is infinite or above ``most``."""
-        if any(parameter.count > most for parameter in self.parameters):
+        if any(parameter.num_values > most for parameter in self.parameters):
             return None
-        count = len(self.grid(most))
-        return count if count <= most else None
+        num_points = len(self.list_points(most))
+        return num_points if num_points <= most else None
 
-    def grid(self, most: int = MOST_POINTS) -> list[dict[str, Any]]:
+    def list_points(self, most: int = MOST_POINTS) -> list[dict[str, Any]]:
         """Return all combinations, in the order of the file, the last parameter changing first.
 
         Args:
-            most: the list is cut off once it has more combinations than this.
+            most: the list ends once it has more combinations than this.
+
+        Raises:
+            UsageError: for a parameter with infinitely or too many values.
         """
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
-            values, extended = parameter.list_values(), list[dict[str, Any]]()
+            values = parameter.list_values()
+            extended: list[dict[str, Any]] = []
             for options in combinations:
                 if self.exists(parameter, options):
                     extended += [{**options, parameter.name: value} for value in values]
@@ -245,24 +254,24 @@ class Space:
             combinations = extended
         return combinations
 
-    def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
-        """Yield each parameter at each of its extremes, with options under which it exists.
+    def iterate_extremes(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
+        """Yield each parameter with options that have one of its extremes, under which it exists.
 
         Raises:
             UsageError: for a condition that never holds.
         """
         for parameter in self.parameters:
-            others = self._meet_conditions(parameter)
+            required = self._meet_conditions(parameter)
             for value in parameter.extremes:
-                yield parameter, {**others, parameter.name: value}
+                yield parameter, {**required, parameter.name: value}
 
     def _meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
         """Return values of searched options under which a parameter exists."""
         allowed: dict[str, list[Any]] = {}  # option -> values that all conditions allow
-        # its own condition, and those of the parameters that it depends on
-        for other in reversed(self.parameters):  # conditions name earlier parameters only
-            if other is parameter or other.name in allowed:
-                for name, values in other.when.items():
+        # conditions name earlier parameters only: go back from the parameter to all it depends on
+        for dependent in reversed(self.parameters):
+            if dependent is parameter or dependent.name in allowed:
+                for name, values in dependent.when.items():
                     allowed[name] = [v for v in allowed.get(name, values) if v in values]
         options: dict[str, Any] = {}
         searched = {p.name: p for p in self.parameters}
@@ -289,11 +298,12 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
     """
     folder = ROOT / "tune"
     if name is None:
-        candidates, problem = [folder / f"{model}.yaml"], f"{model} has no space of its own"
+        candidates = [folder / f"{model}.yaml"]
+        problem = f"{model} has no space of its own"
     else:
         candidates = [Path(name), folder / name, folder / Path(name).name]
         problem = f"no file {shown(str(name))}"
-    with suppress(OSError):  # for a name that no file can have
+    with suppress(OSError):  # no file can have some names
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
@@ -312,19 +322,22 @@ def read_space(path: str | Path) -> Space:
     path = Path(path)
     if path.suffix in RECBOLE_SUFFIXES:
         return parse_space(*_read_recbole(path))
-    content, lines = read_with_lines(path, "space file")
-    return parse_space(content, {str(key[0]): line for key, line in lines.items() if len(key) == 1})
+    content, lines_by_key = read_with_lines(path, "space file")
+    lines = {str(key[0]): line for key, line in lines_by_key.items() if len(key) == 1}
+    return parse_space(content, lines)
 
 
 def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
-    """Return a file of RecBole's as the content of a yaml file, and the line of each option."""
-    content, lines = dict[Any, Any](), dict[str, str]()
+    """Return a file of RecBole's as the content of a yaml file, and option -> file and line."""
+    content: dict[Any, Any] = {}
+    lines: dict[str, str] = {}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read space file {path}: {error}") from error
     for number, line in enumerate(text.splitlines(), 1):
-        words, where = line.split(maxsplit=2), f"{path}, line {number}"
+        words = line.split(maxsplit=2)
+        where = f"{path}, line {number}"
         # RecBole silently skips lines of fewer than three words, too
         if not words or words[0].startswith("#"):
             continue
@@ -333,15 +346,22 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
                 f"{where}: expected `option kind values`, each option once and the kind one of "
                 f"{', '.join(RECBOLE_KINDS)}; found {shown(line.strip())}"
             )
-        name, kind, written = words
-        values = parse_scalar(written if written.startswith("[") else f"[{written}]", where)
-        if kind == "choice" and isinstance(values, list):
-            values = [_parse_choice(value, where) for value in values]
-        # ends are logarithms in the file, as for hyperopt
-        if kind == "loguniform" and isinstance(values, list) and all(map(is_number, values)):
-            values = [math.exp(value) if value < _MAX_LOG else math.inf for value in values]
-        content[name], lines[name] = {kind: values}, where
+        name, kind, text = words
+        content[name] = {kind: _parse_recbole_values(kind, text, where)}
+        lines[name] = where
     return content, lines
+
+
+def _parse_recbole_values(kind: str, text: str, where: str) -> Any:
+    """Return the values of an option in a RecBole file, as a yaml file would have them."""
+    values = parse_scalar(text if text.startswith("[") else f"[{text}]", where)
+    if not isinstance(values, list):
+        return values  # refused with the parameter
+    if kind == "choice":
+        return [_parse_choice(value, where) for value in values]
+    if kind == "loguniform" and all(map(is_number, values)):  # logarithms, as for hyperopt
+        return [math.exp(value) if value < _MAX_LOG else math.inf for value in values]
+    return values
 
 
 def _parse_choice(value: Any, where: str) -> Any:
@@ -362,7 +382,8 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     Raises:
         UsageError: naming file and line of what is wrong.
     """
-    parameters, fixed = list[Parameter](), dict[str, Any]()
+    parameters: list[Parameter] = []
+    fixed: dict[str, Any] = {}
     for name, value in content.items():
         where = lines.get(str(name), str(name))
         if not isinstance(name, str) or len(name) > 100:
@@ -387,7 +408,7 @@ def _parse_parameter(name: str, value: Any, where: str) -> Parameter | None:
     if not isinstance(value, dict):
         return None
     kind = next((key for key in value if key in KINDS), None)
-    hint = next((hint for key in value if (hint := suggest(str(key), KINDS))), "")
+    hint = next(filter(None, (suggest(str(key), KINDS) for key in value)), "")
     if kind is None and "when" not in value and not hint:
         return None
     when = value.get("when", {})
@@ -404,8 +425,8 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
     """Check a space with configurations that have every parameter at each of its extremes.
 
     Args:
-        space: the space; its ``context`` is set to the options that its conditions name and that
-            are not searched.
+        space: the space, whose ``context`` gets the options that conditions name and that are not
+            searched.
         build: makes a configuration of sampled options and the fixed ones, or raises UsageError.
 
     Returns:
@@ -420,7 +441,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
         where = next((space.lines[name] for name in space.fixed if name in str(error)), None)
         if where is None:
             raise
-        raise _add_place(where, error) from error
+        raise _add_location(where, error) from error
     searched = set(space.names)
     for parameter in space.parameters:
         _require_searchable(parameter)
@@ -433,29 +454,30 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
                     "which is neither searched here nor an option of the model"
                 )
             space.context[name] = config.plain[name]
-    for parameter, options in space.combinations():
+    for parameter, options in space.iterate_extremes():
         try:
             build(options)
         except UsageError as error:
-            raise _add_place(parameter.where, error) from error
+            raise _add_location(parameter.where, error) from error
     return config
 
 
 def _require_searchable(parameter: Parameter) -> None:
     """Raise a UsageError for an option that must be the same in all trials."""
-    role, place = find_option(parameter.name).role, f"{parameter.where}: {parameter.name}"
+    role = find_option(parameter.name).role
+    where = f"{parameter.where}: {parameter.name}"
     if role == DATA:
         raise UsageError(
-            f"{place} cannot be searched: data, split and metrics are the same for all trials; "
+            f"{where} cannot be searched: data, split and metrics are the same for all trials; "
             "run one search for each value"
         )
     if role == SCHEDULE:
         raise UsageError(
-            f"{place} cannot be searched: the scheduler and early stopping decide how long a "
+            f"{where} cannot be searched: the scheduler and early stopping decide how long a "
             f"trial trains; give one value, {parameter.name}: ..."
         )
 
 
-def _add_place(where: str, error: UsageError) -> UsageError:
-    """Return an error that names file and line."""
+def _add_location(where: str, error: UsageError) -> UsageError:
+    """Return the error with file and line in front."""
     return UsageError(f"{where}: {str(error).removeprefix('configuration: ')}")

@@ -40,7 +40,7 @@ def train_run(
     data: Any,
     resources: Resources,
     packed: bytes = b"",
-    begin: str | None = None,
+    tested_run: str | None = None,
     report: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
     """Train a run and, where there are test interactions, test it.
@@ -48,17 +48,17 @@ def train_run(
     Args:
         plain: options of the configuration.
         path: folder of the run, which resumes from a checkpoint in it.
-        data: a :class:`SharedData`.
+        data: the :class:`SharedData` of the run.
         resources: resources of this process.
         packed: custom models and schemes that no import registers.
-        begin: folder of a trained run whose weights are only tested: a chosen trial, which had no
-            test interactions, or a run of another configuration; None to train.
+        tested_run: folder of a trained run whose weights are only tested: a chosen trial, which
+            had no test interactions, or a run of another configuration; None to train.
         report: called with the experiment after every validated epoch, once its checkpoint is
             written, and once where no epoch is left.
 
     Returns:
-        ``status``, and the content of ``result.json`` of a finished run; of a failed one the
-        ``reason``, and ``lost``, whether the disk or Ray failed and not the run.
+        ``status``, done or failed. A finished run adds the content of its ``result.json``, a failed
+        one the ``reason``, and ``lost``: whether the disk or Ray failed and not the run.
     """
     torch.set_num_threads(max(1, int(resources.cpus)))
     logging.getLogger().setLevel(logging.WARNING)  # without RecBole's reports of every step
@@ -70,14 +70,15 @@ def train_run(
                 f"{socket.gethostname()} does not see {run.path.parent}: give a --run_dir that all "
                 "machines reach"
             )
-        if begin is not None and not run.checkpoint.is_file():
-            copy_run(RunFolder(begin), run)
+        if tested_run is not None and not run.checkpoint.is_file():
+            copy_run(RunFolder(tested_run), run)
         options = {**plain, "gpu_id": _list_gpus(resources)}
-        config = PosConfig(None, None, None, options, strict=False)
+        config = PosConfig(config_dict=options, strict=False)
         if "gpu_id" in plain:  # the folder keeps the value of the run, not of this machine
             config.plain["gpu_id"] = plain["gpu_id"]
-        start = run if run.checkpoint.is_file() else None
-        result = train(config, start, run.path, Reporter(False), data.dataset(config), report)
+        resumed = run if run.checkpoint.is_file() else None
+        dataset = data.make_dataset(config)
+        result = train(config, resumed, run.path, Reporter(enabled=False), dataset, report)
         assert result is not None  # as in the first process of every run
         return {"status": DONE, **asdict(result)}
     except Exception as error:
@@ -93,13 +94,14 @@ def train_run(
 
 def _list_gpus(resources: Resources) -> str:
     """Return the GPUs that Ray gave this process, as the option ``gpu_id``."""
-    # RecBole writes it into CUDA_VISIBLE_DEVICES: else all runs would share the first GPU
+    # RecBole sets CUDA_VISIBLE_DEVICES to it: by another value all runs would share the first GPU
     return ",".join(str(gpu) for gpu in ray.get_gpu_ids()) if resources.gpus else ""
 
 
 def explain_failure(error: BaseException) -> str:
     """Return the reason of a failed run in one line."""
-    text = (str(error).strip().splitlines() or [""])[0]
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return f"out of memory: {text}" if text else "out of memory"
     return text if isinstance(error, PosError) else f"{type(error).__name__}: {text}"

@@ -16,7 +16,7 @@ from recbole_pos.data.targets import describe_warnings
 from recbole_pos.experiment.folder import versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
-from recbole_pos.runs.progress import live_view, show_options
+from recbole_pos.runs.progress import format_options, live_view
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.study.configs import digest_data_options
@@ -91,7 +91,7 @@ class ActiveRuns:
             seconds = time.monotonic() - start
             self.durations.append(seconds)
             text = self._describe_done(job, facts, seconds)
-        options = show_options(self.scheduler.describe(job.fit).get("searched") or {})
+        options = format_options(self.scheduler.describe(job.fit).get("searched") or {})
         ended, count = len(self.scheduler.status), len(self.scheduler.fits)
         self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}  {options}".rstrip())
 

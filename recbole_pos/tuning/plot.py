@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from recbole_pos.inspect.pictures import (
     ABREAST,
@@ -21,7 +22,7 @@ from recbole_pos.inspect.pictures import (
     shorten,
     write,
 )
-from recbole_pos.runs.progress import show_value
+from recbole_pos.runs.progress import format_value
 from recbole_pos.runs.space import Space
 from recbole_pos.tuning.record import Trial
 
@@ -35,10 +36,10 @@ ENDS = {
 }
 
 
-def draw(
-    trials: list[Trial], best: Trial, space: Space, metric: str, mode: str, what: str, folder: Path
+def draw_pictures(
+    trials: list[Trial], best: Trial, space: Space, metric: str, mode: str, title: str, folder: Path
 ) -> list[Path]:
-    """Write curves.png and options.png.
+    """Draw the trials of a search, in curves.png and, if any has a score, options.png.
 
     Args:
         trials: trials of a search.
@@ -46,7 +47,7 @@ def draw(
         space: the searched space.
         metric: name of the validation metric.
         mode: max or min.
-        what: model and data, for the titles.
+        title: model and dataset, with which the titles begin.
         folder: folder of the pictures.
 
     Returns:
@@ -55,10 +56,10 @@ def draw(
     ordered = sorted(trials, key=lambda trial: trial is best)  # the best is drawn on top
     scored = [trial for trial in ordered if trial.score is not None and trial.state != "failed"]
     better = f"{'higher' if mode == 'max' else 'lower'} is better"
-    titles = (f"{what}: {len(trials)} trials", better)
+    titles = (f"{title}: {len(trials)} trials", better)
     files = [_draw_curves(ordered, best, metric, titles, folder / "curves.png")]
     if scored:
-        titles = (f"{what}: options of {len(scored)} trials", f"{better}; orange: the best")
+        titles = (f"{title}: options of {len(scored)} trials", f"{better}; orange: the best")
         files.append(_draw_options(scored, best, space, metric, titles, folder / "options.png"))
     return files
 
@@ -69,24 +70,10 @@ def _draw_curves(
     """Draw validation by epoch, a line for each trial; its last marker shows how it ended."""
     figure = new_figure(8, 5)
     panel = figure.subplots()
-    labels = set[str]()
+    labels: set[str] = set()
     for trial in trials:
-        if not trial.curve:
-            continue
-        epochs, values = list(trial.curve), list(trial.curve.values())
-        marker, color = ENDS[trial.state]
-        label, width, alpha = trial.state, 0.9, 0.6
-        if trial is best:
-            color, width, alpha = VERMILION, 2.2, 1.0
-            label = f"trial {trial.number}, the best: {trial.score:.4f} in epoch {trial.best_epoch}"
-        panel.plot(epochs, values, color=color, linewidth=width, alpha=alpha)
-        ends = panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7)
-        if label not in labels:
-            ends[0].set_label(label)
-            labels.add(label)
-        if trial is best and trial.best_epoch in trial.curve:
-            best_value = trial.curve[trial.best_epoch]
-            panel.plot(trial.best_epoch, best_value, "*", color=color, markersize=14)
+        if trial.curve:
+            _draw_curve(panel, trial, trial is best, labels)
     panel.set(xlabel="epoch", ylabel=f"validation {metric}")
     set_whole_ticks(panel.xaxis)
     panel.grid(alpha=0.3)
@@ -95,10 +82,29 @@ def _draw_curves(
     return write(figure, file)
 
 
+def _draw_curve(panel: Any, trial: Trial, is_best: bool, labels: set[str]) -> None:
+    """Draw the curve of a trial, and add its label to those of the legend if it is new."""
+    epochs = list(trial.curve)
+    values = list(trial.curve.values())
+    marker, color = ENDS[trial.state]
+    label, width, alpha = trial.state, 0.9, 0.6
+    if is_best:
+        color, width, alpha = VERMILION, 2.2, 1.0
+        label = f"trial {trial.number}, the best: {trial.score:.4f} in epoch {trial.best_epoch}"
+    panel.plot(epochs, values, color=color, linewidth=width, alpha=alpha)
+    (end,) = panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7)
+    if label not in labels:
+        end.set_label(label)
+        labels.add(label)
+    if is_best and trial.best_epoch in trial.curve:
+        best_value = trial.curve[trial.best_epoch]
+        panel.plot(trial.best_epoch, best_value, "*", color=color, markersize=14)
+
+
 def _draw_options(
     trials: list[Trial], best: Trial, space: Space, metric: str, titles: tuple[str, str], file: Path
 ) -> Path:
-    """Draw the scores of trials over each of their options, a panel for each."""
+    """Draw the scores of trials over their options, a panel for each option."""
     num_columns = min(len(space.parameters), ABREAST)
     num_rows = math.ceil(len(space.parameters) / num_columns)
     figure = new_figure(max(3.0 * num_columns, 5), 2.8 * num_rows + 0.6)
@@ -114,8 +120,8 @@ def _draw_options(
         if parameter.kind == "loguniform":
             panel.set_xscale("log")
         elif parameter.codes is not None:
-            ticks = list(parameter.codes[:: math.ceil(parameter.count / MAX_LABELS)])
-            labels = [shorten(show_value(parameter.decode(code)), 16) for code in ticks]
+            ticks = list(parameter.codes[:: math.ceil(parameter.num_values / MAX_LABELS)])
+            labels = [shorten(format_value(parameter.decode(code)), 16) for code in ticks]
             style = {"rotation": 30, "ha": "right", "fontsize": SMALL, "parse_math": False}
             panel.set_xticks(ticks, labels, **style)
         panel.grid(alpha=0.3)

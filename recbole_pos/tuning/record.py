@@ -23,11 +23,16 @@ class Trial:
     """One trial of a search: a sampled configuration, and the result of its run.
 
     Attributes:
-        state: finished, stopped (by the scheduler), failed (with a reason), or interrupted.
+        number: number of the trial, from 0.
+        options: the sampled options.
+        state: finished, stopped (by the scheduler), failed, or interrupted.
+        reason: why it failed; else empty.
         is_lost: whether it failed because a process, a machine or the disk failed.
-        score: best validation value, in epoch ``best_epoch``; epochs count from 1.
-        best_valid: all validation metrics of that epoch.
-        seconds: of training and validation.
+        score: best validation value.
+        best_epoch: the epoch of the best value; epochs count from 1.
+        best_valid: all validation metrics of the best epoch.
+        seconds: seconds of training and validation.
+        parameters: number of parameters of the model.
         curve: epoch -> validation value.
     """
 
@@ -57,17 +62,21 @@ def read_trials(scheduler: Scheduler) -> list[Trial]:
 
 def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
     """Return a trial with its curve; None if it has not begun."""
-    reason, digest = scheduler.reasons.get(fit.name, ""), scheduler.digests.get(fit.name, "")
-    facts, metric = scheduler.folder.fit(digest), scheduler.metric(fit.row)
+    digest = scheduler.digests.get(fit.name, "")
+    facts = scheduler.folder.fit(digest)
+    metric = scheduler.metric(fit.row)
     number, options = fit.trial or 0, scheduler.describe(fit)["searched"]
     if not facts:  # options that do not go together have no run
+        reason = scheduler.reasons.get(fit.name, "")
         return Trial(number, options, "failed", reason) if reason else None
     trial = Trial(number, options, reason=facts.get("reason", ""))
     if facts["status"] == FAILED:
-        trial.state, trial.is_lost = "failed", bool(facts.get("lost"))
+        trial.state = "failed"
+        trial.is_lost = bool(facts.get("lost"))
     elif facts["status"] == DONE:
         trial.state = "stopped" if facts.get("stopped") else "finished"
-        trial.best_valid, trial.parameters = facts["best_valid"] or {}, facts["parameters"]
+        trial.parameters = facts["parameters"]
+        trial.best_valid = facts["best_valid"] or {}
         trial.score = trial.best_valid.get(metric)
         trial.best_epoch = None if facts["best_epoch"] is None else facts["best_epoch"] + 1
         seconds = facts["seconds"]
@@ -81,14 +90,14 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
 
     Args:
         trials: trials of the search.
-        names: searched options, a column each.
+        names: names of the searched options, a column each.
         metric: name of the validation metric.
         file: path of the table.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    heads = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
-    table.writerow([*heads, *names, "reason"])
+    columns = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
+    table.writerow([*columns, *names, "reason"])
     for t in trials:
         result = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
         options = [t.options.get(name, "") for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import SearchArguments, changed_settings, require_shares
+from recbole_pos.config.arguments import SearchArguments, list_changed, require_shares
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import find_parts_by_scheme
 from recbole_pos.errors import UsageError
@@ -39,7 +39,7 @@ class SearchFacts(Layout):
 
     @classmethod
     def from_arguments(cls, args: SearchArguments) -> SearchFacts:
-        """Return the facts of a new search."""
+        """Return the facts of a new search; a scheduler object has the name of its class."""
         scheduler = args.scheduler
         name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
         return cls(scheduler=name, grace_epochs=args.grace_epochs)
@@ -64,7 +64,7 @@ class SearchFacts(Layout):
 
 
 def check_arguments(args: SearchArguments) -> None:
-    """Raise a UsageError for an argument of a search whose value is not allowed."""
+    """Raise a UsageError for an argument of a search that has a wrong value."""
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     check_choice("--searcher", args.searcher, SEARCHERS)
     if isinstance(args.scheduler, str):
@@ -87,10 +87,10 @@ def plan_search(
 
     Args:
         model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.search`.
-        args: its other arguments.
+        args: the other arguments of the search.
 
     Returns:
-        The plan, and the options of the space that are not searched, since they are given.
+        The plan, and the options of the space that are given and therefore not searched.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
@@ -102,26 +102,28 @@ def plan_search(
                 "results are in --run_dir, which all machines must reach; leave it out"
             )
     metric = {"valid_metric": args.metric} if args.metric else {}
-    user = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
-    name, given = user["model"], user.external_config_dict
+    config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
+    name = config["model"]
+    given = config.external_config_dict
     whole_space = read_space(find_space_file(space, name))
     in_space = {*whole_space.names, *whole_space.fixed}
-    user.require_read(in_space)
+    config.require_read(in_space)
     if "position" in in_space:
-        _require_no_parts(user)
+        _require_no_parts(config)
     searched = whole_space.without(given)
     overruled = [option for option in whole_space.names if option in given]
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     base = to_plain({key: value for key, value in given.items() if key not in EXTRA_KEYS})
-    for key in ("data_path", "item_vectors"):  # absolute: a search may be resumed from elsewhere
-        if user.plain[key] and key not in in_space:
-            base[key] = user.plain[key]
+    for key in ("data_path", "item_vectors"):  # absolute, to resume from another folder
+        if config.plain[key] and key not in in_space:
+            base[key] = config.plain[key]
     base = merge_options(whole_space.fixed, base)
+    seed = base.pop("seed", config["seed"])
     content = {
-        "dataset": user["dataset"],
-        "title": f"{name} on {user['dataset']}",
-        "seeds": [base.pop("seed", user["seed"])],
+        "dataset": config["dataset"],
+        "title": f"{name} on {config['dataset']}",
+        "seeds": [seed],
         "base": base,
         "rows": {name: {"model": name}},
         "search": {
@@ -139,26 +141,29 @@ def plan_search(
 
 
 def _count_trials(space: Space, searcher: str, num_samples: int | None) -> int:
-    """Return the number of trials, at most as many as the space has points; a grid has them all."""
+    """Return the number of trials of a search.
+
+    A grid has as many as the space has points, a random search at most so many.
+    """
     if searcher == "random":
         trials = num_samples or _TRIALS
         return min(trials, space.count_points() or trials)
     if searcher == "optuna":
         return num_samples or _TRIALS
-    points = len(space.grid())
-    if points > MOST_POINTS:
+    num_points = len(space.list_points())
+    if num_points > MOST_POINTS:
         raise UsageError(
             f"--searcher: the grid has more than {MOST_POINTS:,} points; use random or optuna"
         )
-    if num_samples not in (None, points):
+    if num_samples not in (None, num_points):
         raise UsageError(
-            f"--num_samples: the grid has {points} points and all are run; leave it out"
+            f"--num_samples: the grid has {num_points} points and all are run; leave it out"
         )
-    return points
+    return num_points
 
 
 def _require_no_parts(config: PosConfig) -> None:
-    """Refuse options of a config file for one scheme: trials take the file as it is for one."""
+    """Refuse config files with options for certain schemes, which would differ between trials."""
     for file, content in config.files:
         if parts := find_parts_by_scheme(content, config["model"], file):
             raise UsageError(
@@ -168,7 +173,10 @@ def _require_no_parts(config: PosConfig) -> None:
 
 
 def extend_plan(
-    folder: StudyFolder, args: SearchArguments, config_dict: dict[str, Any], others: dict[str, Any]
+    folder: StudyFolder,
+    args: SearchArguments,
+    config_dict: dict[str, Any],
+    not_allowed: dict[str, Any],
 ) -> Plan:
     """Return the plan of a search to resume, with more trials or its data elsewhere.
 
@@ -176,16 +184,17 @@ def extend_plan(
         folder: folder of the search.
         args: arguments of the call.
         config_dict: options of the configuration that the call gives.
-        others: further arguments by name, none of which may have a value.
+        not_allowed: further arguments by name, none of which may have a value.
 
     Raises:
         UsageError: for an argument that may not change, fewer trials than there are, or a folder
             without a search.
     """
     allowed = (*_RESUME_ARGUMENTS, "resume", "verbose", "scheduler")
-    refused = [name for name in changed_settings(args) if name not in allowed]
-    refused += ["scheduler"] if args.scheduler == "none" else []
-    refused += [name for name, value in others.items() if value]
+    refused = [name for name in list_changed(args) if name not in allowed]
+    if args.scheduler == "none":
+        refused.append("scheduler")
+    refused += [name for name, value in not_allowed.items() if value]
     refused += [name for name in config_dict if name not in _RESUME_OPTIONS]
     if refused:
         names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_OPTIONS))

@@ -36,12 +36,13 @@ def run_trial(
     Args:
         config: ``plain``, the options of the run, and ``path``, its folder.
         resources, packed: as of :func:`train_run`.
-        data: Ray's reference of the shared data, in a list, since Ray replaces a bare one.
+        data: a list with Ray's reference of the shared data: Ray would load a bare reference.
     """
 
     def report(experiment: Any) -> None:
         """Report the newest validated epoch; does not return if the scheduler stops the trial."""
-        trainer, progress = experiment.trainer, experiment.trainer.progress
+        trainer = experiment.trainer
+        progress = trainer.progress
         seconds = {"training": progress.training_seconds, "evaluation": progress.evaluation_seconds}
         facts = {
             "status": DONE,
@@ -52,53 +53,55 @@ def run_trial(
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "parameters": count_parameters(experiment.model),
         }
-        line = next(line for line in reversed(progress.history) if line["valid"])
-        numbers = {"epoch": line["epoch"] + 1, "loss": line["loss"]}
-        numbers["valid"] = line["valid"][trainer.valid_metric]
+        newest = next(epoch for epoch in reversed(progress.history) if epoch["valid"])
+        numbers = {"epoch": newest["epoch"] + 1, "loss": newest["loss"]}
+        numbers["valid"] = newest["valid"][trainer.valid_metric]
         tune.report({BEST: progress.best_score, **numbers, FACTS: json.dumps(facts)})
 
-    plain, shared = config["plain"], ray.get(data[0])
-    facts = train_run(plain, config["path"], shared, resources, packed, None, report)
-    best = None
+    plain = config["plain"]
+    shared = ray.get(data[0])
+    facts = train_run(plain, config["path"], shared, resources, packed, report=report)
+    score = math.nan
     if facts["status"] == DONE:
-        facts["stopped"], best = False, facts["best_valid"]
-    score = (best or {}).get(str(plain["valid_metric"]).lower(), math.nan)
+        facts["stopped"] = False
+        best_valid = facts["best_valid"] or {}
+        score = best_valid.get(str(plain["valid_metric"]).lower(), math.nan)
     tune.report({BEST: score, "epoch": facts.get("epochs", 0), FACTS: json.dumps(facts)})
 
 
-class Trials(RaySearcher):
+class TrialSearcher(RaySearcher):
     """The trials of a search for Ray, which requests the next one and reports how each has ended.
 
     Args:
         runs: the runs in training.
         first: the first trial to train.
-        room: number of trials that the cluster can train at the same time.
+        num_slots: number of trials that the cluster can train at the same time.
 
     Attributes:
         waiting: the next job; after the trials, the test of the best one.
+        reports: Ray's id of a trial -> facts of its last report, as JSON.
     """
 
-    def __init__(self, runs: ActiveRuns, first: Job, room: int) -> None:
+    def __init__(self, runs: ActiveRuns, first: Job, num_slots: int) -> None:
         search = runs.scheduler.searches[first.fit.row]
         super().__init__(metric=BEST, mode=search.mode)
         # by default one trial of a custom searcher waits for a process at a time, so that most of
         # a hundred machines would be idle for long
-        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, room))
+        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, num_slots))
         self.runs, self.first = runs, first
         self.waiting: Job | None = first
-        self.facts: dict[str, str] = {}  # Ray's id of a trial -> its last report
+        self.reports: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: Ray pickles its searcher, and a search does not resume from that."""
+        """Return nothing: a search does not resume from Ray's pickle of its searcher."""
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: a search is resumed from the folders of its runs; called by Ray."""
+        """Save nothing: a search resumes from the folders of its runs."""
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the configuration of the next trial, None while there is none, or ``FINISHED``;
-        called by Ray."""
-        while job := self.waiting or self.runs.scheduler.next_job():
+        """Return the configuration of the next trial, None while there is none, or ``FINISHED``."""
+        while job := (self.waiting or self.runs.scheduler.next_job()):
             if job.fit.trial is None:  # the test of the best, once all trials have ended
                 self.waiting = job
                 return self.FINISHED
@@ -110,26 +113,26 @@ class Trials(RaySearcher):
         return None if self.runs.running else self.FINISHED
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Keep the last report of a trial; called by Ray."""
+        """Keep the last report of a trial."""
         if FACTS in result:
-            self.facts[trial_id] = result[FACTS]
+            self.reports[trial_id] = result[FACTS]
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Record how a trial has ended; called by Ray."""
+        """Record how a trial has ended."""
         if trial_id not in self.runs.running:
             return
         self.on_trial_result(trial_id, result or {})
-        if error or trial_id not in self.facts:
+        if error or trial_id not in self.reports:
             reason = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
             self.runs.end(trial_id, {"status": FAILED, "lost": True, "reason": reason})
         else:
-            self.runs.end(trial_id, json.loads(self.facts[trial_id]))
+            self.runs.end(trial_id, json.loads(self.reports[trial_id]))
 
 
-def trial_folder(trial: Any) -> str:
-    """Return the name of a trial's folder within Ray's."""
+def name_trial_folder(trial: Any) -> str:
+    """Return the name of the folder in which Ray keeps its files of a trial."""
     return f"trial_{trial.config['number']:05d}-{trial.trial_id}"
 
 

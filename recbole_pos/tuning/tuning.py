@@ -28,7 +28,7 @@ from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, count_concurrent_runs, stop
-from recbole_pos.runs.progress import live_view, show_options
+from recbole_pos.runs.progress import format_options, live_view
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET
 from recbole_pos.study.configs import digest_data_options, row_config
 from recbole_pos.study.dispatcher import ActiveRuns
@@ -36,17 +36,17 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.tuning.plot import draw
+from recbole_pos.tuning.plot import draw_pictures
 from recbole_pos.tuning.record import STATES, Trial, read_trials, write_trials
 from recbole_pos.tuning.search_plan import SearchFacts, check_arguments, extend_plan, plan_search
-from recbole_pos.tuning.trials import BEST, Trials, quiet_tune, run_trial, trial_folder
+from recbole_pos.tuning.trials import BEST, TrialSearcher, name_trial_folder, quiet_tune, run_trial
 
-REDUCTION = 3  # of ASHA: a third of the trials continues beyond each rung
+REDUCTION = 3  # of ASHA: one of three trials continues beyond each rung
 
 
 @dataclass(repr=False)
 class SearchResult:
-    """The trials of a search, the best trial, and the test of that one only.
+    """The trials of a search, and the test metrics of the best trial.
 
     ``recbole_pos.load(result.run_dir)`` is the model of the best trial. ``source`` is the dataset,
     whose temporary files are deleted with this object.
@@ -67,7 +67,7 @@ class SearchResult:
     def __repr__(self) -> str:
         valid = f"valid {self.best.score:.4f}" if self.best.score is not None else "no validation"
         test = ", ".join(f"{name} {value:.4f}" for name, value in (self.test or {}).items())
-        best = f"{self.best.number} ({valid}): {show_options(self.best.options)}"
+        best = f"{self.best.number} ({valid}): {format_options(self.best.options)}"
         return f"best of {len(self.trials)} trials is {best}\ntest: {test or 'none'}\n{self.folder}"
 
 
@@ -118,7 +118,8 @@ def search(
     check_arguments(args)
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:
-        name, overruled = read_dataset_name(dataset), list[str]()
+        name = read_dataset_name(dataset)
+        overruled: list[str] = []  # options of the space that are given
         if args.resume is None:
             plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
             facts = SearchFacts.from_arguments(args)
@@ -126,9 +127,9 @@ def search(
             folder = StudyFolder(path)
         else:
             folder = StudyFolder(args.resume)
-            others: dict[str, Any] = {"model": model, "dataset": name, "space": space}
-            others["config_file_list"] = config_file_list
-            plan = extend_plan(folder, args, config_dict, others)
+            not_allowed: dict[str, Any] = {"model": model, "dataset": name, "space": space}
+            not_allowed["config_file_list"] = config_file_list
+            plan = extend_plan(folder, args, config_dict, not_allowed)
             facts = SearchFacts.read(folder, args)
             stack.enter_context(lock_folder(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
@@ -139,7 +140,7 @@ def search(
             quiet_tune()
             stack.callback(stop, connect(args.address))
         runs = ActiveRuns(scheduler, args, reporter, set(plan.rows))
-        room = count_concurrent_runs(runs.resources) if job else 0
+        num_slots = count_concurrent_runs(runs.resources) if job else 0
         if args.resume is None:  # only now, so that wrong arguments leave no folder behind
             RunFolder.create(path, plan.dataset, next(iter(plan.rows)))
             if folder.read_plan() is not None:
@@ -147,13 +148,14 @@ def search(
             stack.enter_context(lock_folder(folder.path, "searched"))
         folder.write_plan(plan)
         write_json(folder.path / SEARCH, facts.model_dump())
-        _print_head(scheduler, overruled, facts, reporter)
-        _train(runs, job, room, facts, args.scheduler)
+        _print_settings(scheduler, overruled, facts, reporter)
+        _train(runs, job, num_slots, facts, args.scheduler)
         _write_table(scheduler)
         best, test = _keep_best(scheduler)
-        trials, seconds = read_trials(scheduler), time.perf_counter() - began
+        trials = read_trials(scheduler)
+        seconds = time.perf_counter() - began
         result = SearchResult(folder.path, trials, trials[best], test, seconds, dataset)
-        _report(scheduler, result, reporter)
+        _report_result(scheduler, result, reporter)
         return result
 
 
@@ -181,9 +183,9 @@ def _prepare_data(scheduler: Scheduler) -> None:
 
 
 def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
-    """Refuse to resume a search whose first trial is another run now, as with other data."""
-    earlier = scheduler.earlier.get(job.fit.name, {}).get("run", job.digest)
-    if job.fit.trial is not None and earlier != job.digest:
+    """Refuse to resume a search whose next trial would be another run now, as with other data."""
+    earlier_digest = scheduler.earlier.get(job.fit.name, {}).get("run", job.digest)
+    if job.fit.trial is not None and earlier_digest != job.digest:
         raise UsageError(
             "--resume: the data, or the code of the model, have changed since the search began; "
             "give the folder that has the data of then as --data_path, or start a new search"
@@ -191,12 +193,12 @@ def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
 
 
 def _train(
-    runs: ActiveRuns, job: Job | None, room: int, facts: SearchFacts, scheduler: Any
+    runs: ActiveRuns, job: Job | None, num_slots: int, facts: SearchFacts, scheduler: Any
 ) -> None:
-    """Train the trials from a job on, ``room`` of them side by side, and test the best one."""
+    """Train the trials from a job on, ``num_slots`` at the same time, and test the best one."""
     try:
         if job is not None and job.fit.trial is not None:
-            job = _run_trials(Trials(runs, job, room), facts, scheduler)
+            job = _run_trials(TrialSearcher(runs, job, num_slots), facts, scheduler)
         runs.train(job)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -205,10 +207,10 @@ def _train(
         ) from None
 
 
-def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | None:
+def _run_trials(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> Job | None:
     """Train the trials that have not ended, and return the test of the best."""
-    runs = trials.runs
-    tuner = _make_tuner(trials, facts, scheduler)
+    runs = searcher.runs
+    tuner = _make_tuner(searcher, facts, scheduler)
     try:
         with live_view(runs.reporter, runs.lines):
             tuner.fit()
@@ -216,9 +218,9 @@ def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | Non
         problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         advice = _how_to_resume(runs.folder)
         raise TrainingError(f"the search stopped: {problem}; then {advice}") from error
-    job = trials.waiting or runs.scheduler.next_job()
+    job = searcher.waiting or runs.scheduler.next_job()
     if runs.running or (job is not None and job.fit.trial is not None):
-        raise KeyboardInterrupt  # Ray has caught it
+        raise KeyboardInterrupt  # Ray has caught it and returned early
     ended = read_trials(runs.scheduler)
     if lost := [trial for trial in ended if trial.is_lost]:
         raise TrainingError(
@@ -230,36 +232,38 @@ def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | Non
 
 
 def _how_to_resume(folder: StudyFolder) -> str:
-    """Return the end of a message about an unfinished search."""
+    """Return the advice on an unfinished search, the end of a message."""
     return f"continue with `recbole-pos tune --resume {folder.path}`"
 
 
-def _make_tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
+def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
     """Return Ray's tuner of the trials that have not ended; the scheduler may be one of Ray's."""
-    runs = trials.runs
-    config, resources = trials.first.config, runs.resources
+    runs = searcher.runs
+    config = searcher.first.config
+    resources = runs.resources
     trainable = tune.with_resources(
         tune.with_parameters(
             run_trial,
             resources=resources,
             packed=runs.packed[config["model"]],
-            data=[runs.share(config, False)],
+            data=[runs.share(config, test=False)],
         ),
         {"CPU": resources.cpus, "GPU": resources.gpus},
     )
-    objective: dict[str, Any] = {"metric": BEST, "mode": trials.mode}
-    if facts.scheduler == "asha":  # it has its objective itself
-        scheduler, objective = _make_asha(trials, facts.grace_epochs), {}
+    objective: dict[str, Any] = {"metric": BEST, "mode": searcher.mode}
+    if facts.scheduler == "asha":
+        scheduler = _make_asha(searcher, facts.grace_epochs)
+        objective = {}  # the scheduler has it
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
             **objective,
-            search_alg=trials,
+            search_alg=searcher,
             scheduler=None if facts.scheduler == "none" else scheduler,
-            num_samples=-1,  # as many as there are
+            num_samples=-1,  # as many as the searcher has
             max_concurrent_trials=runs.args.max_concurrent,
             reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
-            trial_dirname_creator=trial_folder,
+            trial_dirname_creator=name_trial_folder,
         ),
         run_config=tune.RunConfig(
             name="trials",
@@ -270,41 +274,42 @@ def _make_tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tune
     )
 
 
-def _make_asha(trials: Trials, grace_epochs: int) -> Any:
+def _make_asha(searcher: TrialSearcher, grace_epochs: int) -> Any:
     """Return an ASHA scheduler that knows the curves of the trials that ended in earlier calls."""
-    epochs = trials.first.config["epochs"]
+    epochs = searcher.first.config["epochs"]
     asha: Any = tune.schedulers.AsyncHyperBandScheduler(
         time_attr="epoch",
         metric=BEST,
-        mode=trials.mode,
+        mode=searcher.mode,
         max_t=epochs,
         grace_period=min(grace_epochs, epochs),
         reduction_factor=REDUCTION,
     )
-    better = max if trials.mode == "max" else min
-    for trial in read_trials(trials.runs.scheduler):
-        earlier = SimpleNamespace(trial_id=f"earlier {trial.number}")
-        asha.on_trial_add(None, earlier)
+    better = max if searcher.mode == "max" else min
+    for trial in read_trials(searcher.runs.scheduler):
+        ray_trial = SimpleNamespace(trial_id=f"earlier {trial.number}")
+        asha.on_trial_add(None, ray_trial)
         best_so_far = itertools.accumulate(trial.curve.values(), better)
         for epoch, score in zip(trial.curve, best_so_far, strict=True):
-            asha.on_trial_result(None, earlier, {"epoch": epoch, BEST: score})
+            asha.on_trial_result(None, ray_trial, {"epoch": epoch, BEST: score})
     return asha
 
 
-def _print_head(
+def _print_settings(
     scheduler: Scheduler, overruled: list[str], facts: SearchFacts, reporter: Reporter
 ) -> None:
     """Print the settings of the search, and facts and warnings about its data."""
-    plan, folder = scheduler.plan, scheduler.folder
+    plan = scheduler.plan
     (row_search,) = scheduler.searches.values()
     settings = plan.source.content["search"]
     reporter.line(
         f"{plan.title}: {settings['trials']} trials by {settings['searcher']}, scheduler "
         f"{facts.scheduler}, best valid {row_search.metric}; searching "
-        f"{', '.join(row_search.searched.names)}; {folder.path}"
+        f"{', '.join(row_search.searched.names)}; {scheduler.folder.path}"
     )
     trials = [fit.name for fit in scheduler.fits if fit.trial is not None]
-    if num_ended := sum(name in scheduler.status for name in trials):
+    num_ended = sum(name in scheduler.status for name in trials)
+    if num_ended:
         reporter.line(f"{num_ended} trials have ended before")
     if overruled:
         reporter.line(f"given, so not searched: {', '.join(overruled)}")
@@ -324,8 +329,13 @@ def _write_table(scheduler: Scheduler) -> Path:
 
 
 def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
-    """Write best/, best.yaml and test.json; return the best trial's number and test metrics."""
-    folder, final = scheduler.folder, scheduler.fits[-1]
+    """Write best/, best.yaml and test.json; return the best trial's number and test metrics.
+
+    Raises:
+        TrainingError: if no trial was tested.
+    """
+    folder = scheduler.folder
+    final = scheduler.fits[-1]
     (row,) = scheduler.plan.rows
     number = scheduler.chosen()[row]
     if scheduler.status[final.name] != DONE or number is None:
@@ -337,19 +347,21 @@ def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
     write_text(folder.path / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
     test = folder.fit(digest).get("test") or None  # there may be no test data
     content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}
-    earlier = []  # tests of trials that were best in earlier calls
+    earlier_tests = []  # of trials that were best in earlier calls
     for path in sorted(folder.runs.iterdir()):
         facts = folder.fit(path.name)
         if facts["stage"] == "final" and facts["status"] == DONE and facts["digest"] != digest:
-            earlier.append({"options": facts["searched"], "test": facts["test"]})
-    content |= {"earlier": earlier} if earlier else {}
+            earlier_tests.append({"options": facts["searched"], "test": facts["test"]})
+    if earlier_tests:
+        content["earlier"] = earlier_tests
     write_json(folder.path / "test.json", content)
     return number, test
 
 
-def _report(scheduler: Scheduler, result: SearchResult, reporter: Reporter) -> None:
+def _report_result(scheduler: Scheduler, result: SearchResult, reporter: Reporter) -> None:
     """Write tune.json and the pictures, and print the result."""
-    plan, folder, trials, best = scheduler.plan, result.folder, result.trials, result.best
+    plan, folder = scheduler.plan, result.folder
+    trials, best = result.trials, result.best
     (row_search,) = scheduler.searches.values()
     states = [trial.state for trial in trials]
     content: dict[str, Any] = {
@@ -368,9 +380,9 @@ def _report(scheduler: Scheduler, result: SearchResult, reporter: Reporter) -> N
     }
     write_json(folder / "tune.json", content)
     searched, metric, mode = row_search.searched, row_search.metric, row_search.mode
-    pictures = draw(trials, best, searched, metric, mode, plan.title, folder)
+    pictures = draw_pictures(trials, best, searched, metric, mode, plan.title, folder)
     reporter.results(
-        f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
+        f"best of {len(trials)} trials is {best.number}: {format_options(best.options)}",
         {"valid": best.best_valid, "test (once)": result.test},
     )
     for file in (folder / "best.yaml", folder / "trials.csv", *pictures):
