@@ -34,10 +34,7 @@ EPILOG = """examples:
 """
 # Arguments that several commands share.
 _PLUGINS = option("--plugins [MODULE]", "modules with models or schemes, as of run")
-_SOURCES = (
-    option("--data_path DIR", "folder of datasets (where the run found its own)"),
-    _PLUGINS,
-)
+_SOURCES = (option("--data_path DIR", "folder of datasets (where the run found its own)"), _PLUGINS)
 _RUN_DIR = option("RUN_DIR", "the folder of a run")
 _TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")  # --run_dir: of the new run
 _MODEL = option("-m --model MODEL", "plugin model or RecBole model, see `recbole-pos models`")
@@ -354,10 +351,8 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     """
     from recbole_pos.inspect.attention_report import inspect_attention
 
-    report = inspect_attention(
-        args.checkpoint, args.users, args.min_events, args.seed, args.data_path
-    )
-    print(report)
+    limits = {"users": args.users, "min_events": args.min_events, "seed": args.seed}
+    print(inspect_attention(args.checkpoint, **limits, data_path=args.data_path))
 
 
 @_command(
@@ -499,8 +494,7 @@ def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import write_recommendations
 
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
-    options = {name: getattr(args, name) for name in names.split()}
-    write_recommendations(args.run_dir, **options)
+    write_recommendations(args.run_dir, **{name: getattr(args, name) for name in names.split()})
 
 
 @_command(

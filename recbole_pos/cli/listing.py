@@ -60,12 +60,8 @@ def list_schemes() -> None:
 def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     """Print the options of a model, its own first, with defaults and sentences.
 
-    Args:
-        model: name of the model.
-        overrides: options; ``position`` replaces the model's schemes, and ``plugins`` are imported.
-
-    Raises:
-        UsageError: for an unknown model, or a module that cannot be imported.
+    Two ``overrides`` have an effect: ``position`` replaces the model's schemes, and ``plugins``
+    are imported.
     """
     from recbole_pos.config.options import IGNORED, find_option
     from recbole_pos.config.plugins import import_named, take_model
@@ -128,11 +124,8 @@ def print_dataset(name: str) -> None:
 def read_summary(registry: Mapping[str, type], name: str) -> str:
     """Return the first paragraph of a class's docstring, as plain text.
 
-    The plugin's own classes are read as text, since importing one costs seconds.
-
-    Args:
-        registry: a registry of classes, or a ChainMap of registries.
-        name: name of the class in it.
+    The plugin's own classes are read as text, since importing one costs seconds. ``registry`` may
+    be a ChainMap of registries.
     """
     registries = getattr(registry, "maps", [registry])
     class_path = next((one.paths[name] for one in registries if name in one.paths), None)
@@ -205,11 +198,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
     """Print a table that fits the screen; the first column has names, the last text.
 
     Nothing is cut off. Where the text has little room, the columns between are written under it.
-
-    Args:
-        columns: heads of the columns.
-        rows: the cells of each row.
-        note: text under the table.
+    A ``note`` stands below the table.
     """
     console = Console(highlight=False)
     console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)

@@ -47,11 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(words: list[str]) -> None:
-    """Parse a command line, and run its command.
-
-    Raises:
-        UsageError: for a wrong argument, or if the working directory has been removed.
-    """
+    """Parse a command line, and run its command; raise a UsageError for a wrong argument."""
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         words = ["run", *words]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
     parser, command_parsers = make_parser()
@@ -97,20 +93,13 @@ def _require_working_directory() -> None:
 
 
 def _report(error: Exception) -> int:
-    """Print an error in one line, or with its traceback if custom code raised it.
-
-    Returns:
-        The exit code.
-    """
+    """Print an error in a line, one of custom code with its traceback; return the exit code."""
     if isinstance(error, PosError):
-        text = str(error)
-        code = error.exit_code
+        text, code = str(error), error.exit_code
     elif isinstance(error, OSError):
-        text = error.strerror or shown(str(error))
-        code = 1
+        text, code = error.strerror or shown(str(error)), 1
         if error.filename is not None:  # a path that the user named
-            text = f"{shown(error.filename)}: {text}"
-            code = UsageError.exit_code
+            text, code = f"{shown(error.filename)}: {text}", UsageError.exit_code
     else:
         from recbole_pos.experiment.diagnosis import is_from_custom_code
 
@@ -134,11 +123,7 @@ def _format_warning(message: Warning | str, category: type[Warning], *location: 
 
 @contextmanager
 def _interrupt_on_sigterm() -> Iterator[threading.Event]:
-    """Let SIGTERM, which containers send, end the ``with`` block as Ctrl-C does.
-
-    Yields:
-        An event that is set once SIGTERM has come.
-    """
+    """End the block as Ctrl-C does at SIGTERM, which containers send; yield whether it came."""
     terminated = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:

@@ -16,15 +16,10 @@ from recbole_pos.values import is_number, is_whole, shown
 _SMALLEST = 1e-4  # share of a CPU or a GPU that Ray can count
 
 
-def _field(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
-    """Return a dataclass field that also describes its option on the command line.
-
-    Args:
-        default: default of the field.
-        text, metavar: help of the option, and name of its value in the help.
-        extra: ``flag``, another name of the option; ``group``, name of a group of options of which
-            one can be given; ``kind``, type of the value where the annotation does not say it.
-    """
+def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
+    """Return a dataclass field with the help of its option, and the name of its value there."""
+    # ``extra``: ``flag``, another name of the option; ``group``, name of a set of options of which
+    # one can be given; ``kind``, type of the value where the annotation does not say it
     return field(default=default, metadata={"text": text, "metavar": metavar, **extra})
 
 
@@ -42,21 +37,21 @@ def find_kind(argument: Field) -> type:
 class Reporting:
     """What is reported while a model trains."""
 
-    verbose: bool = _field(True, "print nothing", flag="quiet", group="reporting")
-    as_json: bool = _field(
+    verbose: bool = _arg(True, "print nothing", flag="quiet", group="reporting")
+    as_json: bool = _arg(
         False,
         "print json objects, one a line: start, epoch (each), result",
         flag="json",
         group="reporting",
     )
-    log: str | Path | None = _field(None, "add what is printed to this file too", "FILE")
+    log: str | Path | None = _arg(None, "add what is printed to this file too", "FILE")
 
 
 @dataclass(frozen=True)
 class AttachArguments(Reporting):
     """Arguments of :func:`recbole_pos.attach`."""
 
-    run_dir: str | Path | None = _field(None, "output folder (saved/<dataset>/<model>/<time>)")
+    run_dir: str | Path | None = _arg(None, "output folder (saved/<dataset>/<model>/<time>)")
 
 
 @dataclass(frozen=True)
@@ -66,25 +61,25 @@ class RunArguments(AttachArguments):
     Several processes train together where ``world_size`` is above 1, as RecBole has them.
     """
 
-    resume: str | Path | None = _field(None, "continue an interrupted run", "RUN_DIR")
-    nproc: int = _field(1, "processes here (1)", "N")
-    world_size: int = _field(-1, "processes on all machines together", "N")
-    ip: str = _field("localhost", "address of the machine that runs process 0")
-    port: int | str | None = _field(None, "where they meet (a free one; 5678 between machines)")
-    group_offset: int = _field(0, "number of the first process here", "N")
-    max_restarts: int = _field(3, "restarts from the last epoch when a process is lost (3)", "N")
-    join_timeout: float = _field(60, "seconds to wait for processes that are missing (60)", "S")
+    resume: str | Path | None = _arg(None, "continue an interrupted run", "RUN_DIR")
+    nproc: int = _arg(1, "processes here (1)", "N")
+    world_size: int = _arg(-1, "processes on all machines together", "N")
+    ip: str = _arg("localhost", "address of the machine that runs process 0")
+    port: int | str | None = _arg(None, "where they meet (a free one; 5678 between machines)")
+    group_offset: int = _arg(0, "number of the first process here", "N")
+    max_restarts: int = _arg(3, "restarts from the last epoch when a process is lost (3)", "N")
+    join_timeout: float = _arg(60, "seconds to wait for processes that are missing (60)", "S")
 
 
 @dataclass(frozen=True)
 class ClusterArguments:
     """Where the trainings of a search or of a study run."""
 
-    max_concurrent: int | None = _field(None, "trainings side by side (as many as fit)", "N")
-    address: str | None = _field(None, "Ray cluster: auto or HOST:PORT (one of its own)")
-    cpus_per_trial: float = _field(1, "cores of a training (1)", "N")
-    gpus_per_trial: float = _field(0, "GPUs of a training; 0.5 shares one (0)", "N")
-    verbose: bool = _field(True, "print nothing", flag="quiet")
+    max_concurrent: int | None = _arg(None, "trainings side by side (as many as fit)", "N")
+    address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (one of its own)")
+    cpus_per_trial: float = _arg(1, "cores of a training (1)", "N")
+    gpus_per_trial: float = _arg(0, "GPUs of a training; 0.5 shares one (0)", "N")
+    verbose: bool = _arg(True, "print nothing", flag="quiet")
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
@@ -113,33 +108,31 @@ def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None
 class CompareArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.compare`."""
 
-    vary: tuple[str, ...] = _field(
+    vary: tuple[str, ...] = _arg(
         (), "a configuration per value, such as 'position=[nope],[rope,kernel]'", "OPTION=A,B"
     )
-    seeds: int | None = _field(None, "seeds per configuration (1, or as the study says)", "N")
-    reference: str | None = _field(None, "configuration to compare with (the first)")
-    rows: tuple[str, ...] = _field((), "train only these configurations; all are shown", "NAME")
-    run_dir: str | Path | None = _field(
-        None, "the study's folder (saved/<dataset>/studies/<title>)"
-    )
-    dry_run: bool = _field(False, "list what would be trained, and train nothing")
-    report: bool = _field(False, "tables and report of what is finished, and train nothing")
-    known: tuple[str | Path, ...] = _field((), "runs of --pack that are not trained again", "FILE")
-    pack: str | Path | None = _field(None, "write what is finished into one file", "FILE")
+    seeds: int | None = _arg(None, "seeds per configuration (1, or as the study says)", "N")
+    reference: str | None = _arg(None, "configuration to compare with (the first)")
+    rows: tuple[str, ...] = _arg((), "train only these configurations; all are shown", "NAME")
+    run_dir: str | Path | None = _arg(None, "the study's folder (saved/<dataset>/studies/<title>)")
+    dry_run: bool = _arg(False, "list what would be trained, and train nothing")
+    report: bool = _arg(False, "tables and report of what is finished, and train nothing")
+    known: tuple[str | Path, ...] = _arg((), "runs of --pack that are not trained again", "FILE")
+    pack: str | Path | None = _arg(None, "write what is finished into one file", "FILE")
 
 
 @dataclass(frozen=True)
 class SearchArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.search`."""
 
-    num_samples: int | None = _field(None, "trials (60; all of a grid)", "N")
-    metric: str | None = _field(None, "validation metric to go by (valid_metric), such as ndcg@10")
-    scheduler: Any = _field("asha", "asha (stops weak trials early) or none")
-    grace_epochs: int = _field(5, "epochs of each trial before asha may stop it (5)", "N")
-    searcher: str = _field("optuna", "optuna (TPE), random or grid")
-    seed: int = _field(0, "of the search (0); that of training is `seed` in a configuration file")
-    run_dir: str | Path | None = _field(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
-    resume: str | Path | None = _field(
+    num_samples: int | None = _arg(None, "trials (60; all of a grid)", "N")
+    metric: str | None = _arg(None, "validation metric to go by (valid_metric), such as ndcg@10")
+    scheduler: Any = _arg("asha", "asha (stops weak trials early) or none")
+    grace_epochs: int = _arg(5, "epochs of each trial before asha may stop it (5)", "N")
+    searcher: str = _arg("optuna", "optuna (TPE), random or grid")
+    seed: int = _arg(0, "of the search (0); that of training is `seed` in a configuration file")
+    run_dir: str | Path | None = _arg(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
+    resume: str | Path | None = _arg(
         None, "continue a search; with --num_samples, extend it", "DIR"
     )
 
@@ -148,76 +141,76 @@ class SearchArguments(ClusterArguments):
 class ConvertArguments:
     """Arguments of :func:`recbole_pos.convert`."""
 
-    name: str | None = _field(None, "of the dataset (that of the file)")
+    name: str | None = _arg(None, "of the dataset (that of the file)")
     # these four: files or, in Python, frames
-    items: Any = _field(None, "file with attributes of items", "FILE")
-    users: Any = _field(None, "file with attributes of users", "FILE")
-    valid: Any = _field(None, "interactions to validate with; needs --test", "FILE")
-    test: Any = _field(None, "interactions to test with, which no split chooses", "FILE")
-    user: str | None = _field(None, "column of who (by name)", "COLUMN")
-    item: str | None = _field(None, "column of what (by name)", "COLUMN")
-    time: str | None = _field(
+    items: Any = _arg(None, "file with attributes of items", "FILE")
+    users: Any = _arg(None, "file with attributes of users", "FILE")
+    valid: Any = _arg(None, "interactions to validate with; needs --test", "FILE")
+    test: Any = _arg(None, "interactions to test with, which no split chooses", "FILE")
+    user: str | None = _arg(None, "column of who (by name)", "COLUMN")
+    item: str | None = _arg(None, "column of what (by name)", "COLUMN")
+    time: str | None = _arg(
         None,
         "column of when (by name and what it holds), or row_order: no such column, and the rows of "
         "a user are in order",
         "COLUMN",
     )
-    date_format: str | None = _field(
+    date_format: str | None = _arg(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM"
     )
-    columns: Any = _field(
+    columns: Any = _arg(
         (), "names of the columns of a text file without a header, in order", "NAME,NAME"
     )
-    item_columns: Any = _field((), "the same of --items", "NAME,NAME")
-    user_columns: Any = _field((), "the same of --users", "NAME,NAME")
-    types: Any = _field(
+    item_columns: Any = _arg((), "the same of --items", "NAME,NAME")
+    user_columns: Any = _arg((), "the same of --users", "NAME,NAME")
+    types: Any = _arg(
         (), "token, token_seq, float or float_seq (guessed)", "COLUMN=TYPE", kind=list, flag="type"
     )
-    tables: Any = _field(
+    tables: Any = _arg(
         (),
         "item, user or inter, where a column goes (seen)",
         "COLUMN=TABLE",
         kind=list,
         flag="table",
     )
-    decimal: Any = _field((), "decimal separator of numbers (seen)", "COLUMN=MARK", kind=list)
-    thousands: Any = _field((), "thousands separator of numbers (seen)", "COLUMN=MARK", kind=list)
-    rename: Any = _field((), "names of fields", "COLUMN=FIELD", kind=list)
-    drop: tuple[str, ...] = _field((), "columns to leave out", "COLUMN")
-    rm_copies: bool = _field(
+    decimal: Any = _arg((), "decimal separator of numbers (seen)", "COLUMN=MARK", kind=list)
+    thousands: Any = _arg((), "thousands separator of numbers (seen)", "COLUMN=MARK", kind=list)
+    rename: Any = _arg((), "names of fields", "COLUMN=FIELD", kind=list)
+    drop: tuple[str, ...] = _arg((), "columns to leave out", "COLUMN")
+    rm_copies: bool = _arg(
         False, "leave out exact copies: the same user, item and time as an earlier line"
     )
-    min_user: int = _field(1, "leave out users with fewer interactions (1)", "N")
-    min_item: int = _field(1, "leave out items with fewer interactions (1)", "N")
-    core: int = _field(1, "both, until all have so many (1)", "N")
-    separator: str | None = _field(None, "between cells of a text file (seen)")
-    no_quotes: bool = _field(False, "quotation marks mean nothing in a text file")
-    encoding: str = _field("utf-8", "of text files (utf-8)")
-    data_path: str | Path = _field("dataset/", "folder that gets the dataset (dataset/)")
-    overwrite: bool = _field(False, "replace a dataset of this name")
-    dry_run: bool = _field(False, "show what would be written, and write nothing")
-    verbose: bool = _field(True, "print nothing", flag="quiet")
+    min_user: int = _arg(1, "leave out users with fewer interactions (1)", "N")
+    min_item: int = _arg(1, "leave out items with fewer interactions (1)", "N")
+    core: int = _arg(1, "both, until all have so many (1)", "N")
+    separator: str | None = _arg(None, "between cells of a text file (seen)")
+    no_quotes: bool = _arg(False, "quotation marks mean nothing in a text file")
+    encoding: str = _arg("utf-8", "of text files (utf-8)")
+    data_path: str | Path = _arg("dataset/", "folder that gets the dataset (dataset/)")
+    overwrite: bool = _arg(False, "replace a dataset of this name")
+    dry_run: bool = _arg(False, "show what would be written, and write nothing")
+    verbose: bool = _arg(True, "print nothing", flag="quiet")
 
 
 @dataclass(frozen=True)
 class ServeArguments:
     """Arguments of :func:`recbole_pos.serve.http.serve`; the limits are those of a request."""
 
-    host: str = _field("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")
-    port: int = _field(8080, "port to listen on (8080); 0 takes a free one")
-    threads: int = _field(1, "threads that compute (1)", "N")
-    max_body: int = _field(2**20, "bytes (1048576)", "N")
-    max_histories: int = _field(256, "histories, users, or items with neighbours (256)", "N")
-    max_items: int = _field(10000, "items of a history (10000)", "N")
-    max_k: int = _field(1000, "recommendations of a history (1000)", "N")
-    max_left_out: int = _field(2000, "interactions left out to explain (2000)", "N")
-    max_waiting: int = _field(256, "requests that wait; further ones get 503 (256)", "N")
-    allow_reload: bool = _field(False, "let other machines POST /reload, too")
-    shares: tuple[str, ...] = _field(
+    host: str = _arg("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")
+    port: int = _arg(8080, "port to listen on (8080); 0 takes a free one")
+    threads: int = _arg(1, "threads that compute (1)", "N")
+    max_body: int = _arg(2**20, "bytes (1048576)", "N")
+    max_histories: int = _arg(256, "histories, users, or items with neighbours (256)", "N")
+    max_items: int = _arg(10000, "items of a history (10000)", "N")
+    max_k: int = _arg(1000, "recommendations of a history (1000)", "N")
+    max_left_out: int = _arg(2000, "interactions left out to explain (2000)", "N")
+    max_waiting: int = _arg(256, "requests that wait; further ones get 503 (256)", "N")
+    allow_reload: bool = _arg(False, "let other machines POST /reload, too")
+    shares: tuple[str, ...] = _arg(
         (), "of several models, the parts of all ids that each answers", "NAME=PART"
     )
-    data_path: str | None = _field(None, "folder of datasets (where the run found its own)", "DIR")
-    item_vectors: str | None = _field(
+    data_path: str | None = _arg(None, "folder of datasets (where the run found its own)", "DIR")
+    item_vectors: str | None = _arg(
         None, "content vectors of further items, read again by /reload", "FILE"
     )
 

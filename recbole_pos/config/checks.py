@@ -76,10 +76,7 @@ def _check_mapping(where: str, key: str, value: Any, examples: Mapping[str, Any]
 def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
     """Refuse an option that changes nothing, by the conditions of the option table.
 
-    Args:
-        where, key, value: as of :func:`check_value`.
-        default: default of the option, which may be given even where nothing reads it.
-        config: all options of the run.
+    ``config`` has all options of the run; the default may be given even where nothing reads it.
     """
     option = find_option(key)
     inner_defaults: dict[str, Any] = {}

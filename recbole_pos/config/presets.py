@@ -57,10 +57,6 @@ def select_parts(
 
     Returns:
         (where, options) of each part; ``where`` is for messages.
-
-    Raises:
-        UsageError: for a part that is not a mapping, an option that cannot stand in a part, or one
-            that two parts give.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     titles: dict[str, str] = {}  # option -> title that it stands under

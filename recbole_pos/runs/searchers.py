@@ -28,11 +28,7 @@ class Searcher:
         self.sampled: list[dict[str, Any]] = []
 
     def ask(self, trial_number: int) -> dict[str, Any]:
-        """Return the options of a trial; trials are numbered from 0.
-
-        Raises:
-            UsageError: if the sequence is too short.
-        """
+        """Return the options of a trial; raise a UsageError if there are not so many."""
         while len(self.sampled) <= trial_number:
             options = next(self.sequence, None)
             if options is None:

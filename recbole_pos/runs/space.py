@@ -134,8 +134,8 @@ class Parameter:
         """
         if self.codes is None or self.num_values > MOST_POINTS:
             self._refuse(
-                f"a grid needs values to list, and {self.kind} has {self.num_values:,}; use choice, "
-                "or quniform with few steps"
+                f"a grid needs values to list, and {self.kind} has {self.num_values:,}; use "
+                "choice, or quniform with few steps"
             )
         return [self.decode(code) for code in self.codes]
 
@@ -236,9 +236,6 @@ class Space:
 
         Args:
             most: the list ends once it has more combinations than this.
-
-        Raises:
-            UsageError: for a parameter with infinitely or too many values.
         """
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:

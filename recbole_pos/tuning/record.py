@@ -23,10 +23,8 @@ class Trial:
     """One trial of a search: a sampled configuration, and the result of its run.
 
     Attributes:
-        number: number of the trial, from 0.
-        options: the sampled options.
         state: finished, stopped (by the scheduler), failed, or interrupted.
-        reason: why it failed; else empty.
+        reason: why it failed, or empty.
         is_lost: whether it failed because a process, a machine or the disk failed.
         score: best validation value.
         best_epoch: the epoch of the best value; epochs count from 1.

@@ -141,10 +141,7 @@ def plan_search(
 
 
 def _count_trials(space: Space, searcher: str, num_samples: int | None) -> int:
-    """Return the number of trials of a search.
-
-    A grid has as many as the space has points, a random search at most so many.
-    """
+    """Return the number of trials; a grid tries all points of the space, random at most all."""
     if searcher == "random":
         trials = num_samples or _TRIALS
         return min(trials, space.count_points() or trials)

@@ -329,11 +329,7 @@ def _write_table(scheduler: Scheduler) -> Path:
 
 
 def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
-    """Write best/, best.yaml and test.json; return the best trial's number and test metrics.
-
-    Raises:
-        TrainingError: if no trial was tested.
-    """
+    """Write best/, best.yaml and test.json; return the best trial's number and test metrics."""
     folder = scheduler.folder
     final = scheduler.fits[-1]
     (row,) = scheduler.plan.rows
