@@ -94,12 +94,15 @@ def _require_working_directory() -> None:
 
 def _report(error: Exception) -> int:
     """Print an error in a line, one of custom code with its traceback; return the exit code."""
+    code = 1
     if isinstance(error, PosError):
-        text, code = str(error), error.exit_code
+        text = str(error)
+        code = error.exit_code
     elif isinstance(error, OSError):
-        text, code = error.strerror or shown(str(error)), 1
+        text = error.strerror or shown(str(error))
         if error.filename is not None:  # a path that the user named
-            text, code = f"{shown(error.filename)}: {text}", UsageError.exit_code
+            text = f"{shown(error.filename)}: {text}"
+            code = UsageError.exit_code
     else:
         from recbole_pos.experiment.diagnosis import is_from_custom_code
 
@@ -108,7 +111,6 @@ def _report(error: Exception) -> int:
             return 1
         first_line = next(iter(str(error).splitlines()), "")  # a compiler's error has hundreds
         text = f"{type(error).__name__}: {first_line}\n(run again with --debug for the traceback)"
-        code = 1
     text = re.sub(r"\S{300,}", lambda match: short(match[0]), text)  # must not fill the screen
     print(f"error: {text}", file=sys.stderr)
     return code
@@ -123,7 +125,7 @@ def _format_warning(message: Warning | str, category: type[Warning], *location: 
 
 @contextmanager
 def _interrupt_on_sigterm() -> Iterator[threading.Event]:
-    """End the block as Ctrl-C does at SIGTERM, which containers send; yield whether it came."""
+    """Let SIGTERM, which containers send, interrupt the block; yield an event that it sets."""
     terminated = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:

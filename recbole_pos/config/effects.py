@@ -248,10 +248,12 @@ def _list_fields_read(config: Options) -> set[str]:
 
 def if_fields_are_read(config: Options, value: Any) -> str | None:
     """Require that the model reads all fields that the option names."""
+    if config["model"] in ADDED:
+        return None
     read = _list_fields_read(config)
     fields = value if isinstance(value, (list, tuple, Mapping)) else [value]
     unread = [name for name in fields if name not in read]
-    if config["model"] in ADDED or not unread:
+    if not unread:
         return None
     instead = ", ".join(sorted(read)) or "ids and times alone"
     return f"names {shown(unread[0])}, which {config['model']} does not read: it reads {instead}"
@@ -264,7 +266,7 @@ if_numbers_are_read = when(  # which fields are numbers, files say: see check_ty
 
 
 def if_fields_are_embedded(config: Options, value: Any) -> str | None:
-    """Require that the option names only fields that a model of RecBole embeds."""
+    """Require that the option names only fields in ``selected_features``, which RecBole embeds."""
     embedded = config["selected_features"] if "selected_features" in config else None
     if config["model"] in ADDED or not value:
         return None

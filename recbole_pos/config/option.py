@@ -1,6 +1,6 @@
 """What an option may be: a row of the table in ``options.py``, and checks of a value by it.
 
-Checks get a value and ``where`` it was given, with which their ``UsageError`` begins.
+Checks get a value and its source, ``where``, with which the message of a ``UsageError`` begins.
 """
 
 from __future__ import annotations

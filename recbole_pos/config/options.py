@@ -1,10 +1,10 @@
 """THE table of options: what each may be. Defaults, and the sentence on each, stand in yaml.
 
 From a row come the checks and their messages (``option.py``, ``checks.py``), what a search may
-vary, what starting from another run must not change, and what ``run --help`` lists. The type of an
-option is that of its default or, where that is empty, of the row's example. An option within a
-mapping is written with a dot; the row of a list is for its elements. A test holds that
-every option of the plugin, and every number of RecBole's, has a row.
+vary, what starting from another run must not change, and what ``run --help`` lists. An option has
+the type of its default or, where that is empty, of the row's example. An option within a mapping is
+written with a dot; the row of a list is for its elements. A test checks that every option of the
+plugin, and every number of RecBole's, has a row.
 """
 
 from __future__ import annotations

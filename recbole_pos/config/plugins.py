@@ -73,10 +73,10 @@ def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str
             _import(name)
         except UsageError as error:
             raise UsageError(f"{where}: plugins: {short(name)}: {error}") from error
-        except Exception as error:  # any, of the module's code
+        except Exception as error:  # code of others may raise anything
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            is_named = missing is not None and f"{name}.".startswith(f"{missing}.")
-            if not is_named:  # not the module or its package: the module needs another one
+            is_missing = missing is not None and f"{name}.".startswith(f"{missing}.")
+            if not is_missing:  # the module or its package exists, and its code fails
                 raise UsageError(
                     f"{where}: plugins: {short(name)}: cannot be imported: "
                     f"{type(error).__name__}: {error}"
@@ -97,7 +97,8 @@ def _import(name: str) -> None:
         with without_working_directory():
             importlib.import_module(name)
         return
-    folder, package = os.getcwd(), name.partition(".")[0]
+    folder = os.getcwd()
+    package = name.partition(".")[0]
     importlib.invalidate_caches()
     if importlib.util.find_spec(package) is None and PathFinder.find_spec(package, [folder]):
         sys.path.append(folder)  # it stays: processes that this one starts inherit it
@@ -146,7 +147,7 @@ def pack(model: str) -> bytes:
         UsageError: for a class that cannot be pickled.
     """
     entry = ADDED.added.get(model)
-    # without a module, which registers it in another process
+    # no import registers classes without a module in another process
     models = {model: entry} if entry is not None and entry.module is None else {}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     if not (models or schemes):
@@ -155,7 +156,7 @@ def pack(model: str) -> bytes:
 
     try:
         return cloudpickle.dumps((_allowed, models, schemes))
-    except Exception as error:  # any, of what their modules hold
+    except Exception as error:  # pickling code of others may raise anything
         raise UsageError(
             f"{', '.join([*models, *schemes])} cannot be sent to other processes: {error}; put it "
             "into a module of its own and import it from there"

@@ -45,10 +45,10 @@ from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
-DERIVED_KEYS = {"MODEL_TYPE"}  # that RecBole computes, and keeps beside the options
+DERIVED_KEYS = {"MODEL_TYPE"}  # keys that RecBole computes and keeps among the options
 _NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # what the config.yaml of a run does not hold
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
-_WINDOWS_PER_BATCH = 128  # of RecBole's models that learn all positions, as of the plugin's
+_WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
 _ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
 # Options of version 0.2.0, and what replaces their effect.
 _REMOVED = {
@@ -70,8 +70,8 @@ class PosConfig(Config):
     """Configuration of one run, for the plugin's models and RecBole's.
 
     Priority, lowest first: RecBole's yaml files, ``properties/`` of the plugin, ``<dataset>.yaml``
-    beside the atomic files, ``config_file_list`` in order (in each, what stands under ``for`` and
-    is for this run above the rest), ``config_dict``; ``eval_args`` is merged key by key.
+    beside the atomic files, ``config_file_list`` in order (in each file, parts under ``for`` that
+    this run takes win over the rest), ``config_dict``; ``eval_args`` is merged key by key.
 
     Args:
         model: name of a plugin model, of a usable model of RecBole or of one that was registered,

@@ -87,7 +87,7 @@ def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) 
 
 
 def list_positions(position: Any, model: str | None) -> list[str]:
-    """Return the schemes that ``position`` names; where it is None, those of the model's yaml."""
+    """Return the schemes that ``position`` names or, if it is None, the model's own schemes."""
     if position is None and model is not None:
         position = own_defaults(model).get("position")
     if isinstance(position, str):

@@ -17,7 +17,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Searcher:
-    """A fixed sequence of configurations, whatever the results of trials: random, or a grid.
+    """A sequence of configurations, random or a grid, which no results of trials change.
 
     Args:
         sequence: the options of each trial.

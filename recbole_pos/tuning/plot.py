@@ -83,7 +83,7 @@ def _draw_curves(
 
 
 def _draw_curve(panel: Any, trial: Trial, is_best: bool, labels: set[str]) -> None:
-    """Draw the curve of a trial, and add its label to those of the legend if it is new."""
+    """Draw the curve of a trial; put its label into the legend and ``labels`` if it is new."""
     epochs = list(trial.curve)
     values = list(trial.curve.values())
     marker, color = ENDS[trial.state]

@@ -63,7 +63,8 @@ def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
     digest = scheduler.digests.get(fit.name, "")
     facts = scheduler.folder.fit(digest)
     metric = scheduler.metric(fit.row)
-    number, options = fit.trial or 0, scheduler.describe(fit)["searched"]
+    number = fit.trial or 0
+    options = scheduler.describe(fit)["searched"]
     if not facts:  # options that do not go together have no run
         reason = scheduler.reasons.get(fit.name, "")
         return Trial(number, options, "failed", reason) if reason else None

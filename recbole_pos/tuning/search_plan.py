@@ -27,7 +27,7 @@ _RESUME_OPTIONS = ("data_path", "plugins")
 
 
 class SearchFacts(Layout):
-    """``search.json``: what decides the trials of a search, beside its plan.
+    """The content of ``search.json``: facts that decide the trials of a search, with its plan.
 
     Attributes:
         scheduler: asha, none, or the name of a class of Ray's.

@@ -1,8 +1,8 @@
 """The trials of a search in Ray Tune: the function of a trial, and the searcher that has them all.
 
-A trial reports its best validation value so far, by which ASHA decides: by that of the newest epoch
-it would stop trials that wait for patience. A failed trial reports its failure and raises no error,
-since Ray would repeat it; a trial whose process is lost is repeated, and resumes its run.
+A trial reports its best validation value so far, by which ASHA decides: by the value of the newest
+epoch, it would stop trials that wait for patience. A failed trial reports its failure and raises no
+error, since Ray would repeat it; a trial whose process is lost is repeated, and resumes its run.
 """
 
 from __future__ import annotations

@@ -100,10 +100,10 @@ def search(
         given: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.SearchArguments`: ``num_samples``,
             ``max_concurrent``, ``metric``, ``grace_epochs``, ``searcher``, ``run_dir``,
-            ``address``, ``cpus_per_trial``, ``gpus_per_trial`` and ``verbose`` are those of the
-            command; ``scheduler`` may also be a scheduler object of Ray's; ``seed`` is that of the
-            searcher; ``resume`` names the folder of a search to continue, or with more
-            ``num_samples`` to extend.
+            ``address``, ``cpus_per_trial``, ``gpus_per_trial`` and ``verbose`` mean the same as in
+            the command; ``scheduler`` may also be a scheduler object of Ray's; ``seed`` is the
+            searcher's; ``resume`` is the folder of a search to continue or, with more
+            ``num_samples``, to extend.
 
     Raises:
         UsageError: if something given is wrong, before any trial starts.
