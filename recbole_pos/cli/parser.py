@@ -168,13 +168,10 @@ def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> S
 
 
 def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], list[str]]:
-    """Split a command's own words from the options of the configuration among them.
+    """Split the words after a command into its own words, and options of the configuration.
 
     ``--key value`` becomes ``--key=value``: the word after an option that is not in ``own_names``
     is its value, unless it begins like another option.
-
-    Returns:
-        The command's own words, and the options.
     """
     own_words, options = [], []
     remaining = list(reversed(words))

@@ -46,7 +46,7 @@ def starts_from_runs(model: str) -> bool:
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     """Return the options that only a custom model or custom schemes have; any value is allowed.
 
-    An option that the plugin or RecBole has too means the same there, and is checked as theirs.
+    An option that the plugin or RecBole has too is not among them: it is checked as usual.
     """
     free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
     shared = {"position"}
@@ -57,7 +57,7 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
             shared |= SCHEMES.defaults(name).keys()
     shared |= {key for key in free if find_option(key).role != MODEL}
     if model in ADDED and not on_our_base(model) and hasattr(ADDED[model], "input_type"):
-        shared.discard("loss_type")  # input_type, not the loss, says what a batch of it holds
+        shared.discard("loss_type")  # the model's input_type says what a batch holds, not the loss
     return free - shared
 
 

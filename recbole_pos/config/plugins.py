@@ -142,9 +142,6 @@ def pack(model: str) -> bytes:
 
     Returns:
         Bytes for :func:`unpack`; empty where there is nothing to send.
-
-    Raises:
-        UsageError: for a class that cannot be pickled.
     """
     entry = ADDED.added.get(model)
     # no import registers classes without a module in another process

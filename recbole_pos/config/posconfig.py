@@ -348,18 +348,19 @@ class PosConfig(Config):
             elif value and inner_defaults:
                 config[key] = {**inner_defaults, **value}
         # a file that has most options is written by a run: the user did not choose them
-        exempt_files = [
+        run_files = [
             str(file)
             for file, content in self.files
             if len(defaults.keys() & content) > len(defaults) / 2
         ]
-        self.strict = self.strict and not exempt_files
+        self.strict = self.strict and not run_files
         # presets serve the baselines of their paper, too
-        presets = [file for file, _ in self.files if find_config_file(file).is_relative_to(ROOT)]
-        exempt_files += map(str, presets)
+        presets = [
+            str(file) for file, _ in self.files if find_config_file(file).is_relative_to(ROOT)
+        ]
         for key, value in self.external_config_dict.items():
             where = self.sources.get(key, "configuration")
-            if key not in self.free and where not in exempt_files:
+            if key not in self.free and where not in [*run_files, *presets]:
                 check_read(where, key, value, defaults.get(key), config)
 
     @property

@@ -59,20 +59,20 @@ def select_parts(
         (where, options) of each part; ``where`` is for messages.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
-    titles: dict[str, str] = {}  # option -> title that it stands under
+    title_by_option: dict[str, str] = {}
     for title, title_names, options in _split_by_title(content, file):
         where = f"{file}, for {title}"
         if not isinstance(options, dict):
             raise UsageError(f"{where}: expected options, found {shown(options)}")
         misplaced = _OUTSIDE & options.keys()
         if "position" in options and not set(title_names) <= set(runnable()):
-            misplaced.add("position")  # under a scheme
+            misplaced.add("position")  # under the name of a scheme
         if misplaced:
             raise UsageError(f"{where}: {', '.join(sorted(misplaced))} cannot stand here")
         if set(title_names) & set(names):
-            for key in options.keys() & titles.keys():
-                raise UsageError(f"{where}: {key} is also given for {titles[key]}")
-            titles |= dict.fromkeys(options, title)
+            for key in options.keys() & title_by_option.keys():
+                raise UsageError(f"{where}: {key} is also given for {title_by_option[key]}")
+            title_by_option |= dict.fromkeys(options, title)
             parts.append((where, options))
     return parts
 

@@ -65,8 +65,8 @@ class Parameter:
         if self.kind == "choice":
             has_repeats = any(value in values[:n] for n, value in enumerate(values))
             return bool(values) and not has_repeats
-        num_values = 3 if self.kind == "quniform" else 2
-        if len(values) != num_values or not all(map(is_number, values)):
+        expected_length = 3 if self.kind == "quniform" else 2
+        if len(values) != expected_length or not all(map(is_number, values)):
             return False
         low, high = values[:2]
         if self.kind == "quniform":
@@ -343,8 +343,8 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
                 f"{where}: expected `option kind values`, each option once and the kind one of "
                 f"{', '.join(RECBOLE_KINDS)}; found {shown(line.strip())}"
             )
-        name, kind, text = words
-        content[name] = {kind: _parse_recbole_values(kind, text, where)}
+        name, kind, written = words
+        content[name] = {kind: _parse_recbole_values(kind, written, where)}
         lines[name] = where
     return content, lines
 
@@ -353,7 +353,7 @@ def _parse_recbole_values(kind: str, text: str, where: str) -> Any:
     """Return the values of an option in a RecBole file, as a yaml file would have them."""
     values = parse_scalar(text if text.startswith("[") else f"[{text}]", where)
     if not isinstance(values, list):
-        return values  # refused with the parameter
+        return values  # which Parameter refuses
     if kind == "choice":
         return [_parse_choice(value, where) for value in values]
     if kind == "loguniform" and all(map(is_number, values)):  # logarithms, as for hyperopt
@@ -407,7 +407,7 @@ def _parse_parameter(name: str, value: Any, where: str) -> Parameter | None:
     kind = next((key for key in value if key in KINDS), None)
     hint = next(filter(None, (suggest(str(key), KINDS) for key in value)), "")
     if kind is None and "when" not in value and not hint:
-        return None
+        return None  # nothing in the mapping looks like a way to sample
     when = value.get("when", {})
     if kind is None or set(value) - {kind, "when"} or not isinstance(when, dict):
         raise UsageError(

@@ -23,7 +23,7 @@ from recbole_pos.inspect.pictures import (
     write,
 )
 from recbole_pos.runs.progress import format_value
-from recbole_pos.runs.space import Space
+from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tuning.record import Trial
 
 MAX_LABELS = 12  # of values on an axis
@@ -42,11 +42,8 @@ def draw_pictures(
     """Draw the trials of a search, in curves.png and, if any has a score, options.png.
 
     Args:
-        trials: trials of a search.
-        best: the best of them.
-        space: the searched space.
-        metric: name of the validation metric.
-        mode: max or min.
+        trials, best, space: trials of a search, the best of them, and the searched space.
+        metric, mode: name of the validation metric; max or min.
         title: model and dataset, with which the titles begin.
         folder: folder of the pictures.
 
@@ -112,20 +109,25 @@ def _draw_options(
     for panel in panels.flat[len(space.parameters) :]:
         panel.set_visible(False)
     for panel, parameter in zip(panels.flat, space.parameters, strict=False):
-        sampled = [trial for trial in trials if parameter.name in trial.options]
-        codes = [parameter.encode(trial.options[parameter.name]) for trial in sampled]
-        colors = [VERMILION if trial is best else BLUE for trial in sampled]
-        panel.scatter(codes, [trial.score for trial in sampled], c=colors, s=25, alpha=0.7)
-        panel.set_xlabel(shorten(parameter.name, 24), parse_math=False)
-        if parameter.kind == "loguniform":
-            panel.set_xscale("log")
-        elif parameter.codes is not None:
-            ticks = list(parameter.codes[:: math.ceil(parameter.num_values / MAX_LABELS)])
-            labels = [shorten(format_value(parameter.decode(code)), 16) for code in ticks]
-            style = {"rotation": 30, "ha": "right", "fontsize": SMALL, "parse_math": False}
-            panel.set_xticks(ticks, labels, **style)
-        panel.grid(alpha=0.3)
+        _draw_option(panel, parameter, trials, best)
     for panel in panels[:, 0]:
         panel.set_ylabel(f"validation {metric}")
     set_title(figure, *titles)
     return write(figure, file)
+
+
+def _draw_option(panel: Any, parameter: Parameter, trials: list[Trial], best: Trial) -> None:
+    """Draw the scores of the trials that have an option, over its values."""
+    sampled = [trial for trial in trials if parameter.name in trial.options]
+    codes = [parameter.encode(trial.options[parameter.name]) for trial in sampled]
+    colors = [VERMILION if trial is best else BLUE for trial in sampled]
+    panel.scatter(codes, [trial.score for trial in sampled], c=colors, s=25, alpha=0.7)
+    panel.set_xlabel(shorten(parameter.name, 24), parse_math=False)
+    if parameter.kind == "loguniform":
+        panel.set_xscale("log")
+    elif parameter.codes is not None:
+        ticks = list(parameter.codes[:: math.ceil(parameter.num_values / MAX_LABELS)])
+        labels = [shorten(format_value(parameter.decode(code)), 16) for code in ticks]
+        style = {"rotation": 30, "ha": "right", "fontsize": SMALL, "parse_math": False}
+        panel.set_xticks(ticks, labels, **style)
+    panel.grid(alpha=0.3)
