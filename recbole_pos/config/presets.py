@@ -78,7 +78,7 @@ def select_parts(
 
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
-    """Return, as messages name them, the parts of a config file for schemes and not for a model."""
+    """Return the parts of a config file for schemes and not for the model, as "FILE, for TITLE"."""
     return [
         f"{file}, for {title}"
         for title, names, _ in _split_by_title(content, file)

@@ -114,11 +114,7 @@ def plan_search(
     overruled = [option for option in whole_space.names if option in given]
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
-    base = to_plain({key: value for key, value in given.items() if key not in EXTRA_KEYS})
-    for key in ("data_path", "item_vectors"):  # absolute, to resume from another folder
-        if config.plain[key] and key not in in_space:
-            base[key] = config.plain[key]
-    base = merge_options(whole_space.fixed, base)
+    base = _merge_shared_options(config, whole_space)
     seed = base.pop("seed", config["seed"])
     content = {
         "dataset": config["dataset"],
@@ -138,6 +134,16 @@ def plan_search(
     plan = make_plan(Source("search", content, lines))
     check_plan(plan, lambda options: row_config(options).plain)
     return plan, overruled
+
+
+def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
+    """Return the options of all trials: those that the space sets, with given ones above them."""
+    given = config.external_config_dict
+    options = to_plain({key: value for key, value in given.items() if key not in EXTRA_KEYS})
+    for key in ("data_path", "item_vectors"):  # absolute, to resume from another folder
+        if config.plain[key] and key not in {*space.names, *space.fixed}:
+            options[key] = config.plain[key]
+    return merge_options(space.fixed, options)
 
 
 def _count_trials(space: Space, searcher: str, num_samples: int | None) -> int:
