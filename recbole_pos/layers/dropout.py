@@ -13,10 +13,13 @@ class Dropout(nn.Module):
     ``torch.nn.Dropout`` draws a Bernoulli variable per element, 13-23% of a training step. Eight
     bytes of one draw serve eight elements instead, so on CPU the probability is rounded to a
     multiple of 1/256, at least one; the scale 1 / (1 - p) uses the rounded value, so the
-    expectation is exact. A compiled graph, which cannot hold that draw, has torch's own dropout.
+    expectation is exact. A compiled graph cannot hold that draw and uses torch's dropout.
 
     Args:
         p: probability of zeroing an element, in [0, 1).
+
+    Raises:
+        ValueError: if ``p`` is outside [0, 1).
     """
 
     def __init__(self, p: float) -> None:
@@ -24,7 +27,8 @@ class Dropout(nn.Module):
         if not 0 <= p < 1:
             raise ValueError(f"dropout probability must be in [0, 1), found {p}")
         self.p = p
-        self.threshold = min(max(round(p * 256), p > 0), 255)  # a byte below it drops an element
+        least = 1 if p > 0 else 0
+        self.threshold = min(max(round(p * 256), least), 255)  # a byte below it drops an element
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with elements zeroed in training mode, x itself in evaluation mode."""
@@ -32,10 +36,10 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.p)
-        return x * self.mask(x)
+        return x * self.draw_mask(x)
 
-    def mask(self, x: Tensor) -> Tensor:
-        """Return a fresh mask like x: 0 for dropped elements, 1 / (1 - p) for the others."""
+    def draw_mask(self, x: Tensor) -> Tensor:
+        """Draw a mask like x: 0 for dropped elements, 1 / (1 - p) for the others."""
         n_words = (x.numel() + 7) // 8  # a random byte for each element
         words = torch.empty(n_words, dtype=torch.int64).random_(-(2**63), None)
         keep = words.view(torch.uint8)[: x.numel()].view(x.shape) >= self.threshold

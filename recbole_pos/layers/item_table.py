@@ -1,6 +1,6 @@
-"""Item vectors: rows of a table, and what is computed of features and content of items.
+"""Item vectors: rows of a table, to which parts add what they compute of features and content.
 
-Shapes: m items that are looked up, n items in all, padding included, d the size of vectors.
+Shapes: m items to look up, n items in all, padding included, d the size of vectors.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ItemTable(nn.Embedding):
     Attributes:
         parts: modules that add to the rows, by name and in this order.
         has_ids: whether every id has a vector; else only parts make the vectors of items.
-        start: ids [k] whose rows start as given vectors [k, up to d], or None.
+        start: ids [k] and the vectors [k, up to d] that their rows start with, or None.
     """
 
-    def __init__(self, items: int, size: int) -> None:
-        super().__init__(items, size, padding_idx=0)
+    def __init__(self, num_items: int, size: int) -> None:
+        super().__init__(num_items, size, padding_idx=0)
         self.parts = nn.ModuleDict()
         self.has_ids = True
         self.start: tuple[Tensor, Tensor] | None = None
@@ -51,17 +51,17 @@ class ItemTable(nn.Embedding):
         self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
 
     @torch.no_grad()
-    def begin(self) -> None:
+    def write_start(self) -> None:
         """Write the vectors of ``start`` into the table, after its random initialisation."""
         if self.start is not None:
             rows, vectors = self.start
             self.weight[rows, : vectors.size(1)] = vectors
 
-    def extend(self, count: int) -> None:
-        """Add ``count`` items behind the others; the vectors of their ids are zeros."""
-        self.num_embeddings += count
+    def extend(self, num_items: int) -> None:
+        """Add ``num_items`` items behind the others; the vectors of their ids are zeros."""
+        self.num_embeddings += num_items
         if self.has_ids:
-            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, count))
+            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, num_items))
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
@@ -91,8 +91,13 @@ class ItemTable(nn.Embedding):
 
     @contextmanager
     def shared(self) -> Iterator[Tensor]:
-        """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block."""
-        outer, self._shared = self._shared, self.vectors()
+        """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
+
+        Yields:
+            The vectors [n, d].
+        """
+        outer = self._shared
+        self._shared = self.vectors()
         try:
             yield self._shared
         finally:

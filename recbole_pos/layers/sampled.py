@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunk_elements, chunks
+from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 from recbole_pos.layers.row_gradients import index_rows
 
@@ -201,7 +201,7 @@ class _SharedNegatives(EarlyGradients):
         if ctx.needs_input_grad[1]:
             grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for chunk in chunks(groups, size * n, hidden.device):
+        for chunk in iterate_chunks(groups, size * n, hidden.device):
             columns = weight[items[chunk]]
             z = states[chunk] @ columns.mT
             if shifts is not None:

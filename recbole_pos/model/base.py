@@ -142,7 +142,7 @@ class PosRecommender(SequentialRecommender):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             if isinstance(module, ItemTable):
-                module.begin()
+                module.write_start()
 
     def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the vectors [m, d] of items [m] of histories, with their ``event_features``."""

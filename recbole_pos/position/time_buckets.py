@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements, chunks
+from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.layers.triangular import toeplitz_matrix
@@ -121,7 +121,7 @@ def map_spans(
     query_times, key_times = pad_times(ctx)
     b, t = key_times.shape
     out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
-    for rows in chunks(b, t**2, key_times.device):  # differences are float64
+    for rows in iterate_chunks(b, t**2, key_times.device):  # differences are float64
         out[rows] = function(query_times[rows, :, None] - key_times[rows, None])
     return out
 
