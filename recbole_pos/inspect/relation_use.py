@@ -202,7 +202,7 @@ def _sum_squares(
         normed = attention.LayerNorm(x) if attention.pre_norm else x
         vectors: list[Tensor] = []
         if ctx.relations.heads is not None:
-            vectors += attention.contributions(normed, ctx.relations)
+            vectors += attention.compute_contributions(normed, ctx.relations)
         state = TransformerLayer.forward(layer, x, ctx)
         vectors += [out - state, MultiHeadAttention.attention(attention, normed, ctx), state]
         sums.append([float(vector.double().square().sum()) for vector in vectors])

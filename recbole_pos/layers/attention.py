@@ -125,7 +125,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def projections(self) -> list[nn.Linear]:
-        """The layers among ``query``, ``key`` and ``value`` that the scheme needs, in this order."""
+        """The layers that the scheme needs among query, key and value, in this order."""
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
@@ -279,7 +279,7 @@ class TransformerLayer(nn.Module):
         self.feed_forward = self.feed_forward_class(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply the block, [m, d] to [m, d]; with packed ``positions`` [k], return these: [k, d]."""
+        """Apply the block to x [m, d]; return all states, or those at packed ``positions`` [k]."""
         x = self.multi_head_attention(x, ctx)
         return self.feed_forward(x if positions is None else x[positions])
 
@@ -305,9 +305,9 @@ class TransformerEncoder(nn.Module):
         self.layer = nn.ModuleList(block(options, position()) for _ in range(n_layers))
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply all blocks, [m, d] to [m, d].
+        """Apply all blocks to x [m, d]; return all states [m, d].
 
-        With ``positions`` [k] the last block computes these states only, [k, d].
+        With packed ``positions`` [k] the last block computes only these states, [k, d].
         """
         *first, last = self.layer
         for layer in first:

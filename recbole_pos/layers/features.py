@@ -39,7 +39,7 @@ class Features:
     def map(
         self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Features:
-        """Return features with ``events`` applied to columns of interactions, ``users`` to others."""
+        """Return features with ``events`` and ``users`` applied to each column of their kind."""
         return Features(
             {name: events(column) for name, column in self.events.items()},
             {name: users(column) for name, column in self.users.items()},

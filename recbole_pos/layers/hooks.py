@@ -69,7 +69,7 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def share_with(self, first: Any) -> None:
-        """Replace the parameters that layers share by those of ``first``, this scheme in layer 0."""
+        """Take over the parameters that layers share from this scheme in the first layer."""
 
 
 class InputPosition(PositionScheme):
@@ -130,7 +130,7 @@ class AttentionPosition(PositionScheme):
         ctx: SequenceContext,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Return the output that replaces attention's, None to keep it; all are packed [m, h, e]."""
+        """Return an output that replaces attention's, or None; all are packed [m, h, e]."""
         return None
 
 

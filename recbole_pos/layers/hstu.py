@@ -76,7 +76,7 @@ class PointwiseAttention(MultiHeadAttention):
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, and A may be negative."""
+        """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0."""
         query, key, value, _ = self._project_gated(x)
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         return _weights(q, k, bias, ctx.max_length)
@@ -90,7 +90,7 @@ class HSTULayer(nn.Module):
         self.multi_head_attention = PointwiseAttention(options, position)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply the block, [m, d] to [m, d]; with packed ``positions`` [k], return these: [k, d]."""
+        """Apply the block to x [m, d]; return all states, or those at packed ``positions`` [k]."""
         x = self.multi_head_attention(x, ctx)
         return x if positions is None else x[positions]
 

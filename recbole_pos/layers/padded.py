@@ -1,7 +1,7 @@
 """A batch of symbolic sizes, with which a model is traced for serving.
 
 The number of packed interactions depends on the data, which a traced graph cannot express. Here all
-columns of a [b, t] block are interactions, padding too: it is computed like any other and not read.
+columns of a [b, t] block count as interactions. Layers compute padding, too, but nothing reads it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ class PaddedContext(SequenceContext):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedContext:
-        """Return the context of rows: items and times [b, t], features [b, t] or [b, t, s]."""
+        """Return the context of b rows of t columns.
+
+        Args:
+            items, times: [b, t], interactions first, then padding.
+            lengths, at: [b], see :class:`SequenceContext`.
+            max_length: n.
+            features: columns [b, t] or [b, t, s] of interactions, [b] or [b, s] of users.
+        """
         b, t = items.shape
         # checks come first, or a tracer gives equal sizes different symbols
         torch._check(lengths.size(0) == b)
@@ -81,7 +88,7 @@ class PaddedContext(SequenceContext):
         return (self.index > 0) & ~self.padding.reshape(-1)
 
     def block_width(self, align: Alignment) -> int:
-        """Return t, or n at the end, where position matrices are then read whole, whatever t is."""
+        """Return t at the start, and n at the end, where position matrices are read whole."""
         return self.width if align == "start" else self.max_length
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ equation        code
 1, 10, A.2      ``categorical``, ``similarity`` in ``relations/tables.py``
 2 to 5          ``MultiHeadAttention`` in ``layers/attention.py``
 6, degrees      ``RelationLookup`` in ``relations/lookup.py``
-6 to 8          ``RelationAttention.augmented`` in ``layers/relations.py``
+6 to 8          ``RelationAttention.compute_heads`` in ``layers/relations.py``
 9               ``RelationAttention.attention``, same file
 top-K           ``top_relations`` in ``relations/search.py``
 section 3.1.3   ``RelationLookup.relations`` (R^U), ``RelationLayer`` (its place)

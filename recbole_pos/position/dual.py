@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recbole_pos.position.additive import FixedEncoding, LearnedEncoding, sinusoids
+from recbole_pos.position.additive import FixedEncoding, LearnedEncoding, make_sinusoids
 
 
 class SPE(FixedEncoding):
@@ -62,8 +62,8 @@ class ASPE(FixedEncoding):
     counts = ("forward", "backward")
     added = True
 
-    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        return sinusoids(row, width, d, exchanged=count == "backward")
+    def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        return make_sinusoids(row, width, d, exchanged=count == "backward")
 
 
 class ALPE(LearnedEncoding):
@@ -83,8 +83,8 @@ class SPE2D(FixedEncoding):
 
     counts = ("forward", "length")
 
-    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        return sinusoids(row + 1 if count == "length" else row, width, d / 2)
+    def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        return make_sinusoids(row + 1 if count == "length" else row, width, d / 2)
 
 
 class LPE2D(LearnedEncoding):
