@@ -5,10 +5,9 @@ One equation covers all schemes; a scheme fills in some of its hooks (see ``hook
     x0 = x + P                                       once per model   (InputPosition)
     o  = softmax( M + B( R q . U^T (R k) ) ) . L v   in every layer   (AttentionPosition)
 
-The dot products are divided by sqrt(e), and B adds a bias to them; M is the mask.
-
-Shapes as in ``context.py``. Modules carry RecBole's parameter names (``query``, ``key``, ``value``,
-``dense``, ``LayerNorm``), so weights of its SASRec load strictly.
+The dot products are divided by sqrt(e), and B adds a bias to them; M is the mask. Shapes as in
+``context.py``. Modules carry RecBole's parameter names (``query``, ``key``, ``value``, ``dense``,
+``LayerNorm``), so weights of its SASRec load strictly.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, config: Options, **fixed: Any) -> BlockOptions:
-        """Return the options that ``config`` sets, and ``fixed``: those without a key of it."""
+        """Return the options: from ``config``, and from ``fixed`` where it has no key."""
         return cls(
             hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],
@@ -92,8 +91,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
         super().__init__()
-        d = options.hidden_size
-        bias = options.bias
+        d, bias = options.hidden_size, options.bias
         self.n_heads = options.n_heads
         self.head_size = d // options.n_heads
         needed = position.projections
@@ -151,15 +149,10 @@ class MultiHeadAttention(nn.Module):
     def _apply_hooks(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Run the scheme's hooks on packed query, key and value, [m, h, e] each.
-
-        Returns:
-            R q, U^T (R k) and L v, [b, h, t, e] each, and the bias without a mask, or None.
-        """
+        """Return R q, U^T (R k) and L v, [b, h, t, e] each, and the unmasked bias, or None."""
         position = self.position
         query, key = position.rotate(query, key, ctx)
-        key = position.mix_keys(key, ctx)
-        value = position.mix_values(value, ctx)
+        key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
         block = ctx.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
         return q, k, v, position.bias(q, k, ctx)
@@ -220,11 +213,10 @@ class _BiasedAttention(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
         scale = q.size(-1) ** -0.5
         for rows in iterate_chunks(q.size(0), bias.numel(), q.device):
-            scaled_q = q[rows] * scale
-            grad_out = grad[rows]
+            scaled_q, grad_out = q[rows] * scale, grad[rows]
             weights = (scaled_q @ k[rows].transpose(-1, -2)).add_(bias).softmax(-1)
             grad_v[rows] = weights.transpose(-1, -2) @ grad_out
-            # softmax has the gradient w * (dw - sum(w * dw)); its sum is sum(grad_out * out)
+            # gradient of softmax: w * (dw - sum(w * dw)), where the sum is sum(grad_out * out)
             grad_logits = grad_out @ v[rows].transpose(-1, -2)
             grad_logits -= (grad_out * out[rows]).sum(-1, keepdim=True)
             grad_logits *= weights

@@ -62,10 +62,6 @@ def score_parts(
 def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best items of every row, best first; of equal scores, the lower id first.
 
-    Args:
-        parts: ids [c] and scores [rows, c] of each part, in ascending order of ids.
-        k: number of items.
-
     Returns:
         Scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items;
         excluded items have the score -inf.
@@ -143,7 +139,7 @@ def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest scores and their columns, [rows, k] each; equal scores by column."""
+    """Return the k highest scores and their columns, [rows, k] each; ties in column order."""
     # topk leaves open which of several equal scores it returns, and in what order
     value, column = scores.topk(min(k + 1, scores.size(1)))
     equals_next = value[:, 1:] == value[:, :-1]

@@ -135,9 +135,6 @@ class SequenceContext:
         """[m] float64, seconds since the oldest interaction of the sequence.
 
         If they counted from a later one, rounding would let later times change earlier numbers.
-
-        Raises:
-            ValueError: if the batch has no times.
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
@@ -174,9 +171,7 @@ class SequenceContext:
 
     def column(self, align: Alignment) -> Tensor:
         """Return [m] the column of every interaction in a padded block."""
-        if align == "start":
-            return self.index
-        return self.block_width(align) - 1 - self.age
+        return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
         """Return [m] the index of each interaction in a flat [b, t] (time-major: [t, b]) block."""

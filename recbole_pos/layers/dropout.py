@@ -17,9 +17,6 @@ class Dropout(nn.Module):
 
     Args:
         p: probability of zeroing an element, in [0, 1).
-
-    Raises:
-        ValueError: if ``p`` is outside [0, 1).
     """
 
     def __init__(self, p: float) -> None:
@@ -27,8 +24,8 @@ class Dropout(nn.Module):
         if not 0 <= p < 1:
             raise ValueError(f"dropout probability must be in [0, 1), found {p}")
         self.p = p
-        least = 1 if p > 0 else 0
-        self.threshold = min(max(round(p * 256), least), 255)  # a byte below it drops an element
+        # a byte below the threshold drops an element; above 0 at least one value of a byte does
+        self.threshold = min(max(round(p * 256), int(p > 0)), 255)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with elements zeroed in training mode, x itself in evaluation mode."""

@@ -121,8 +121,7 @@ class BinnedField(TokenField):
 
     def __init__(self, numbers: np.ndarray, num_bins: int, size: int, std: float) -> None:
         super().__init__(num_bins + 1, size, std)
-        quantiles = np.arange(1, num_bins) / num_bins
-        edges = np.quantile(numbers if len(numbers) else [0.0], quantiles)
+        edges = np.quantile(numbers if len(numbers) else [0.0], np.arange(1, num_bins) / num_bins)
         self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
 
     def forward(self, values: Tensor) -> Tensor:

@@ -24,9 +24,6 @@ class PGGNN(nn.Module):
         x'_t = GRU(x_t, m_t)                       m_t the input, x_t the state
 
     The weights decide whether anchors are among the neighbours, see ``weigh_neighbours``.
-
-    Args:
-        hidden_size: d.
     """
 
     def __init__(self, hidden_size: int) -> None:

@@ -32,8 +32,7 @@ class Dimensions:
         n_layers: number of layers.
         layer: the layer that a scheme of attention is built for, from 0.
         request_time: whether contexts have the time of a request.
-        attribute: function from the name of an item field to its tokens, [items, s] int64 padded
-            with 0; None if the model gives no fields.
+        attribute: maps the name of an item field to its tokens, [items, s] int64, padded with 0.
     """
 
     max_length: int

@@ -18,11 +18,9 @@ class ItemPart(nn.Module):
     """Base of modules that add to item vectors."""
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        """Return the item vectors with this part added, [m, d].
+        """Return the vectors [m, d] of items [m] with this part added.
 
-        Args:
-            vectors: [m, d] vectors of the items before this part.
-            items: [m] ids of the items; None for all items in the order of their ids.
+        If ``items`` is None they are those of all items, in the order of their ids.
         """
         raise NotImplementedError
 
@@ -91,11 +89,7 @@ class ItemTable(nn.Embedding):
 
     @contextmanager
     def shared(self) -> Iterator[Tensor]:
-        """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
-
-        Yields:
-            The vectors [n, d].
-        """
+        """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block."""
         outer = self._shared
         self._shared = self.vectors()
         try:

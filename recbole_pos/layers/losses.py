@@ -31,10 +31,7 @@ def _compute_loss_and_gradients(
     factor_type: torch.dtype | None,
     needs_gradient: Sequence[bool] = (True, True),
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the loss of ``weighted_cross_entropy``, and its gradients to states and item vectors.
-
-    Products have factors of ``factor_type``, if set. An unneeded gradient is None.
-    """
+    """Return the loss of ``weighted_cross_entropy`` and gradients to states and item vectors."""
     # Gradients are made in the forward pass, while the probabilities of a chunk of positions exist:
     # three matrix products in all, and nothing of size [m, items] is kept or computed twice.
     m, num_items = hidden.size(0), weight.size(0)
@@ -78,10 +75,7 @@ def _compute_loss_and_gradients(
 def _compute_losses(
     logits: Tensor, target: Tensor, beta: Tensor, prior: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return losses, and the factors of log-sum-exp in them, [rows, 1] each.
-
-    ``logits`` [rows, items] are overwritten with their softmax.
-    """
+    """Return losses and factors of log-sum-exp, [rows, 1] each; logits become their softmax."""
     linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
     scale = beta.sum(1, keepdim=True)
     if prior is not None:
@@ -106,10 +100,7 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save the gradients to states and to item vectors.
-
-        If ``rows`` are set, the second has only these rows of the item vectors of shape ``size``.
-        """
+        """Save both gradients; with ``rows`` the second is of these rows of a table of ``size``."""
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.rows, ctx.size = rows, size
 
@@ -178,15 +169,12 @@ _compiled_loss.register_autograd(_scale_gradients, setup_context=_save_gradients
 
 
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of targets against all items (FPARec, equation 11).
+    """Return the mean of -log softmax(hidden @ weight[1:].T)[target] (FPARec, equation 11).
 
     Args:
         hidden: [m, d] one vector per position that has a target.
         weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
         targets: [m] int64 item of each position, in 1..items-1.
-
-    Returns:
-        Scalar mean of -log softmax(hidden @ weight[1:].T)[target].
     """
     return weighted_cross_entropy(hidden, weight, targets[:, None], None, None)
 
@@ -207,9 +195,6 @@ def weighted_cross_entropy(
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for no prior.
-
-    Returns:
-        Scalar mean over positions.
     """
     device_type = hidden.device.type
     is_mixed = torch.is_autocast_enabled(device_type)
@@ -223,10 +208,7 @@ def weighted_cross_entropy(
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Write left @ right into ``out`` and return it.
-
-    The factors may have a shorter type than ``out``; sums have the type of ``out``.
-    """
+    """Write left @ right into ``out``, summed in its type, and return it."""
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
     if left.is_cuda and _MIXED and out.dtype == torch.float32:

@@ -34,14 +34,7 @@ class PaddedContext(SequenceContext):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedContext:
-        """Return the context of b rows of t columns.
-
-        Args:
-            items, times: [b, t], interactions first, then padding.
-            lengths, at: [b], see :class:`SequenceContext`.
-            max_length: n.
-            features: columns [b, t] or [b, t, s] of interactions, [b] or [b, s] of users.
-        """
+        """Return the context of rows: items and times [b, t], features [b, t] or [b, t, s]."""
         b, t = items.shape
         # checks come first, or a tracer gives equal sizes different symbols
         torch._check(lengths.size(0) == b)

@@ -139,8 +139,7 @@ class RelationAttention(MultiHeadAttention):
         head_size: int,
     ) -> None:
         super().__init__(options, position)
-        self.num_relations = num_relations
-        self.num_relation_heads = num_heads
+        self.num_relations, self.num_relation_heads = num_relations, num_heads
         if num_relations:
             d, size = options.hidden_size, num_heads * head_size
             self.relation_value = nn.Linear(d, size, bias=options.bias)

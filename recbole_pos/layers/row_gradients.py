@@ -55,15 +55,10 @@ class KeptGradient:
 
 @contextmanager
 def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
-    """Keep the dense gradient of a table in a ``with`` block around training.
+    """Keep the dense gradient of a table in a ``with`` block, and yield it to clear between steps.
 
-    In the block lookups give gradients by rows; afterwards the table has no gradient.
-
-    Args:
-        weight, clears_all: see :class:`KeptGradient`.
-
-    Yields:
-        The gradient, to clear between steps.
+    In the block lookups give gradients by rows; afterwards the table has no gradient. For the
+    arguments see :class:`KeptGradient`.
     """
     gradient = KeptGradient(weight, clears_all)
     hook = weight.register_hook(gradient.note)
@@ -101,10 +96,7 @@ def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor
 
 
 def make_row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
-    """Return the sparse gradient of a table of shape ``size`` with values [n, d] at rows [n].
-
-    The rows must be distinct and ascending.
-    """
+    """Return the sparse gradient of a table of shape ``size``, [n, d] at ascending rows [n]."""
     return torch.sparse_coo_tensor(
         rows[None], values, size, is_coalesced=True, check_invariants=False
     )

@@ -200,8 +200,7 @@ class _SharedNegatives(EarlyGradients):
         states, target, logit, terms = (_split(x, num_groups, size) for x in per_position)
         # 1 / m, but 0 where a group is filled up
         mean_weight = _split(torch.full_like(hidden[:, 0], 1 / m), num_groups, size)
-        grad_logit = torch.empty_like(logit)
-        grad_states = torch.empty_like(states)
+        grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
         grad_weight: Tensor | None = None
         if ctx.needs_input_grad[1]:
             grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
@@ -214,9 +213,9 @@ class _SharedNegatives(EarlyGradients):
             z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
             of_targets = logit[chunk], terms[chunk], mean_weight[chunk]
             if beta is None:
-                losses, grad_logit[chunk] = _compute_softmax(z, *of_targets)
+                losses, grad_logit[chunk] = _softmax_loss(z, *of_targets)
             else:
-                losses, grad_logit[chunk] = _compute_binary(z, *of_targets, beta)
+                losses, grad_logit[chunk] = _binary_loss(z, *of_targets, beta)
             total += losses.sum(dtype=torch.float64)
             torch.bmm(z, columns, out=grad_states[chunk])  # z now holds its gradient
             if grad_weight is not None:
@@ -231,13 +230,9 @@ class _SharedNegatives(EarlyGradients):
         return total.to(hidden.dtype)
 
 
-def _compute_softmax(
-    z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the softmax losses [c, g] times ``weight``, and their gradients to ``logit`` [c, g].
-
-    ``logit`` are the targets'; z [c, g, n], the negatives', is overwritten with its gradient.
-    """
+def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return softmax losses [c, g] times ``weight``, and their gradients to targets' ``logit``."""
+    # z [c, g, n], the logits of negatives, is overwritten with its gradient
     logit = logit + shift
     highest = torch.maximum(z.amax(2), logit)
     z.sub_(highest[..., None]).exp_()
@@ -247,10 +242,10 @@ def _compute_softmax(
     return (total.log() + highest - logit) * weight, -negatives / total * weight
 
 
-def _compute_binary(
+def _binary_loss(
     z: Tensor, logit: Tensor, negative_weight: Tensor, weight: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the same as :func:`_compute_softmax` for binary losses; beta weighs the targets."""
+    """Return the same as :func:`_softmax_loss` for binary losses; beta weighs the targets."""
     weight = weight / (z.size(2) + 1)
     negatives = F.logsigmoid(-z).sum(2) * negative_weight
     loss = -(beta * F.logsigmoid(logit) + negatives) * weight

@@ -45,9 +45,6 @@ def scalable_cross_entropy(
         bucket_size_x: positions in a bucket, at most m; None for 2 sqrt(m), rounded up.
         bucket_size_y: items in a bucket, at most all.
         mix_x: whether directions are random mixtures of ``hidden``, rather than random normal.
-
-    Returns:
-        Scalar loss, see :func:`bucket_cross_entropy`.
     """
     recommended = math.ceil(2 * math.sqrt(hidden.size(0)))
     n = n_buckets or recommended

@@ -85,10 +85,7 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
 
     Args:
         weight: [band] weights of the lags from 0 on.
-        x: [t, c], the oldest interaction first.
-
-    Returns:
-        [t, c] in the same order.
+        x: [t, c], the oldest interaction first; the result has the same shape and order.
     """
     t, c = x.shape
     if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:

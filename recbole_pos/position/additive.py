@@ -84,10 +84,8 @@ class CountedEncoding(PositionEncoding):
         d, num_slices = dimensions.hidden_size, len(self.counts)
         if d < num_slices and not self.added:
             raise UsageError(f"{type(self).__name__} halves hidden_size, which cannot be {d}")
-        if self.added:
-            self.widths = [d] * num_slices
-        else:
-            self.widths = [len(half) for half in torch.arange(d).tensor_split(num_slices)]
+        halves = [len(half) for half in torch.arange(d).tensor_split(num_slices)]
+        self.widths = [d] * num_slices if self.added else halves
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
         if length is None:
@@ -95,11 +93,8 @@ class CountedEncoding(PositionEncoding):
         newest = self.max_length - 1 - backward
         indices = torch.broadcast_tensors(forward, backward, newest, length - 1)
         index = dict(zip(("forward", "backward", "newest", "length"), indices, strict=True))
-        tables = self.weight.split(self.widths, dim=-1)
-        columns = [
-            nn.functional.embedding(index[count], table)
-            for count, table in zip(self.counts, tables, strict=True)
-        ]
+        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
+        columns = [nn.functional.embedding(index[count], table) for count, table in slices]
         if self.added or len(columns) == 1:
             return sum(columns[1:], columns[0])
         return torch.cat(columns, dim=-1)

@@ -24,10 +24,7 @@ def find_forward_columns(
 ) -> list[int]:
     """Return the largest set A of columns in definition 3.1, an empty list if there is none.
 
-    Args:
-        scheme: the encoding.
-        max_length: longest session, 2 to n.
-        tolerance: numbers that differ by at most this count as equal.
+    The longest session is ``max_length``, 2 to n. Numbers that differ by ``tolerance`` are equal.
     """
     position, length = list_positions(max_length)
     return _find_columns(encode_positions(scheme, position, length), position, tolerance)

@@ -101,9 +101,6 @@ class T5Bias(DistanceBias):
     Args:
         t5_buckets: number of buckets, at least 2.
         t5_max_distance: smallest distance that is always in the last bucket.
-
-    Raises:
-        UsageError: for fewer than two buckets, or a distance of at most half of their number.
     """
 
     options = ("t5_buckets", "t5_max_distance")

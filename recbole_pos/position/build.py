@@ -27,16 +27,10 @@ HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias
 
 @dataclass(frozen=True)
 class Schemes:
-    """The schemes of one model.
-
-    Attributes:
-        input: encoding of the input.
-        attention: builds the scheme of the next layer, which shares what the first one shares.
-        needs_time, reads_request: see :class:`~recbole_pos.layers.hooks.PositionScheme`.
-    """
+    """The schemes of one model, and whether any of them needs times or reads their requests."""
 
     input: InputPosition
-    attention: Callable[[], AttentionPosition]
+    attention: Callable[[], AttentionPosition]  # builds the scheme of the next layer
     needs_time: bool
     reads_request: bool
 
@@ -118,10 +112,9 @@ def describe(name: str) -> Facts:
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
     place = _find_place(cls)
+    needs = "nothing" if place == "none" else "order"
     if cls.needs_time:
         needs = "time"
-    else:
-        needs = "nothing" if place == "none" else "order"
     return Facts(place, needs, sum(weight.numel() for weight in distinct))
 
 

@@ -89,11 +89,7 @@ class SeparateChannels(AttentionPosition):
 
 
 def split_head(share: float, e: int) -> tuple[int, int, int]:
-    """Return how many of the e numbers of a head are for content, for order and for time.
-
-    Raises:
-        UsageError: if none are left for content.
-    """
+    """Return how many of the e numbers of a head are for content, for order and for time."""
     size = max(1, round(share * e))
     if 2 * size >= e:
         raise UsageError(
@@ -126,9 +122,6 @@ class FuXiLinear(AttentionPosition):
         fuxi_position_size: s, even.
         time_min_period, time_max_period: the shortest and the longest period.
         time_unit: unit of both.
-
-    Raises:
-        UsageError: if s is odd, or nothing is left for content.
     """
 
     options = (
@@ -190,15 +183,13 @@ class FuXiLinear(AttentionPosition):
         b, h, t, columns = values.shape
         dtype, num_pairs = values.dtype, self.num_pairs
         times = (ctx.pad(x.elapsed.detach(), ctx.any_alignment) for x in (ctx.request, ctx))
-        # [b, h num_pairs, t] both
-        query_angle, key_angle = (seconds[:, None] * self.bank()[:, None] for seconds in times)
-        cos, sin = query_angle.cos(), query_angle.sin()
+        # angles of queries and of keys, [b, h num_pairs, t] each
+        a, c = (seconds[:, None] * self.bank()[:, None] for seconds in times)
+        cos, sin = a.cos(), a.sin()
         # cos(a - c) = cos a cos c + sin a sin c; sin(a - c) = sin a cos c - cos a sin c
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
-        k = torch.stack((key_angle.cos(), key_angle.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
-        query_decay, key_decay = (
-            (-math.log(2) * angle).repeat(1, 2, 1) for angle in (query_angle, key_angle)
-        )
+        k = torch.stack((c.cos(), c.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
+        query_decay, key_decay = ((-math.log(2) * x).repeat(1, 2, 1) for x in (a, c))
         v = F.pad(values, (0, 2 * num_pairs - columns)).unflatten(-1, (2, num_pairs))
         v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h num_pairs, t, 1]
         out = sum_past(q, k, v, (query_decay, key_decay), TIME_CHUNK).view(b, 2, h, num_pairs, t)

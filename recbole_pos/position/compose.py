@@ -99,9 +99,6 @@ class ComposeInput(InputPosition):
 
 def find_shortest_period(model: nn.Module) -> float | None:
     """Return the shortest period in seconds of a model's time angles, None if it has none."""
-    shortest: list[float] = []
-    for module in model.modules():
-        periods = module.time_periods() if isinstance(module, AttentionPosition) else None
-        if periods is not None:
-            shortest.append(periods.min().item())
-    return min(shortest, default=None)
+    schemes = [module for module in model.modules() if isinstance(module, AttentionPosition)]
+    periods = [scheme.time_periods() for scheme in schemes]
+    return min((period.min().item() for period in periods if period is not None), default=None)

@@ -32,7 +32,7 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
     return 2 * math.pi / torch.linspace(low, high, planes, dtype=torch.float64).exp()
 
 
-def compute_angles(position: Tensor, frequency: Tensor) -> Tensor:
+def make_angles(position: Tensor, frequency: Tensor) -> Tensor:
     """Return positions [m] times frequencies [..., planes] as angles [m, ..., planes].
 
     They are from -pi to pi: whole turns would take the digits of a smaller type.

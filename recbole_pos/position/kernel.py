@@ -64,11 +64,7 @@ class FullFactor(Factor):
 
 
 class ToeplitzFactor(Factor):
-    """One weight for each of the lags 0 to ``band`` - 1 (equation 10 with u_ik = w_(k-i)).
-
-    Raises:
-        UsageError: if ``band`` is not from 1 to n.
-    """
+    """One weight for each of the lags 0 to ``band`` - 1 (equation 10 with u_ik = w_(k-i))."""
 
     def __init__(self, n: int, band: int | None) -> None:
         super().__init__()
@@ -101,9 +97,6 @@ class PositionalKernel(AttentionPosition):
         kernel_u_shared: one U for all layers.
         kernel_l_shared: one L for all layers.
         kernel_band: lags that a Toeplitz factor has; None for all.
-
-    Raises:
-        UsageError: if ``kernel_band`` is out of range, or set without a Toeplitz factor.
     """
 
     options = ("kernel_u", "kernel_l", "kernel_u_shared", "kernel_l_shared", "kernel_band")

@@ -31,7 +31,7 @@ class LinearAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        """Return the quotient of the class docstring, [m, h, e], from packed [m, h, e] each."""
+        """Return phi(q_i).sum phi(k_j) v_j^T / phi(q_i).sum phi(k_j), [m, h, e] like arguments."""
         # as a further value column, ones sum to the denominator
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
@@ -54,14 +54,10 @@ def sum_past(
     Pairs within a chunk are a masked product; earlier chunks are summed as states k v^T.
 
     Args:
-        q, k: [b, h, t, f].
-        v: [b, h, t, w].
+        q, k, v: [b, h, t, f] twice, and [b, h, t, w], which is the shape of the result, too.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
-
-    Returns:
-        [b, h, t, w].
     """
     t = v.size(2)
     size = min(chunk or CHUNK, t)
@@ -81,16 +77,14 @@ def sum_past(
             """Return exp, at most 1: padding and the future, which is masked, may rise."""
             return exponent.clamp(max=0).exp().to(v.dtype)
 
-        query_log, key_log = (
-            F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays
-        )
-        end = key_log[..., -1:]  # [b, h, num_chunks, 1], of each chunk
+        a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
+        end = c[..., -1:]  # [b, h, num_chunks, 1], of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
-        weights = weights * decay(query_log[..., None] - key_log[..., None, :])
-        state = (k * decay(end - key_log)[..., None]).transpose(-1, -2) @ v
+        weights = weights * decay(a[..., None] - c[..., None, :])
+        state = (k * decay(end - c)[..., None]).transpose(-1, -2) @ v
         carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, num_chunks, num_chunks]
         before = (carried @ state.flatten(3)).view_as(state)
-        past_q = q * decay(query_log - start)[..., None]
+        past_q = q * decay(a - start)[..., None]
     out = weights.tril() @ v + past_q @ before
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
 

@@ -27,14 +27,10 @@ MIN_BLOCKS = 3  # with fewer blocks of rows one large product is faster than ski
 
 
 class PositionalAttention(AttentionPosition):
-    """Base of out_i = sum_j A_ij V_j / sum_j A_ij over the real interactions j <= i.
-
-    Attributes:
-        normalised: whether the sum is divided by that of the weights.
-    """
+    """Base of out_i = sum_j A_ij V_j / sum_j A_ij over the real interactions j <= i."""
 
     projections = ("value",)
-    normalised = True
+    normalised = True  # whether sums are divided by the sum of their weights
 
     def weights(self, t: int) -> Tensor:
         """Return A of the newest t positions, [h or 1, t, t], at least 0 and 0 for the future."""
@@ -43,24 +39,21 @@ class PositionalAttention(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            return self._attend(value, ctx, dropout)
-
-    def _attend(self, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
         """Return packed values [m, h, e] mixed by A, divided by its sums if normalised."""
-        weights = self.weights(ctx.block_width("end"))
-        value = value.to(weights.dtype)
-        mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
-        out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
-        if not self.normalised:
-            return out
-        if ctx.is_full:
-            total = weights.sum(-1)[:, ctx.column("end")]  # [h or 1, m]
-        else:
-            is_real = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
-            total = (weights @ is_real).flatten(1)[:, ctx.slots("end", time_major=True)]
-        # not 0: all weights of a short sequence may underflow beside those of a long one
-        return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
+        with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
+            weights = self.weights(ctx.block_width("end"))
+            value = value.to(weights.dtype)
+            mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
+            out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
+            if not self.normalised:
+                return out
+            if ctx.is_full:
+                total = weights.sum(-1)[:, ctx.column("end")]  # [h or 1, m]
+            else:
+                is_real = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
+                total = (weights @ is_real).flatten(1)[:, ctx.slots("end", time_major=True)]
+            # not 0: all weights of a short sequence may underflow beside those of a long one
+            return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:

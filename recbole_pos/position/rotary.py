@@ -22,11 +22,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def count_planes(dimensions: Dimensions, scheme: str) -> int:
-    """Return e / 2, the number of planes (pairs) of a head.
-
-    Raises:
-        UsageError: if e is odd; the message names ``scheme``.
-    """
+    """Return e / 2, the number of planes (pairs) of a head; raise UsageError if e is odd."""
     if dimensions.head_size % 2:
         raise UsageError(
             f"{scheme} rotates pairs and needs heads of even size; hidden_size "

@@ -155,11 +155,9 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         return {key: value for key, value in shipped.items() if key in options}
 
     values, own_options = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
-    without_default = set(options) - set(values)
-    not_an_option = set(values) - set(options)
     for keys, problem in (
-        (without_default, "has no default; give one to register_scheme"),
-        (not_an_option, f"has a default, but is not among {path}.options"),
+        (set(options) - set(values), "has no default; give one to register_scheme"),
+        (set(values) - set(options), f"has a default, but is not among {path}.options"),
     ):
         if keys:
             raise UsageError(f"scheme {shown(name)}: {', '.join(sorted(keys))} {problem}")
@@ -177,11 +175,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """Return ``scheme`` if it is a scheme that fills a hook, with a name that torch allows.
-
-    Raises:
-        UsageError: otherwise.
-    """
+    """Return the class; raise UsageError unless it fills a hook and torch allows its name."""
     from torch import nn
 
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.position.frequencies import FrequencyBank, base_form, compute_angles
+from recbole_pos.position.frequencies import FrequencyBank, base_form, make_angles
 from recbole_pos.position.rotary import count_planes
 from recbole_pos.position.time_rotary import PERIODS, AngularPosition
 from recbole_pos.values import SECONDS
@@ -90,4 +90,4 @@ class SirenRotaryPosition(AngularPosition):
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits
             waves = (self.omega * (u @ self.sine.T)).sin() @ self.sine_out.T
             smooth = F.gelu(u @ self.smooth.T) @ self.smooth_out.T
-        return (compute_angles(ctx.index.double(), self.order()) + waves + smooth)[:, None]
+        return (make_angles(ctx.index.double(), self.order()) + waves + smooth)[:, None]

@@ -102,31 +102,19 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(ctx: SequenceContext, num_buckets: int) -> Tensor:
-    """Return [b, t, t] int32 indices of the buckets of t_i - t_j, in LANES tables end to end.
-
-    Key j uses table j modulo LANES.
-    """
+    """Return [b, t, t] int32 buckets of t_i - t_j in LANES tables end to end; keys take turns."""
     keys = torch.arange(ctx.width, dtype=torch.int32, device=ctx.lengths.device)
     table_start = keys % LANES * num_buckets
-    return map_spans(
-        ctx, lambda spans: find_bucket(spans, num_buckets).add_(table_start), torch.int32
-    )
+    return map_spans(ctx, lambda s: find_bucket(s, num_buckets).add_(table_start), torch.int32)
 
 
 def map_spans(
     ctx: SequenceContext, function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return an elementwise function of the seconds t_i - t_j of every pair of interactions.
+    """Return an elementwise function of the float64 seconds t_i - t_j of all pairs, [b, t, t].
 
-    t_i is the time of the request of query i, see ``SequenceContext.request``.
-
-    Args:
-        ctx: the batch, with times.
-        function: maps float64 seconds to results of the same shape; it may overwrite them.
-        dtype: type of the results.
-
-    Returns:
-        [b, t, t], aligned at the start; entries of newer keys and of padding have no meaning.
+    t_i is the time of the request of query i, see ``SequenceContext.request``. The result is
+    aligned at the start; entries of newer keys and of padding have no meaning.
     """
     query_times, key_times = pad_times(ctx)
     b, t = key_times.shape
@@ -172,7 +160,6 @@ class _Lookup(torch.autograd.Function):
         total = grad.new_zeros(ctx.num_buckets)
         chunks = zip(index.flatten().split(size), grad.flatten().split(size), strict=True)
         for index_chunk, grad_chunk in chunks:
-            tables = grad.new_zeros(LANES * ctx.num_buckets)
-            tables.index_add_(0, index_chunk, grad_chunk)
+            tables = grad.new_zeros(LANES * ctx.num_buckets).index_add_(0, index_chunk, grad_chunk)
             total += tables.view(LANES, ctx.num_buckets).sum(0)
         return total, None

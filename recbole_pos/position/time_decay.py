@@ -34,18 +34,14 @@ class TimeDecay(AttentionPosition):
         exponential_power:  B_ij = a 2^(-(d / s)^b)       (FuXi-gamma: a g^(d^b), g = 2^(-1 / s^b))
         power:              B_ij = a (1 + d / s)^(-b)     (FuXi-beta: a (1 + d)^(-b))
 
-    Fresh values of b are 1, so that half of a is left at d = s; fresh s are log-spaced over the
-    heads; fresh a are 0, so that a fresh model equals its backbone. Differences to FuXi: the term
-    is added to the logits of content instead of having its own channel, there is s, and each head
-    has its own numbers.
+    Fresh b are 1, so that half of a is left at d = s; fresh s are log-spaced over the heads. Fresh
+    a are 0, so that a fresh model equals its backbone. Differences to FuXi: the term is added to
+    the logits of content, not in a channel of its own; there is s; each head has its own numbers.
 
     Args:
         decay_kind: ``exponential_power`` or ``power``.
         decay_shortest, decay_longest: s of the first and the last head, in ``time_unit``.
         time_unit: unit of both.
-
-    Raises:
-        UsageError: if ``decay_shortest`` is above ``decay_longest``.
     """
 
     options = ("decay_kind", "decay_shortest", "decay_longest", "time_unit")
@@ -67,8 +63,7 @@ class TimeDecay(AttentionPosition):
                 f"decay_shortest must not be above decay_longest, found {decay_shortest} and "
                 f"{decay_longest} {time_unit}"
             )
-        self.kind = decay_kind
-        h = dimensions.n_heads
+        self.kind, h = decay_kind, dimensions.n_heads
         low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
         start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
         self.strength = nn.Parameter(torch.zeros(h))

@@ -27,12 +27,7 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import (
-    FrequencyBank,
-    base_form,
-    build_time_bank,
-    compute_angles,
-)
+from recbole_pos.position.frequencies import FrequencyBank, base_form, build_time_bank, make_angles
 from recbole_pos.position.rotary import count_planes, rotate_pairs
 from recbole_pos.values import SECONDS
 
@@ -109,7 +104,7 @@ class BankRotaryPosition(AngularPosition):
         self.fresh_periods = self.time_periods()
 
     def angles(self, ctx: SequenceContext) -> Tensor:
-        return compute_angles(self.time(ctx), self.bank())[:, None]
+        return make_angles(self.time(ctx), self.bank())[:, None]
 
     @torch.no_grad()
     def time_periods(self) -> Tensor:
@@ -148,9 +143,6 @@ class CalendarRotaryPosition(BankRotaryPosition):
     Args:
         calendar_parts: of hour, day, week, month, year, decade; one plane each at least. Parts
             shorter than twice the resolution of the times carry no information.
-
-    Raises:
-        UsageError: if there are more parts than planes in a head.
     """
 
     options = ("calendar_parts",)
@@ -189,9 +181,6 @@ class MultiLevelRotaryPosition(AngularPosition):
     Args:
         rote_bases: bases of year, month and day.
         rote_weights: weights of year, month and day.
-
-    Raises:
-        UsageError: unless there are three of each.
     """
 
     options = ("rote_bases", "rote_weights")
@@ -219,7 +208,7 @@ class MultiLevelRotaryPosition(AngularPosition):
         """
         assert ctx.times is not None  # because of ``needs_time``
         days = ctx.times / SECONDS["days"]
-        angles = [compute_angles(days, bank())[:, None] for bank in self.banks]
+        angles = [make_angles(days, bank())[:, None] for bank in self.banks]
         weighted = zip(self.level_weights, angles, strict=True)
         levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
         cos, sin = levels.sum(0).to(torch.get_default_dtype())
@@ -336,8 +325,8 @@ class TimeOrderRotaryPosition(AngularPosition):
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return the angles of order and of time, joined as ``fusion`` says: [m, h or 1, e / 2]."""
         order_frequency, time_frequency = self.frequencies()
-        order = compute_angles(ctx.index.double(), order_frequency)
-        time = compute_angles(self.time(ctx), time_frequency)
+        order = make_angles(ctx.index.double(), order_frequency)
+        time = make_angles(self.time(ctx), time_frequency)
         has_both = order.size(-1) > 0 and time.size(-1) > 0
         if self.fusion == "split_dim" or not has_both:
             return torch.cat((order, time), -1)
@@ -348,10 +337,7 @@ class TimeOrderRotaryPosition(AngularPosition):
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
-        """Return the seconds of a whole turn of each plane by time, [h, e / 2].
-
-        Infinite where planes turn by order only; None if all do.
-        """
+        """Return [h, e / 2] seconds of a turn by time, infinite for planes of order; or None."""
         order_frequency, frequency = self.frequencies()
         if not frequency.size(-1):
             return None
@@ -364,13 +350,7 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
-    """Return how many of ``total`` planes, heads or layers turn by time.
-
-    That is the ratio, rounded; unless it is 0 or 1, there are some of either kind.
-
-    Raises:
-        UsageError: if one is to be split; the message names ``units`` and ``option``.
-    """
+    """Return how many of ``total`` planes, heads or layers turn by time: the ratio, rounded."""
     if ratio in (0, 1):
         return total * int(ratio)
     if total == 1:
@@ -378,7 +358,7 @@ def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
             f"time_ratio {ratio} splits {units}, of which there is one; raise {option}, choose "
             "another fusion, or set time_ratio to 0 or 1"
         )
-    return min(max(round(ratio * total), 1), total - 1)
+    return min(max(round(ratio * total), 1), total - 1)  # some of either kind
 
 
 def _require_consistent(
