@@ -136,7 +136,7 @@ class SampledLoss:
             beta = 1 - self.gbce_t * (1 - rate)
             target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
         else:
-            target_terms, shifts = self._logit_shifts(targets, items, log_repeats)
+            target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
         distinct = items if log_repeats is None else items[0]  # in_batch repeats them
         rows, (target_index, item_index) = index_rows(weight, targets, distinct)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -147,20 +147,23 @@ class SampledLoss:
                 hidden, weight, targets, items, target_terms, shifts, beta, *row_indices
             )
 
-    def _logit_shifts(
+    def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return a [m] and b [groups, n] of the module's formulas; b is None if it is zero."""
         target_shift = torch.zeros_like(self.log_q[targets])
         if self.logq_correction == "none":
-            return target_shift, None if log_repeats is None else log_repeats.expand(items.shape)
+            repeats = None if log_repeats is None else log_repeats.expand(items.shape)
+            return target_shift, repeats
         if self.logq_correction == "standard":
             target_shift = -self.log_q[targets]
         else:
             n = items.size(1) if log_repeats is None else max(len(targets) - 1, 1)
             target_shift += math.log(n)
         shifts = -self.log_q[items]
-        return target_shift, shifts if log_repeats is None else shifts + log_repeats
+        if log_repeats is not None:
+            shifts = shifts + log_repeats
+        return target_shift, shifts
 
 
 def _count_groups(targets: Tensor, n: int) -> int:

@@ -337,7 +337,7 @@ class TimeOrderRotaryPosition(AngularPosition):
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
-        """Return [h, e / 2] seconds of a turn by time, infinite for planes of order; or None."""
+        """Return [h, e / 2] seconds of a turn by time, inf for planes of order; None if all are."""
         order_frequency, frequency = self.frequencies()
         if not frequency.size(-1):
             return None
