@@ -86,7 +86,7 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     """Return which rows have the k largest products with each bucket, in no order.
 
     Products of a chunk of rows are compared in groups. A group is skipped unless its maximum lies
-    above the k-th best so far, as few do after the first chunk.
+    above the k-th best so far, which is rare after the first chunk.
 
     Returns:
         [n, min(k, num_rows)] int64 indices of ``rows`` [num_rows, d], for ``buckets`` [n, d].

@@ -28,8 +28,8 @@ class PositionEncoding(InputPosition):
         Args:
             forward: [...] int64 number of older interactions, pos; 0 to n - 1.
             backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
-            length: [...] int64 l; None if it is forward + backward + 1. It is not for an item
-                that occurs twice: ``forward`` is of its first, ``backward`` of its last occurrence.
+            length: [...] int64 l; None for forward + backward + 1. An item that occurs twice needs
+                it: ``forward`` is of its first occurrence, ``backward`` of its last.
         """
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = 
 
 
 class CountedEncoding(PositionEncoding):
-    """Base of rows of a table ``weight`` [n, w] that has a slice of columns for each count.
+    """Base of encodings from a table ``weight`` [n, w] with a slice of columns for each count.
 
     Added slices have d columns each. Otherwise slices side by side are the d columns of P; of two
     halves the first is the wider one if d is odd.
@@ -101,7 +101,7 @@ class CountedEncoding(PositionEncoding):
 
 
 class FixedEncoding(CountedEncoding):
-    """Base of sines and cosines, without parameters."""
+    """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__(dimensions)
@@ -118,7 +118,7 @@ class FixedEncoding(CountedEncoding):
 
 
 class LearnedEncoding(CountedEncoding):
-    """Base of learned tables."""
+    """Base of encodings from learned tables."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__(dimensions)

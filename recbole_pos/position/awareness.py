@@ -24,7 +24,8 @@ def find_forward_columns(
 ) -> list[int]:
     """Return the largest set A of columns in definition 3.1, an empty list if there is none.
 
-    The longest session is ``max_length``, 2 to n. Numbers that differ by ``tolerance`` are equal.
+    The longest session is ``max_length``, 2 to n. Numbers are equal if they differ by
+    at most ``tolerance``.
     """
     position, length = list_positions(max_length)
     return _find_columns(encode_positions(scheme, position, length), position, tolerance)
@@ -61,7 +62,7 @@ def encode_positions(scheme: PositionEncoding, position: Tensor, length: Tensor)
 
 
 def _find_columns(vectors: Tensor, position: Tensor, tolerance: float) -> list[int]:
-    """Return the columns of [k, d] that depend on position [k] only; none unless they tell it."""
+    """Return the columns equal at equal positions [k]; [] if two positions are equal in all."""
     extremes = [vectors[position == value].aminmax(dim=0) for value in position.unique()]
     is_equal = torch.stack([high - low <= tolerance for low, high in extremes]).all(0)
     by_position = torch.stack([low for low, _ in extremes])[:, is_equal]
