@@ -34,7 +34,7 @@ class PaddedContext(SequenceContext):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedContext:
-        """Return the context of rows of items and times [b, t], and features [b, t] or [b, t, s]."""
+        """Return the context of rows: items and times [b, t], features [b, t] or [b, t, s]."""
         b, t = items.shape
         # checks come first, or a tracer gives equal sizes different symbols
         torch._check(lengths.size(0) == b)

@@ -62,7 +62,7 @@ def encode_positions(scheme: PositionEncoding, position: Tensor, length: Tensor)
 
 
 def _find_columns(vectors: Tensor, position: Tensor, tolerance: float) -> list[int]:
-    """Return the columns equal at equal positions [k]; [] if two positions are equal in all."""
+    """Return the columns equal at equal positions [k]; [] if two positions share them all."""
     extremes = [vectors[position == value].aminmax(dim=0) for value in position.unique()]
     is_equal = torch.stack([high - low <= tolerance for low, high in extremes]).all(0)
     by_position = torch.stack([low for low, _ in extremes])[:, is_equal]

@@ -102,9 +102,9 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(ctx: SequenceContext, num_buckets: int) -> Tensor:
-    """Return [b, t, t] int32 buckets of t_i - t_j in LANES tables end to end; keys take turns."""
+    """Return [b, t, t] int32 buckets of t_i - t_j, as indices into LANES tables end to end."""
     keys = torch.arange(ctx.width, dtype=torch.int32, device=ctx.lengths.device)
-    table_start = keys % LANES * num_buckets
+    table_start = keys % LANES * num_buckets  # key j reads table j modulo LANES
     return map_spans(ctx, lambda s: find_bucket(s, num_buckets).add_(table_start), torch.int32)
 
 
