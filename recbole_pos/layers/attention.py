@@ -117,7 +117,7 @@ class MultiHeadAttention(nn.Module):
         query, key, value = self._project(x)
         out = self.position.attend(query, key, value, ctx, self.attn_dropout)
         if out is None:
-            out = self._dot_product(query, key, value, ctx)
+            out = self._attend(query, key, value, ctx)
         out = out.reshape(x.shape)
         return out if self.dense is None else self.dense(out)
 
@@ -157,29 +157,27 @@ class MultiHeadAttention(nn.Module):
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
         return q, k, v, position.bias(q, k, ctx)
 
-    def _dot_product(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
-    ) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext) -> Tensor:
         """Return softmax(M + B(R q . U^T (R k) / sqrt(e))) . L v, [m, h, e]."""
         q, k, v, bias = self._apply_hooks(query, key, value, ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
         attn_mask: Tensor | None = None
         if bias is not None:
-            attn_mask = bias.masked_fill(self._mask(ctx), -torch.inf)
+            attn_mask = bias.masked_fill(self._make_mask(ctx), -torch.inf)
             is_shared_by_batch = attn_mask.dim() < 4 or attn_mask.size(0) == 1
             if is_shared_by_batch and attn_mask.requires_grad and dropout == 0:
                 masked_bias = attn_mask.expand(1, q.size(1), ctx.width, ctx.width)
                 out = biased_attention(q, k, v, masked_bias)
                 return ctx.unpad(out.transpose(1, 2), "start")
         elif not (self.causal or ctx.is_full):
-            attn_mask = ~self._mask(ctx)  # bool, True where a key is visible
+            attn_mask = ~self._make_mask(ctx)  # bool, True where a key is visible
         is_causal = self.causal and attn_mask is None
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal
         )
         return ctx.unpad(out.transpose(1, 2), "start")
 
-    def _mask(self, ctx: SequenceContext) -> Tensor:
+    def _make_mask(self, ctx: SequenceContext) -> Tensor:
         """Return a boolean mask, True at hidden keys: [t, t] if causal, else [b, 1, 1, t]."""
         if self.causal:
             return future_mask(ctx.width, ctx.lengths.device)
@@ -191,7 +189,7 @@ class MultiHeadAttention(nn.Module):
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
-        return logits.masked_fill(self._mask(ctx), -torch.inf).softmax(-1)
+        return logits.masked_fill(self._make_mask(ctx), -torch.inf).softmax(-1)
 
 
 class _BiasedAttention(torch.autograd.Function):

@@ -63,7 +63,7 @@ class PointwiseAttention(MultiHeadAttention):
         q, k, v, bias = self._apply_hooks(query, key, value, ctx)
         drops_weights = self.training and self.attn_dropout.p > 0
         if drops_weights or torch.compiler.is_compiling():  # a graph holds no loop over chunks
-            out = self.attn_dropout(_weights(q, k, bias, ctx.max_length)) @ v
+            out = self.attn_dropout(_compute_weights(q, k, bias, ctx.max_length)) @ v
         else:
             out = pointwise_attention(q, k, v, bias, ctx.max_length)
         out = self.gate_norm(ctx.unpad(out.transpose(1, 2), "start").reshape(x.shape))
@@ -79,7 +79,7 @@ class PointwiseAttention(MultiHeadAttention):
         """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0."""
         query, key, value, _ = self._project_gated(x)
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
-        return _weights(q, k, bias, ctx.max_length)
+        return _compute_weights(q, k, bias, ctx.max_length)
 
 
 class HSTULayer(nn.Module):
@@ -95,7 +95,7 @@ class HSTULayer(nn.Module):
         return x if positions is None else x[positions]
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
+def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
     """Return A = SiLU(q k^T + bias) / n, [b, h, t, t], zero for the future (equation 2)."""
     logits = q @ k.transpose(-1, -2)
     logits = logits if bias is None else logits + bias
@@ -111,7 +111,7 @@ class _PointwiseAttention(torch.autograd.Function):
         ctx.n = n
         out = torch.empty_like(v)
         for rows in iterate_chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
-            weight = _weights(q[rows], k[rows], _slice_bias(bias, rows), n)
+            weight = _compute_weights(q[rows], k[rows], _slice_bias(bias, rows), n)
             torch.matmul(weight, v[rows], out=out[rows])
         return out
 
