@@ -121,7 +121,7 @@ def test_losses_survive_large_logits() -> None:
     weight, counts = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), torch.ones(3)
     catalogue = (losses.full_cross_entropy, functools.partial(sce.scalable_cross_entropy, **SIZES))
     sampled = [SampledLoss(kind, counts, 2) for kind in ("gBCE", "sampled_softmax", "in_batch")]
-    for loss in (*catalogue, *(one.against for one in sampled)):
+    for loss in (*catalogue, *(one.compute for one in sampled)):
         negatives = () if loss in catalogue else (torch.tensor([[1, 2]]),)
         value = loss(hidden, weight, torch.tensor([2, 1]), *negatives)
         assert value.item() > 300
