@@ -100,7 +100,7 @@ def test_every_layer_equals_the_equations(
     for number, layer in enumerate(model.trm_encoder.layer, 1):
         attention = layer.multi_head_attention
         h = reference.layer_norm(x, attention.LayerNorm)
-        value = attention.relation_value(h).view(len(h), attention.relation_heads, -1)
+        value = attention.relation_value(h).view(len(h), attention.num_relation_heads, -1)
         augmented = augmented_heads(heads, attention.relation_mix, value)
         mixed, e = torch.zeros_like(h), attention.head_size
         for row in (slice(end - n, end) for end, n in zip(ends, rows.lengths, strict=True)):
