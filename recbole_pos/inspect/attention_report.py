@@ -105,22 +105,14 @@ def _group_heads(layer: int, scheme: str, hours: np.ndarray) -> list[Periods]:
     heads_by_pairs: dict[tuple[tuple[float, float], ...], list[int]] = {}
     for head, pairs in enumerate(hours.tolist(), 1):
         heads_by_pairs.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
+    is_all = len(heads_by_pairs) == 1
     groups = []
     for pairs, heads in heads_by_pairs.items():
         finite = [pair for pair in pairs if np.isfinite(pair[0])]
-        now = tuple(pair[0] for pair in finite)
-        groups.append(
-            Periods(
-                layer=layer,
-                scheme=scheme,
-                heads=tuple(heads),
-                all_heads=len(heads_by_pairs) == 1,
-                hours=now,
-                hours_before_training=tuple(pair[1] for pair in finite),
-                near=tuple(map(_find_calendar_period, now)),
-                planes_without_time=len(pairs) - len(finite),
-            )
-        )
+        now, before = tuple(pair[0] for pair in finite), tuple(pair[1] for pair in finite)
+        near = tuple(map(_find_calendar_period, now))
+        num_still = len(pairs) - len(finite)
+        groups.append(Periods(layer, scheme, tuple(heads), is_all, now, before, near, num_still))
     return groups
 
 
