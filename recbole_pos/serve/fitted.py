@@ -103,8 +103,8 @@ class FittedModel:
 
         Args:
             path: a new folder.
-            data: whether to copy the dataset, too, which recommendations to its users need and
-                those to histories do not; by default, only a temporary dataset is copied.
+            data: whether to copy the dataset, too. Recommendations to its users need it, those to
+                given histories do not. By default, only a temporary dataset is copied.
 
         Returns:
             The folder.

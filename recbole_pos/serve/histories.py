@@ -188,7 +188,8 @@ class Histories:
         not_empty = np.flatnonzero(self.lengths)
         if self.times is not None and len(not_empty):
             newest = self.times[np.cumsum(self.lengths)[not_empty] - 1]
-            if (is_early := at[not_empty] < newest).any():
+            is_early = at[not_empty] < newest
+            if is_early.any():
                 first = int(is_early.argmax())
                 raise UsageError(
                     f"at: the history {shown(self.ids[not_empty[first]])} asks at "

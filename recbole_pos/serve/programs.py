@@ -213,7 +213,7 @@ def require_onnx() -> None:
 def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    """Write a program as ONNX, with ``allowed`` optional; raise a UsageError if it is impossible."""
+    """Write a program as ONNX, with ``allowed`` optional; raise a UsageError if that fails."""
     import onnx_ir
 
     try:

@@ -290,7 +290,7 @@ class Recommender(FittedModel):
         if at is not None:
             return histories.with_request_time(read_moment(at, "at", self._unit))
         if histories.at is not None and not np.isnan(histories.at).any():
-            return histories.with_request_time(0.0)
+            return histories.with_request_time(0.0)  # the default is not used
         if self._unit is None:
             raise UsageError("at: the time field counts no time, so give at instead of now")
         if not self._has_warned:
@@ -307,7 +307,7 @@ class Recommender(FittedModel):
         if isinstance(self.dataset, Catalogue) or not len(self.dataset.log.times):
             return seconds
         times = self.dataset.log.times
-        first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
+        first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))  # from 1970
         return seconds if 1 < first and last < 2100 - 1970 else None
 
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
@@ -318,8 +318,8 @@ class Recommender(FittedModel):
         """
         dataset, log = self.dataset, self.dataset.log
         if users is None:
-            has_log = log.lengths > 0
-            names = [*dataset.field2id_token[dataset.uid_field][has_log], *self.unknown_users]
+            names = list(dataset.field2id_token[dataset.uid_field][log.lengths > 0])
+            names += self.unknown_users
         else:
             names = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
         id_by_name = dataset.field2token_id[dataset.uid_field]
