@@ -208,7 +208,7 @@ def _find_phase(experiment: Experiment) -> str:
 
 
 def _make_parts(content: dict[str, Any], periods: list[Periods]) -> list[str | pd.DataFrame]:
-    """Return the tables of a report and the lines between them; ``content`` is that of the json."""
+    """Return the tables of a report on the content of attention.json, and lines between them."""
     parts: list[str | pd.DataFrame] = [_make_measures_table(content)]
     parts += [f"{measure}: {meaning}" for measure, meaning in content["measures"].items()]
     if content["rows_rescaled"]:

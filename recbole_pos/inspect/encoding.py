@@ -104,7 +104,7 @@ def build_encodings(
     if not 1 <= d <= MAX_COLUMNS:
         raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {MAX_COLUMNS}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
-    # looking a scheme up imports it, so those of other packages are looked up only if named
+    # looking a scheme up imports it, so schemes of other packages only if named
     schemes = [name for name in SCHEMES if name in SCHEMES.paths or name in names]
     allowed = [name for name in schemes if issubclass(SCHEMES[name], PositionEncoding)]
     known = [name for name in names if name in allowed]

@@ -147,7 +147,7 @@ def measure_relations(
     num_interactions = 0
     # an entry for each relation of the heads, and the last for users
     num_known = np.zeros(len(declared) + 1)
-    num_reads = np.zeros((len(declared) + 1, 2))  # of all interactions, and of other users
+    num_reads = np.zeros((len(declared) + 1, 2))  # all, and to other users
     squares = np.zeros((len(layers), len(declared) + 3))  # see _sum_squares
     for rows in batches:
         order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
@@ -189,7 +189,7 @@ def measure_relations(
 
 
 def _count_reads(edges: Edges, order: EventOrder) -> list[int]:
-    """Return how often interactions read others, and how often those of other users."""
+    """Return how many relations interactions read, and how many of them lead to other users."""
     is_other = order.user[edges.reader] != order.user[edges.source]
     return [len(is_other), int(is_other.sum())]
 

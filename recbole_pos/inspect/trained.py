@@ -47,7 +47,7 @@ def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[Run
 
     Args:
         path: the folder, whose best weights are used, or the checkpoint.
-        data_path: the folder that holds the folder of the dataset; by default that of the run.
+        data_path: the folder that holds the folder of the dataset; by default the run's.
 
     Returns:
         The run folder, and the experiment, whose model is in evaluation mode.

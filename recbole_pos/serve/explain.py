@@ -90,9 +90,9 @@ def leave_one_out(
 ) -> Effects:
     """Score p items after their histories, and without each of the interactions in turn.
 
-    Candidates stay those of the whole history: with ``exclude_seen`` the item of the interaction
-    that is left out is still excluded, so that a rank changes only by the model. Interactions that
-    are older than the model reads have no effect and are not left out.
+    Candidates are the same as for the whole history: with ``exclude_seen`` the item of the
+    interaction that is left out stays excluded, so that a rank changes only by the model.
+    Interactions that are older than the model reads have no effect and are not left out.
 
     Args:
         scorer: the model.

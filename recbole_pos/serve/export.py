@@ -60,7 +60,7 @@ def export(
         inference_relations: for AttrFormer, ``own`` or ``none`` instead of the value it was
             trained with.
         data_path: the folder that holds the folder of the dataset, which only some models need;
-            by default that of the run.
+            by default the run's.
 
     Returns:
         The folder; it appears once all of its files are written.

@@ -159,7 +159,7 @@ class FittedModel:
 
 
 def find_run_folder(path: str | Path) -> RunFolder | None:
-    """Return the run folder at a path, or that of a checkpoint; None if it is not in one."""
+    """Return the run folder at a path, or the folder of a checkpoint; None if it is not a run's."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
 

@@ -221,7 +221,7 @@ class Service:
         return await self.health()
 
     def reload_model(self, name: str, run_dir: str | None = None) -> None:
-        """Replace a model by that of a run; raise a Refusal if it cannot be loaded."""
+        """Replace a model by the model of a run; raise a Refusal if it cannot be loaded."""
         try:
             self.load(name, run_dir)
         except Exception as error:
@@ -245,7 +245,7 @@ class Service:
                 self._print(str(error))
 
     def load(self, name: str, run_dir: str | None = None) -> None:
-        """Load a model, by default that of the same run, and print that it is ready."""
+        """Load a model, by default from the same run, and print that it is ready."""
         loaded = self.holders.by_name[name].load(run_dir)
         self._print(f"{loaded.facts['model']} of {loaded.run_dir} is ready")
 

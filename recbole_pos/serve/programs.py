@@ -121,7 +121,7 @@ class Recommend(nn.Module):
         items, lengths, allowed, *further_inputs = inputs
         vectors = self.encoder(items, lengths, *further_inputs)
         scores = vectors @ self.encoder.model.item_vectors().t()
-        # a single row of allowed items is that of all histories
+        # a single row of allowed items is for all histories
         row, last = torch.arange(vectors.size(0)), torch.arange(allowed.size(0))[-1:]
         excluded = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
         best_scores, best = scores.masked_fill(excluded, -torch.inf).topk(self.k)

@@ -49,7 +49,7 @@ def recommend(
         users: names of users (or sessions), each taken once; by default all with an interaction.
         k: items per user; fewer if fewer are left to recommend.
         mask_history: whether seen items are excluded; by default as in evaluation.
-        data_path: the folder that holds the folder of the dataset; by default that of the run.
+        data_path: the folder that holds the folder of the dataset; by default the run's.
 
     Returns:
         A row per recommendation, as of :meth:`Recommender.recommend`; users and items are in

@@ -97,7 +97,7 @@ class Recommender(FittedModel):
 
         Args:
             run_dir: the folder.
-            data_path: the folder that holds the folder of the dataset; by default that of the run.
+            data_path: the folder that holds the folder of the dataset; by default the run's.
             histories_only: True reads the dataset only if the model needs it, False requires it; by
                 default it is read if it is there.
             item_vectors: content vectors of further items, see :meth:`add_items`.
@@ -157,7 +157,7 @@ class Recommender(FittedModel):
 
         Args:
             item_vectors: vectors in any form that the option of that name takes, made in the same
-                way as those of the run; items that the model knows stay as they are.
+                way as the run's; items that the model knows stay as they are.
 
         Returns:
             A sentence with the number of new items.
@@ -367,7 +367,7 @@ class Recommender(FittedModel):
         return Choice(items, self._read_boosts(boosts)[items]) if boosts else Choice(items)
 
     def _read_boosts(self, boosts: Mapping[str, float]) -> Tensor:
-        """Return the boost of each item by id [items + 1]; those of unknown names go to id 0."""
+        """Return the boost of each item by id [items + 1]; boosts of unknown names go to id 0."""
         if not isinstance(boosts, Mapping):
             raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
         bonus = torch.zeros(len(self.ids) + 1)
@@ -536,7 +536,7 @@ class Recommender(FittedModel):
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the items whose vectors have the highest cosine with those of given items.
+        """Return the items whose vectors have the highest cosine with vectors of given items.
 
         Args:
             items: names of items, or one name.
