@@ -166,13 +166,14 @@ def measure_relations(
         others = num_reads[:, 1] / num_reads[:, 0]
         adds = np.sqrt(of_relations / of_attention)
         users_add = np.sqrt(of_users / of_states)[:, 0]
-    shares = np.stack((num_known / num_interactions, num_reads[:, 0] / num_interactions, others), 1)
+    known, read = num_known / num_interactions, num_reads[:, 0] / num_interactions
+    shares = list(zip(known.tolist(), read.tolist(), others.tolist(), strict=True))
     mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
     uses = [
         RelationUse(
             TIME if relation.table == TIME else relation.field,
             relation.source,
-            *shares[i].tolist(),
+            *shares[i],
             adds=adds[:, i].tolist(),
             heads=[weights[i] for weights in mix],
             gate=[],
@@ -184,7 +185,7 @@ def measure_relations(
         gates = [layer.user_gate for layer in layers]
         gate = [float("nan") if weight is None else float(weight) for weight in gates]
         added = np.where([layer.aggregates for layer in layers], users_add, np.nan).tolist()
-        uses.append(RelationUse(fields, "user", *shares[-1].tolist(), added, [], gate))
+        uses.append(RelationUse(fields, "user", *shares[-1], added, [], gate))
     return uses, num_interactions
 
 
