@@ -189,7 +189,4 @@ def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     received: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(received, rows)
     names = dict.fromkeys(name for tensors in received for name in tensors)
-    return {
-        name: torch.cat([tensors[name] for tensors in received if name in tensors])
-        for name in names
-    }
+    return {name: torch.cat([t[name] for t in received if name in t]) for name in names}

@@ -124,11 +124,7 @@ def _resume_checkpoint(original: Any, self: Any, resume_file: Any) -> None:
 
 @wrap_function("recbole.quick_start.quick_start", "load_data_and_model")
 def _load_data_and_model(original: Any, model_file: Any) -> tuple[Any, ...]:
-    """Load a trained model with its data from a checkpoint, read without running code.
-
-    Returns:
-        config, model, dataset, and the loaders of training, validation and test data.
-    """
+    """Return config, model, dataset and three loaders of a checkpoint, without running its code."""
     from recbole.quick_start import quick_start
 
     from recbole_pos.experiment.checkpoint import require_same_data

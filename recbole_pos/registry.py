@@ -194,7 +194,7 @@ def gather_defaults(
 
 
 def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
-    """Return defaults as given, or from a yaml file beside the class or in the working directory."""
+    """Return defaults as given, or from a yaml file beside the class or in the current folder."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):

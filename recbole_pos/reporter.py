@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from rich import progress
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column, Table
 
 from recbole_pos.errors import StorageError, UsageError
@@ -175,11 +168,12 @@ class Reporter:
 
     def _show_bar(self, task: Task, stack: ExitStack) -> None:
         """Show a progress bar of a task on the terminal, until the stack is closed."""
-        with_total = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bar = Progress(
-            TextColumn("{task.description}"),
-            *(with_total if task.total else (BarColumn(), TimeElapsedColumn())),
-            TextColumn("{task.fields[speed]}"),
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            *([progress.MofNCompleteColumn()] if task.total else []),
+            progress.TimeRemainingColumn() if task.total else progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[speed]}"),
             console=self.console,
             transient=True,
         )

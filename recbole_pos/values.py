@@ -93,7 +93,7 @@ def short(text: str) -> str:
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a cell of a csv file; text that a spreadsheet takes for a formula begins with ``'``."""
+    """Return a cell of a csv file, with a ``'`` before what a spreadsheet takes for a formula."""
     if not isinstance(value, str) or not value.startswith(tuple("=+-@\t\r")):
         return value
     return value if _NUMBER.fullmatch(value) else f"'{value}"
@@ -118,7 +118,7 @@ def _find_similar(word: str, known: Iterable[str]) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; nearest known: a, b`` or, if none is near, all known words unless they are many."""
+    """Return ``; nearest known: a, b`` or, if none is near, all known words if they are few."""
     known = list(known)
     if similar := _find_similar(word, known):
         return f"; nearest known: {', '.join(similar)}"

@@ -83,10 +83,10 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
 
 def list_logs(data_path: str) -> None:
     """Print the public datasets, and which of them are in a folder."""
-    from recbole_pos.public.described import public_logs
+    from recbole_pos.public.described import read_public_datasets
 
     rows, columns = [], ("users", "items", "events")
-    for name, log in public_logs().items():
+    for name, log in read_public_datasets().items():
         is_here = (Path(data_path) / name / f"{name}.inter").is_file()
         counts = [f"{log.counts[column]:,}" if column in log.counts else "?" for column in columns]
         description = f"{log.title} ({', '.join(log.papers)}). {log.source}"
@@ -96,9 +96,9 @@ def list_logs(data_path: str) -> None:
 
 def describe_log(name: str) -> None:
     """Print what is known of a public dataset."""
-    from recbole_pos.public.described import public_log
+    from recbole_pos.public.described import find_public_dataset
 
-    log = public_log(name)
+    log = find_public_dataset(name)
     counts = (
         ", ".join(f"{count:,} {counted}" for counted, count in log.counts.items()) or "not known"
     )
