@@ -208,17 +208,15 @@ def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType
 def _make_deferring_import(deferred: str) -> Callable[..., Any]:
     """Return an ``__import__`` that imports a module only when a function of it is called."""
 
-    def defer_call(function_name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return getattr(import_module(deferred), function_name)(*args, **kwargs)
-
-        return call
+    def import_and_call(function_name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(deferred), function_name)(*args, **kwargs)
 
     def import_or_defer(name: str, *args: Any) -> Any:
         if name != deferred:
             return builtins.__import__(name, *args)
         module = ModuleType(name)
-        vars(module)["__getattr__"] = defer_call
+        # a function of the module becomes a call that imports the module first
+        vars(module)["__getattr__"] = functools.partial(functools.partial, import_and_call)
         return module
 
     return import_or_defer

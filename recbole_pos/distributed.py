@@ -119,7 +119,7 @@ def _start_sum(gradients: Tensor) -> Any:
     return summed.then(lambda done: done.value()[0])
 
 
-def over_whole_batch(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
+def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
     """Return a loss over the rows of all processes, for a loss that compares rows of a batch.
 
     Every process gathers the states of all, and computes the same loss with the same random state.

@@ -84,10 +84,9 @@ class Registry(Mapping[str, type]):
         return len(self.paths) + len(self.added)
 
     def add(self, name: str, registration: Registration) -> None:
-        """Register a class; it replaces an earlier one of the same ``module:Class``.
+        """Register a class; refuse a name that is no identifier, or that another class has.
 
-        Raises:
-            UsageError: if the name is not an identifier, or another class has it.
+        A class replaces an earlier one of the same ``module:Class``.
         """
         path = import_path(registration.cls)
         if not (isinstance(name, str) and name.isidentifier()):
@@ -115,7 +114,7 @@ class Registry(Mapping[str, type]):
         path = import_path(cls)
         return next((r for r in self.added.values() if import_path(r.cls) == path), None)
 
-    def registered_name(self, cls: type) -> str | None:
+    def find_name(self, cls: type) -> str | None:
         """Return a name of a class, if possible its ``__name__``; None if it has none."""
         path = import_path(cls)
         names = [name for name, own_path in self.paths.items() if own_path == path]

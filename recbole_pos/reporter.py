@@ -139,7 +139,7 @@ class Reporter:
                 # without markup, since [a] in a text is only text
                 console.print(content, soft_wrap=isinstance(content, str), markup=False)
 
-    def event(self, name: str, content: dict[str, Any]) -> None:
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Print a json object, if json was requested."""
         for file in self._json_files:
             with name_write_errors(_get_name(file)):
@@ -195,7 +195,7 @@ class Reporter:
         else:
             self._cell_output.update(content, raw=True)
 
-    def epoch(self, line: dict[str, Any], metric: str, is_best: bool) -> None:
+    def show_epoch(self, line: dict[str, Any], metric: str, is_best: bool) -> None:
         """Print an epoch's line of metrics.jsonl with a validation metric, marked if it is best."""
         validation = ""
         score = (line.get("valid") or {}).get(metric)
@@ -207,9 +207,9 @@ class Reporter:
         )
         self._print(text, on_screen=not self.shows_in_cell)
         self.update_cell(text)
-        self.event("epoch", {**line, "best": is_best})
+        self.write_json("epoch", {**line, "best": is_best})
 
-    def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
+    def show_results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
         """Print a table with a column for each phase (or model) and a row for each metric."""
         scores = {name: metrics for name, metrics in columns.items() if metrics}
         table = Table("metric", *(Column(name, justify="right") for name in scores))

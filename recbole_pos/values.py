@@ -45,11 +45,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a value that an option does not have.
-
-    Raises:
-        UsageError: naming option, value and choices.
-    """
+    """Raise a UsageError if the value of option ``key`` is not one of its choices."""
     if value not in choices:
         hint = suggest(str(value), choices)
         raise UsageError(f"{key}: {shown(value)} is not one of {', '.join(choices)}{hint}")

@@ -151,7 +151,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return _read_mapping(path, "config file", loader)[0]
 
 
-def overall_defaults() -> dict[str, Any]:
+def read_overall_defaults() -> dict[str, Any]:
     """Return the plugin's defaults for every model, RecBole's models included."""
     return read_yaml(ROOT / "overall.yaml")
 

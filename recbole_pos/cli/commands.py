@@ -456,7 +456,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
     else:
-        Reporter().results(f"{args.run_dir}, best epoch", {args.part: scores})
+        Reporter().show_results(f"{args.run_dir}, best epoch", {args.part: scores})
 
 
 @_command(

@@ -23,7 +23,7 @@ from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
+from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 200  # columns of a table
 _MIN_TEXT_WIDTH = 32  # columns of the text beside the others
@@ -153,7 +153,7 @@ def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any]
     recbole_folder = Path(spec.submodule_search_locations[0]) / "properties"
     training = recbole_folder / "overall.yaml"
     data = recbole_folder / "dataset" / "sample.yaml"
-    overall = overall_defaults()
+    overall = read_overall_defaults()
     sources = [
         ("options of the plugin", overall, [ROOT / "overall.yaml"]),
         ("options of RecBole: training and evaluation", read_yaml(training), [training]),

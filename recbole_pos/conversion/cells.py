@@ -182,10 +182,9 @@ def convert_cells(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """Return cells of the kind that the user gives; separators are those of :func:`read_numbers`.
+    """Return cells of the kind that the user gives, or raise a UsageError if they cannot be of it.
 
-    Raises:
-        UsageError: for an unknown kind, or cells that cannot be of it.
+    Separators are those of :func:`read_numbers`.
     """
     check_choice(f"type: {column}", kind, KINDS)
     values = cells.values[1:]
