@@ -143,7 +143,7 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
     """Lock a folder for this process in a ``with`` block; the lock ends with the process.
 
     Raises:
-        UsageError: if another process holds the lock; "the folder is being ``action`` (searched)".
+        UsageError: if another process holds the lock; ``action`` (``searched``) tells what it does.
     """
     if fcntl is None:
         yield

@@ -84,10 +84,7 @@ class Registry(Mapping[str, type]):
         return len(self.paths) + len(self.added)
 
     def add(self, name: str, registration: Registration) -> None:
-        """Register a class; refuse a name that is no identifier, or that another class has.
-
-        A class replaces an earlier one of the same ``module:Class``.
-        """
+        """Register a class; refuse a name that is no identifier, or that another path has."""
         path = import_path(registration.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
@@ -171,8 +168,7 @@ def gather_defaults(
 
     Args:
         cls: the class; it and its bases may have an attribute ``defaults``.
-        given: defaults given to :func:`recbole_pos.register_model` or
-            :func:`recbole_pos.register_scheme`.
+        given: the defaults that it is registered with, or None.
         read_shipped: returns the yaml of a class of the plugin or RecBole; ``{}`` for others.
         find_registration: returns the registration of a class, or None.
 

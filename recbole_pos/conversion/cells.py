@@ -121,12 +121,13 @@ def _encode_texts(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
         encoded = pa.array([], pa.string()).dictionary_encode()
     values = encoded.dictionary
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
-    is_floating = pa.types.is_floating(values.type)
-    return codes, format_numbers(values) if is_floating else values.cast(pa.string())
+    if pa.types.is_floating(values.type):
+        return codes, format_numbers(values)
+    return codes, values.cast(pa.string())
 
 
 def _join_lists(chunk: Any) -> pa.Array:
-    """Return lists as text, with ``INNER`` between their values; null where a list is null."""
+    """Return lists as text with ``INNER`` between values; an empty list becomes an empty text."""
     if pa.types.is_fixed_size_list(chunk.type):
         chunk = chunk.cast(pa.list_(chunk.type.value_type))
     values = chunk.values.cast(pa.string()).fill_null("")

@@ -66,10 +66,10 @@ class Dataset(os.PathLike[str]):
         object with ``__arrow_c_stream__``. Rows are numbered from 0 in what is reported.
 
         Args:
-            frame: a row an interaction.
-            user: the column of who did it; guessed by its name if None, and so are the next two.
-            item: the column of what with.
-            time: the column of when; ``row_order`` where none exists.
+            frame: interactions, one in each row.
+            user: column of the user; None to guess it by its name, as for the next two.
+            item: column of the item.
+            time: column of the time; ``row_order`` where none exists.
             items: a frame (or file) with attributes of items.
             users: a frame (or file) with attributes of users.
             valid: interactions to validate with, which no split then chooses; needs ``test``.

@@ -74,10 +74,7 @@ def _find_singular(name: str) -> str:
 
 
 def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListArray | None:
-    """Return a column as lists if it has lists or text in brackets; None for another column.
-
-    A column that is called a list may also hold text with commas.
-    """
+    """Return lists, text in brackets or, if called a list, with commas as lists; else None."""
     if is_list(column.type):
         return column.combine_chunks().cast(pa.large_list(column.type.value_type))
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):

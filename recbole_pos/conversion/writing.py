@@ -38,12 +38,12 @@ def choose_separator(tables: Mapping[str, Table]) -> str:
 
 
 def write_table(path: Path, table: Table, separator: str) -> None:
-    """Write one of RecBole's files of a dataset, which appears only when it is complete.
+    """Write a table as one of RecBole's files, which appears only when it is complete.
 
     Args:
         path: path of the file.
         table: field -> cells, or an array of seconds.
-        separator: separator of the names of a sequence.
+        separator: what separates the names of a sequence.
     """
     header = []
     texts = {}
