@@ -132,7 +132,8 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         builder.add_file(attributes, role)
     builder.add_columns()
     tables, loaded = builder.finish()
-    _add_counts(report, builder, 0 if args.rm_copies else int(find_copies(interactions).sum()))
+    num_copies = 0 if args.rm_copies else int(find_copies(interactions).sum())
+    _add_counts(report, builder, num_copies)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={args.data_path}")
@@ -203,7 +204,8 @@ def _make_options(
     options: dict[str, Any] = {
         "field_separator": "\t",
         "seq_separator": separator,
-        **{f"{role.upper()}_ID_FIELD": builder.fields[role] for role in ("user", "item")},
+        "USER_ID_FIELD": builder.fields["user"],
+        "ITEM_ID_FIELD": builder.fields["item"],
         "TIME_FIELD": builder.fields["time"],
         **({"timestamp_unit": "seconds"} if builder.has_time else {}),
         "load_col": loaded,
