@@ -38,7 +38,7 @@ def explain_not_loaded(field: str, dataset: Dataset, others: tuple[str, ...] = (
             if field in ((config[key] or {}).get(table) or ()):
                 return f"{problem}; {key} leaves it out: take it from {key}: {table}"
         file = find_atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
-        if file.is_file() and field in open_table(file, config).columns:
+        if file.is_file() and field in open_table(file, config).kinds:
             names = (config["load_col"] or {}).get(table) or ([id_field] if id_field else [])
             names = ", ".join([*names, field]) if isinstance(names, list) else field
             return f"{problem}; {file.name} has it: add it to load_col, as in {table}: [{names}]"

@@ -220,15 +220,15 @@ class AtomicTables(Dataset):
         file = open_table(filepath, self.config)
         kinds = {
             name: kind
-            for name, kind in file.columns.items()
+            for name, kind in file.kinds.items()
             if (load_col is None or name in load_col) and name not in (unload_col or ())
         }
         self._require_fields(file, source, kinds)
         for option, names in (("load_col", load_col), ("unload_col", unload_col)):
-            for name in sorted(set(names or ()) - set(file.columns)):
+            for name in sorted(set(names or ()) - set(file.kinds)):
                 raise UsageError(
                     f"{option}: {file.path} has no column {shown(name)}"
-                    f"{suggest(name, file.columns)}; it has {listed(file.columns)}"
+                    f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
                 )
         if not kinds:
             self.logger.warning(f"No columns has been loaded from [{source}]")
@@ -271,7 +271,7 @@ class AtomicTables(Dataset):
         for key, (field, expected, is_needed) in roles.items():
             actual = kinds.get(field)
             if actual is None and is_needed:
-                columns = listed(f"{name}:{kind}" for name, kind in file.columns.items())
+                columns = listed(f"{name}:{kind}" for name, kind in file.kinds.items())
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
                     f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "
