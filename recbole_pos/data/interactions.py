@@ -170,16 +170,16 @@ def _sort_on_disk(
     """
     columns = {name: column.numpy() for name, column in fields.items()}
     user, counts = columns[user_field], np.zeros(num_users, dtype=np.int64)
-    for rows in scratch.blocks(len(user)):
+    for rows in scratch.iterate_blocks(len(user)):
         counts += np.bincount(user[rows], minlength=num_users)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     _, first_users, user_range = np.unique(
-        offsets[:-1] // scratch.rows, return_index=True, return_inverse=True
+        offsets[:-1] // scratch.block_rows, return_index=True, return_inverse=True
     )
     range_starts = offsets[first_users]
     result = {name: scratch.empty(column.shape, column.dtype) for name, column in columns.items()}
     next_rows = range_starts.copy()  # where the next interaction of each range goes
-    for rows in scratch.blocks(len(user)):
+    for rows in scratch.iterate_blocks(len(user)):
         ranges = user_range[user[rows]]
         order = np.argsort(ranges, kind="stable")
         sizes = np.bincount(ranges, minlength=len(next_rows))

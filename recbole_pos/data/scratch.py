@@ -74,7 +74,7 @@ class Scratch:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
-        self.rows = min(max(limit // _PER_BLOCK_ROW, 1 << 10), _MAX_BLOCK_ROWS)
+        self.block_rows = min(max(limit // _PER_BLOCK_ROW, 1 << 10), _MAX_BLOCK_ROWS)
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     @classmethod
@@ -109,10 +109,10 @@ class Scratch:
             if hasattr(mapped, "madvise"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
-    def blocks(self, rows: int) -> Iterator[slice]:
-        """Yield slices that cover ``rows`` rows; memory of columns is released after each."""
-        for start in range(0, rows, self.rows):
-            yield slice(start, min(start + self.rows, rows))
+    def iterate_blocks(self, num_rows: int) -> Iterator[slice]:
+        """Yield slices that cover ``num_rows`` rows; memory of columns is released after each."""
+        for start in range(0, num_rows, self.block_rows):
+            yield slice(start, min(start + self.block_rows, num_rows))
             self.release()
 
     def keep(self, table: pd.DataFrame, mask: np.ndarray) -> pd.DataFrame:
@@ -132,7 +132,7 @@ class Scratch:
     def _keep(self, column: np.ndarray | pd.Index, mask: np.ndarray) -> np.ndarray:
         """Return the values of a column where ``mask`` is true, on disk."""
         kept, end = self.empty(int(np.count_nonzero(mask)), column.dtype), 0
-        for rows in self.blocks(len(mask)):
+        for rows in self.iterate_blocks(len(mask)):
             values = column[rows][mask[rows]]
             begin, end = end, end + len(values)
             kept[begin:end] = values

@@ -161,7 +161,7 @@ class TextTable(Table):
         )
 
     def _decode(self) -> Iterator[tuple[int, str]]:
-        """Yield the first line that is not blank, then blocks of lines, with their first numbers."""
+        """Yield number and text of the first line that is not blank, then of blocks of lines."""
         number = 1
         try:
             with open(self.path, encoding=self.encoding) as file:
