@@ -140,7 +140,7 @@ def time_steps(
     targets, number, begun = 0, -1, clock()
     started = begun
     with trainer.precision.steps(), trainer.steps_in_rows():
-        batches = loader.batches_on(trainer.device, trainer.config["data_on_device"])
+        batches = loader.iterate_batches(trainer.device, trainer.config["data_on_device"])
         for number, batch in enumerate(batches):
             if number == warm:
                 synchronise(trainer.device)

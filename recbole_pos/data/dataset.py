@@ -275,8 +275,7 @@ class _ExactTimeMixin(AtomicTables):
         """
         other = copy.copy(self)
         other.identity = self.identity  # weights learned from the copy fit the whole
-        split = self.split
-        is_kept = split.part != TEST
+        is_kept, split = self.part != TEST, self.split
         part, is_target = split.part[is_kept], split.is_target[is_kept]
         other.split = replace(split, log=split.log.keep(is_kept), part=part, is_target=is_target)
         in_log = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}

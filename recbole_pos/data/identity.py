@@ -18,7 +18,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor
 
-from recbole_pos.data.attributes import loaded_fields
+from recbole_pos.data.attributes import map_fields_to_tables
 from recbole_pos.data.interactions import GIVEN_PART, EventLog
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.protocols import Dataset
@@ -77,10 +77,7 @@ def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the fields whose digests differ, of those that both identities have.
-
-    Identities of version 0.2.0 have fewer fields.
-    """
+    """Return the fields of both identities whose digests differ; version 0.2.0 wrote fewer."""
     before, after = then.get("fields") or {}, now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 
@@ -103,7 +100,7 @@ class Vocabulary:
     @classmethod
     def from_dataset(cls, dataset: Any) -> Vocabulary:
         """Return the names and counts of a dataset after ``build``."""
-        loaded = loaded_fields(dataset)
+        loaded = map_fields_to_tables(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
         return cls(tokens, dataset.user_counts, dataset.popularity)
 
@@ -277,10 +274,7 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
 
 
 def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict[str, np.ndarray]]:
-    """Return the split with later interactions in the log, and its masks of missing numbers.
-
-    A mask [interactions] bool is given by field, for the whole log.
-    """
+    """Return the split with later interactions in the log; and by field which cells are missing."""
     log, split, num_later = dataset.log, dataset.split, len(interactions)
     columns = {}
     mask_names = {}  # field -> column of its mask, sorted with the log and then taken out of it

@@ -214,11 +214,7 @@ def _copy_vectors(file: VectorFile, item_names: np.ndarray, vectors: np.ndarray)
 def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return names [k] and float32 vectors [k, size] of the items that are not ``known`` yet.
-
-    Raises:
-        UsageError: if there are none, or a file is refused by :func:`read_vectors`.
-    """
+    """Return names [k] and float32 vectors [k, size] of the items that are not ``known`` yet."""
     in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
     excluded = {*known, "", "[PAD]"}
     new = [name for name in dict.fromkeys(in_files) if name not in excluded]
@@ -287,7 +283,7 @@ def keep_file_names(source: Any) -> Any:
 def digest_content(source: Any) -> Any:
     """Return the digest of a file of vectors and its names, or digests by name for a mapping.
 
-    It is the same in any folder. A path without a file is returned as text.
+    It does not depend on the folder. A path without a file is returned as text.
     """
 
     def digest(path: Any) -> str:

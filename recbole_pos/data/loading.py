@@ -45,18 +45,13 @@ class _CountedNames:
     """
 
     def __init__(
-        self,
-        table: str,
-        intervals: Intervals | None,
-        column: pd.Series,
-        table_column: pd.Series | None,
+        self, table: str, intervals: Intervals | None, column: pd.Series, in_table: pd.Series | None
     ) -> None:
         names = column.cat.categories
         table_codes = np.empty(0, dtype=np.int64)
-        if table_column is not None:
-            table_names = table_column.cat.categories
-            names = names.append(table_names.difference(names))
-            table_codes = names.get_indexer(table_names)[table_column.cat.codes.to_numpy()]
+        if in_table is not None:
+            names = names.append(in_table.cat.categories.difference(names))
+            table_codes = names.get_indexer(in_table.cat.categories)[in_table.cat.codes.to_numpy()]
         self.table, self.intervals, self.table_codes = table, intervals, table_codes
         self.codes = column.cat.codes.to_numpy()
         self.is_listed = np.zeros(len(names), dtype=bool)
@@ -128,9 +123,10 @@ class AtomicTables(Dataset):
             in_interactions = self.inter_feat[id_field].cat.categories
             is_empty = not (len(in_table) and len(in_interactions))
             if not (is_empty or in_interactions.isin(in_table).any()):
+                file = self._find_file(table)
                 raise UsageError(
-                    f"{self._find_file(table)}: no {id_field} of it has an interaction: it has "
-                    f"such as {shown(in_table[0])}, the interactions {shown(in_interactions[0])}; write "
+                    f"{file}: no {id_field} of it has an interaction: it has such as "
+                    f"{shown(in_table[0])}, the interactions {shown(in_interactions[0])}; write "
                     f"both in one way, or leave {table} out of load_col"
                 )
 
@@ -379,8 +375,8 @@ class AtomicTables(Dataset):
             if intervals and len(intervals) > 1:
                 self.logger.warning("More than one interval of interaction number are given!")
             feat = getattr(self, f"{table}_feat")
-            table_column = None if feat is None else feat[field]
-            sides.append(_CountedNames(table, intervals, self.inter_feat[field], table_column))
+            in_table = None if feat is None else feat[field]
+            sides.append(_CountedNames(table, intervals, self.inter_feat[field], in_table))
         users, items = sides
         is_kept = np.ones(len(self.inter_feat), dtype=bool)
         has_changed = True

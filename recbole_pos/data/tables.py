@@ -45,10 +45,7 @@ def open_table(path: str | Path, config: Options) -> Table:
 
 
 class Table:
-    """A file of one table; subclasses read its format.
-
-    Attributes:
-        kinds: name of a column -> its type, one of ``KINDS``.
+    """A file of one table, with ``kinds`` of columns by name; subclasses read its format.
 
     Raises:
         UsageError: for the first row or column that is wrong, or if there is no row.

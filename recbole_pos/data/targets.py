@@ -76,9 +76,9 @@ class LaterTargets:
         self.is_trained, self.weights = self.is_trained.to(device), self.weights.to(device)
 
     def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return items and weights [k, n] of the n interactions of the log from each row [k] on.
+        """Return items and weights [k, n] of the n interactions from each row [k] on.
 
-        The weight is 0 where an interaction is of another user or not a training target.
+        The weight is 0 where one is of another user or not a training target.
         """
         later = rows[:, None] + torch.arange(len(self.weights), device=rows.device)
         is_valid = later < len(self.users)
@@ -134,8 +134,8 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
             )
         column = fields[field].numpy()
         has_value = ~dataset.missing.get(field, np.zeros(num_rows, dtype=bool))
-        present, tokens = pd.unique(column[has_value]), dataset.field2id_token.get(field)
-        selected = _find_values(field, selection, present, tokens)
+        tokens = dataset.field2id_token.get(field)
+        selected = _find_values(field, selection, pd.unique(column[has_value]), tokens)
         is_selected &= has_value & np.isin(column, selected)
     return is_selected
 
@@ -163,11 +163,7 @@ def _find_values(
 
 
 def check_given_parts(files: Sequence[str], split: Any) -> None:
-    """Require two or three part names in ``benchmark_filename``, and the default split for three.
-
-    Raises:
-        UsageError: if the names or the split are others.
-    """
+    """Require two or three names in ``benchmark_filename``, and the default split for three."""
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(
             "benchmark_filename: expected names of three different parts, [train, valid, test], or "
@@ -182,10 +178,7 @@ def check_given_parts(files: Sequence[str], split: Any) -> None:
 
 
 def count_items(log: EventLog, mask: np.ndarray, item_num: int) -> np.ndarray:
-    """Return [items] int64: how many interactions of each item ``mask`` selects.
-
-    ``mask`` is [interactions] bool.
-    """
+    """Return [items] int64: how many interactions in ``mask`` ([interactions] bool) each has."""
     counts = np.zeros(item_num, dtype=np.int64)
     for rows, chunk in log.iterate_chunks():
         counts += np.bincount(chunk.items.numpy()[mask[rows]], minlength=item_num)
@@ -292,8 +285,7 @@ def _take_given_parts(
 def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return [copies] int64 rows of exact copies (user, item, time), and of their originals.
 
-    ``is_by_time``: whether each user's interactions are sorted by time; with given parts they are
-    sorted by part first.
+    ``is_by_time``: whether each user's interactions are sorted by time, not by given part first.
     """
     pairs = []
     for chunk_rows, chunk in log.iterate_chunks():
@@ -320,12 +312,8 @@ def _count_leaks(
 
     ``in_earlier_part`` counts copies of an interaction in an earlier part; ``before_earlier_part``
     those older than their user's newest interaction in earlier parts; ``before_training_ends``
-    those older than the newest training interaction.
-
-    Args:
-        log: the interactions.
-        part: [interactions] int8.
-        copies, originals: [copies] rows in the log.
+    those older than the newest training interaction. ``copies`` and ``originals`` are [copies]
+    rows in the log.
     """
     times, users = log.times.numpy(), log.users.numpy()
     is_early = np.zeros(len(log), dtype=bool)
