@@ -132,22 +132,20 @@ def _require_unscaled(config: Options, option: str, field: str) -> None:
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
     """Require that ``field``, named by ``option``, is an attribute of ``table`` to be embedded."""
-    subject = f"{option}: {shown(field)}"
+    label = f"{option}: {shown(field)}"
     fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
-        raise UsageError(f"{subject} is no attribute: ids and times are read anyhow; leave it out")
+        raise UsageError(f"{label} is no attribute: ids and times are read anyhow; leave it out")
     if (actual := fields[field]) != table:
         option_by_table = {table: name for name, table in SIDE_FEATURES.items()}
         advice = f"; name it in {option_by_table[actual]}" if option in SIDE_FEATURES else ""
         name = dataset.dataset_name
-        raise UsageError(
-            f"{subject} is a field of {name}.{actual}, expected one of .{table}{advice}"
-        )
+        raise UsageError(f"{label} is a field of {name}.{actual}, expected one of .{table}{advice}")
     if dataset.field2type[field].value == "float_seq" and is_strict(dataset.config):
         raise UsageError(
-            f"{subject} holds vectors; give each number a column of type float, or leave it out"
+            f"{label} holds vectors; give each number a column of type float, or leave it out"
         )
     require_values(field, dataset, f"{option}: ")
 

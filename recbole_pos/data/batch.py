@@ -155,10 +155,7 @@ class WindowGatherer:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return windows as one packed batch, on the device.
-
-        ``batch`` [b] are the numbers of the windows; ``index`` is the same on the device.
-        """
+        """Return the windows numbered ``batch`` [b], packed; ``index`` is a copy on the device."""
         windows = self.windows
         host_lengths = windows.end[batch] - windows.start[batch]
         num_inputs = int(host_lengths.sum())

@@ -200,8 +200,8 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
         "user_counts": state["user_counts"].numpy(),
         "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
         "field2source": {
-            field: FeatureSource(source) if is_known else source
-            for field, (is_known, source) in state["sources"].items()
+            field: FeatureSource(source) if is_enum else source
+            for field, (is_enum, source) in state["sources"].items()
         },
         "alias": {name: np.array(fields) for name, fields in state["alias"].items()},
         "_rest_fields": np.array(state["rest"]),

@@ -165,8 +165,7 @@ def read_vectors(
     notices = []
     first_column = 0
     for file in files:
-        columns = slice(first_column, first_column + file.size)
-        num_found = _copy_vectors(file, names, vectors[:, columns])
+        num_found = _copy_vectors(file, names, vectors[:, first_column : first_column + file.size])
         first_column += file.size
         num_items = len(names) - 1
         num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())

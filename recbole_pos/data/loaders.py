@@ -55,7 +55,7 @@ class WindowLoader:
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
         self.block_size, self.max_inputs = config["shuffle_block"], config["train_batch_events"]
-        self.grouped_windows, self.group_sizes = self._group_windows()
+        self.grouped, self.group_sizes = self._group_windows()
         self.epoch = 0
         self.shard = Shard()
         self._gatherer = self._make_gatherer(torch.device("cpu"))
@@ -78,18 +78,18 @@ class WindowLoader:
         return len(self._get_batches())
 
     def _get_batches(self) -> list[np.ndarray]:
-        """Return the windows of each batch of this epoch, in order."""
+        """Return the windows of each batch of this epoch, from the cache if they are there."""
         if self._cached is None or self._cached[0] != self.epoch:
             self._cached = self.epoch, self._make_batches()
         return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Order the groups of windows, and cut them into the batches of this epoch."""
-        windows, sizes = self.grouped_windows, self.group_sizes
-        first = np.cumsum(sizes) - sizes  # index of each group's first window in `windows`
-        max_lengths = np.maximum.reduceat(self.windows.lengths[windows], first)
-        num_inputs = np.add.reduceat(self.windows.lengths[windows], first)
-        num_targets = np.add.reduceat(self.windows.num_targets[windows], first)
+        """Order the groups of windows, and return the windows of each batch of this epoch."""
+        sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
+        first = np.cumsum(sizes) - sizes  # index of each group's first window in `grouped`
+        max_lengths = np.maximum.reduceat(lengths, first)
+        num_inputs = np.add.reduceat(lengths, first)
+        num_targets = np.add.reduceat(self.windows.num_targets[self.grouped], first)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = self._order_groups(rng, len(first))
         batches: list[np.ndarray] = []  # of groups
@@ -109,7 +109,7 @@ class WindowLoader:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
         if self.shuffle and not self.block_size:
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        return [windows[gather_index(first[groups], sizes[groups])] for groups in batches]
+        return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
 
     def _order_groups(self, rng: np.random.Generator, num_groups: int) -> np.ndarray:
         """Return [groups] their order in an epoch; without ``shuffle`` that of the log."""
@@ -250,11 +250,7 @@ class TargetLoader(FullSortEvalDataLoader):
 def make_training_loader(
     config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
-    """Return a loader of packed windows under ``augmentation: all_positions``, else of rows.
-
-    Raises:
-        UsageError: if the model cannot train with ``augmentation`` or ``train_windows``.
-    """
+    """Return a loader of packed windows under ``augmentation: all_positions``, else of rows."""
     name, augmentation = config["model"], config["augmentation"]
     choices = ["prefix", "none"]
     if requirements.windows:

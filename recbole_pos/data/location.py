@@ -94,12 +94,9 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
 
 
 def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
-    """Require a dataset in ``folder``, and files where they are expected.
+    """Refuse a dataset that is not in ``folder``, with advice, or has a folder in place of a file.
 
     ``suffixes`` name its files besides interactions, such as item.
-
-    Raises:
-        UsageError: if it is not there, with advice; or if a folder stands in place of a file.
     """
     is_name = Path(name).name == name
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None

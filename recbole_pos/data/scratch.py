@@ -144,10 +144,7 @@ class Scratch:
 
     @contextmanager
     def explain_errors(self, size: int = 0) -> Iterator[None]:
-        """Turn errors of the disk into a StorageError, for use in a ``with`` block.
-
-        ``size`` are the bytes for which there may be no room.
-        """
+        """Turn errors of the disk into a StorageError, such as no room for ``size`` bytes."""
         try:
             yield
         except OSError as error:

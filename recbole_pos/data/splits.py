@@ -69,15 +69,13 @@ def leave_one_out(num_targets: np.ndarray, num_until: np.ndarray, mode: str) -> 
     """Hold out the last target of each user for test, the one before for validation.
 
     A user with too few targets for all parts keeps one for training first. An interaction after a
-    held-out target that cannot be a target itself belongs to that target's part.
+    held-out target that cannot be a target itself belongs to that target's part. The result is
+    [interactions] int8.
 
     Args:
         num_targets: [interactions] number of possible targets of the interaction's user.
         num_until: [interactions] how many of these are up to the interaction, itself included.
         mode: valid_and_test, valid_only or test_only.
-
-    Returns:
-        [interactions] int8 parts.
     """
     if not isinstance(mode, str) or mode not in _HELD_OUT:
         raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(_HELD_OUT)}")
@@ -115,13 +113,10 @@ def split_by_ratio(
 
 
 def split_by_time(times: np.ndarray, quantiles: list[float]) -> tuple[np.ndarray, list[float]]:
-    """Cut all users at the same times (Gusak et al., "Time to Split", 2025).
+    """Return [interactions] int8 parts, cut at the same times for all users, and these times.
 
-    The boundaries are one or two ``quantiles`` of the [interactions] times. Training is all up to
-    the first, itself included; test is all after the last; validation is what lies between.
-
-    Returns:
-        [interactions] int8 parts, and the boundaries.
+    They are one or two ``quantiles`` of ``times``. Training is all up to the first, itself
+    included; test is all after the last (Gusak et al., "Time to Split", 2025).
     """
     is_list = isinstance(quantiles, (list, tuple)) and len(quantiles) in (1, 2)
     is_valid = is_list and all(map(is_number, quantiles))
@@ -153,13 +148,11 @@ def format_time(time: float) -> str:
 
 
 def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
-    """Cut whole sessions, which are the users of the log, in the order of their last times.
+    """Return [interactions] int8 parts of whole sessions, and the last time of each but test.
 
-    ``value`` are ends of training and validation: one or two fractions of all sessions (rounded
-    down) or numbers of sessions; with one there is no validation.
-
-    Returns:
-        [interactions] int8 parts, and the last time of each part but test.
+    Sessions are the users of the log, in the order of their last times. ``value`` are ends of
+    training and validation: one or two fractions of all sessions (rounded down) or numbers of
+    sessions; with one there is no validation.
     """
     sessions = _order_sessions(log)
     bounds = _read_bounds(value, len(sessions))

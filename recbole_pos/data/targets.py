@@ -76,10 +76,7 @@ class LaterTargets:
         self.is_trained, self.weights = self.is_trained.to(device), self.weights.to(device)
 
     def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return items and weights [k, n] of the n interactions from each row [k] on.
-
-        The weight is 0 where one is of another user or not a training target.
-        """
+        """Return items and weights (0 for no target) [k, n] of n interactions from [k] rows on."""
         later = rows[:, None] + torch.arange(len(self.weights), device=rows.device)
         is_valid = later < len(self.users)
         later = later.where(is_valid, rows[:, None])
@@ -210,9 +207,6 @@ def make_split(
         ``targets``, which add up; ``cold_targets`` among the targets; ``copies`` of an earlier
         interaction, and ``copied_targets`` among them; of given parts ``leaks``; under ST
         ``sessions``, see :func:`keep_recent_sessions`.
-
-    Raises:
-        UsageError: for a split or ``train_fraction`` that the data do not allow.
     """
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":

@@ -55,9 +55,8 @@ class Windows:
     def with_targets(self, is_target: np.ndarray) -> Windows:
         """Return the windows that keep a target of ``is_target`` ([interactions] bool)."""
         restricted = Windows(self.start, self.end, self.first, is_target)
-        has_target = restricted.num_targets > 0
-        start, end, first = self.start[has_target], self.end[has_target], self.first[has_target]
-        return Windows(start, end, first, is_target)
+        is_kept = restricted.num_targets > 0
+        return Windows(self.start[is_kept], self.end[is_kept], self.first[is_kept], is_target)
 
 
 def training_windows(
@@ -66,8 +65,7 @@ def training_windows(
     """Cut each user's training interactions into windows.
 
     Args:
-        user_start, user_end: [users] first row of each user's training interactions in the log,
-            and the row after their last.
+        user_start, user_end: [users] user u trains on rows user_start[u] : user_end[u] of the log.
         max_length: most inputs of a window, L.
         mode: ``last`` (the most recent window only, as SASRec's code), ``chunk`` (windows of L
             targets, end to end, counted from the newest), ``sliding`` (``stride`` new targets a
@@ -75,9 +73,6 @@ def training_windows(
             ``prefix`` (one target a window). Except under last, every interaction but a user's
             first is a target exactly once.
         stride: new targets per window under ``sliding``; L // 2 when None.
-
-    Raises:
-        UsageError: if ``stride`` is not from 1 to L, or given in another mode.
     """
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
