@@ -122,8 +122,8 @@ class _ExactTimeMixin(AtomicTables):
             else:
                 feat[field] = column
         if replaced:
-            columns = {name: replaced.get(name, col._values) for name, col in interactions.items()}
-            self.inter_feat = pd.DataFrame(columns, index=interactions.index, copy=False)
+            data = {name: replaced.get(name, col._values) for name, col in interactions.items()}
+            self.inter_feat = pd.DataFrame(data, index=interactions.index, copy=False)
 
     def _fill_nan(self) -> None:
         """Fill missing cells as RecBole does, and keep which float cells were missing."""
@@ -153,13 +153,13 @@ class _ExactTimeMixin(AtomicTables):
         for field in fields:
             if field == self.time_field:
                 continue
-            is_vector = self.field2type[field] == FeatureType.FLOAT_SEQ
             for feat in self.field2feats(field):
-                numbers = np.concatenate(feat[field]) if is_vector else feat[field].to_numpy()
-                low, high = numbers.min(), numbers.max()
-                numbers = (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
-                ends = np.cumsum(feat[field].map(len))[:-1] if is_vector else ()
-                feat[field] = np.split(numbers, ends) if is_vector else numbers
+                column = feat[field]
+                if self.field2type[field] == FeatureType.FLOAT_SEQ:
+                    ends = np.cumsum(column.map(len))[:-1]
+                    feat[field] = np.split(_scale(np.concatenate(column)), ends)
+                else:
+                    feat[field] = _scale(column.to_numpy())
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
         """Convert a table to tensors as RecBole does, but times exactly and ids without a copy.
@@ -281,6 +281,12 @@ class _ExactTimeMixin(AtomicTables):
         in_log = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}
         other.missing = self.missing | in_log  # masks of users and items stay whole
         return other
+
+
+def _scale(numbers: np.ndarray) -> np.ndarray:
+    """Return (x - min) / (max - min) of each number x, or ones if all are the same."""
+    low, high = numbers.min(), numbers.max()
+    return (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
 
 
 class PosDataset(_ExactTimeMixin, Dataset):

@@ -200,7 +200,7 @@ class AtomicTables(Dataset):
         self._part_by_row = np.repeat(parts[: len(tables)], list(map(len, tables)))
 
     def _reset_index(self) -> None:
-        """Take the given parts of the remaining interactions, by their row in all files."""
+        """Set ``given_part`` of the remaining interactions, by their rows in all files."""
         if self.config["benchmark_filename"]:
             self.given_part = self._part_by_row[self.inter_feat.index]
         super()._reset_index()
@@ -218,17 +218,14 @@ class AtomicTables(Dataset):
         return feat
 
     def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
-        """Return the columns of a table to load, or None; note their types for RecBole."""
+        """Return the columns to load of a table, or None without any; note their types."""
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
             return None
         file = open_table(filepath, self.config)
-        kinds = {
-            name: kind
-            for name, kind in file.kinds.items()
-            if (load_col is None or name in load_col) and name not in (unload_col or ())
-        }
-        self._require_fields(file, source, kinds)
+        selected = set(file.kinds if load_col is None else load_col) - set(unload_col or ())
+        kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
+        self._require_ids_and_times(file, source, kinds)
         for option, names in (("load_col", load_col), ("unload_col", unload_col)):
             for name in sorted(set(names or ()) - set(file.kinds)):
                 raise UsageError(
@@ -259,7 +256,7 @@ class AtomicTables(Dataset):
                     self.field2bucketnum[name] = 2
         return table
 
-    def _require_fields(
+    def _require_ids_and_times(
         self, file: Table, source: FeatureSource | str, kinds: dict[str, str]
     ) -> None:
         """Require that the ids of a file are loaded as tokens, and times as numbers.

@@ -100,7 +100,7 @@ def split_by_ratio(
     num_valid = (valid_share * num_targets).astype(int)
     num_test = (test_share * num_targets).astype(int)
     num_train = num_targets - num_valid - num_test
-    # a part of less than one target gets one of training, if that has two
+    # a part of less than one target gets one from training, if that has two
     for counts, share in ((num_test, test_share), (num_valid, valid_share)):
         exact = share * num_targets
         is_raised = (num_train > 1) & (exact > 0) & (exact < 1)
