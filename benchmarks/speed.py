@@ -105,7 +105,7 @@ def train_ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any
 def train_naive(data: str, length: int, batches: int) -> dict[str, Any]:
     """Train the naive reference on the same windows."""
     experiment = build("PosSASRec", data, length)
-    windows = experiment.loaders["train"]._dataset.training_windows()
+    windows = experiment.loaders["train"]._dataset.make_training_windows()
     rows = windows_as_rows(experiment.dataset.log.items, windows, length)
     model = NaiveSASRec(experiment.dataset.item_num, length)
     train_batches(model, rows, 128, 2)

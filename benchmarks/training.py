@@ -53,11 +53,11 @@ class GeneratedDataset:
         """Return the number of ids of a field, padding included."""
         return self.item_num if field == self._log.item_field else self.user_num
 
-    def features(self) -> Features:
+    def get_features(self) -> Features:
         """Return no features of interactions and users."""
         return Features()
 
-    def training_windows(self) -> Windows:
+    def make_training_windows(self) -> Windows:
         """Return windows over all interactions."""
         offsets = self._log.offsets
         return training_windows(offsets[:-1], offsets[1:], self.length, "chunk", None)

@@ -232,7 +232,7 @@ class _ExactTimeMixin(AtomicTables):
         """Digests of the data that trained weights belong to, see ``compute_identity``."""
         return compute_identity(self) if self.whole is None else self.whole.identity
 
-    def features(self) -> Features:
+    def get_features(self) -> Features:
         """Return the columns that ``event_features`` and ``user_features`` name."""
         return Features(read_features(self, "event_features"), read_features(self, "user_features"))
 
@@ -248,18 +248,18 @@ class _ExactTimeMixin(AtomicTables):
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
-        parts = []
+        datasets = []
         for phase in PHASES:
-            part = copy.copy(self)
-            part.phase, part.whole = phase, self
-            part.inter_feat = self._make_examples(phase)
-            parts.append(part)
-        if not len(parts[0]):
+            dataset = copy.copy(self)
+            dataset.phase, dataset.whole = phase, self
+            dataset.inter_feat = self._make_examples(phase)
+            datasets.append(dataset)
+        if not len(datasets[0]):
             raise UsageError(
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
-        return parts
+        return datasets
 
     def for_config(self: Kind, config: Options) -> Kind:
         """Return a copy of a built dataset under other options of model, training and histories."""
@@ -328,7 +328,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
 
     def _make_prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
         names = self.config["LIST_SUFFIX"], self.item_list_length_field
-        return PrefixRows(self.log, is_target, self.max_item_list_len, *names, self.features())
+        return PrefixRows(self.log, is_target, self.max_item_list_len, *names, self.get_features())
 
     def _make_examples(self, phase: str) -> PrefixRows:
         """Return the targets of a phase; for training without augmentation each user's newest."""
@@ -340,7 +340,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
             is_target[targets[~is_newest]] = False
         return self._make_prefix_rows(is_target)
 
-    def training_windows(self) -> Windows:
+    def make_training_windows(self) -> Windows:
         """Return windows over the training interactions, for models that learn at all positions."""
         start = self.log.offsets[:-1]
         lengths = np.zeros(self.user_num, dtype=np.int64)  # training interactions of each user

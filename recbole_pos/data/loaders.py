@@ -51,7 +51,7 @@ class WindowLoader:
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.log, requirements
-        self.windows, self.features = dataset.training_windows(), dataset.features()
+        self.windows, self.features = dataset.make_training_windows(), dataset.get_features()
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
         self.block_size, self.max_inputs = config["shuffle_block"], config["train_batch_events"]

@@ -259,10 +259,7 @@ class AtomicTables(Dataset):
     def _require_ids_and_times(
         self, file: Table, source: FeatureSource | str, kinds: dict[str, str]
     ) -> None:
-        """Require that the ids of a file are loaded as tokens, and times as numbers.
-
-        ``kinds`` are the types of the loaded columns by name.
-        """
+        """Require that the loaded ``kinds`` of a file have ids as tokens and times as numbers."""
         is_inter = source == FeatureSource.INTERACTION
         roles = {
             "USER_ID_FIELD": (self.uid_field, "token", is_inter or source == FeatureSource.USER),

@@ -140,10 +140,7 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
 def _find_values(
     field: str, selection: Any, present: np.ndarray, tokens: np.ndarray | None
 ) -> list[Any]:
-    """Return the values of a field that ``selection`` names, all of which must be ``present``.
-
-    ``tokens`` are the names of a token field by id; None for numbers.
-    """
+    """Return the ``present`` values that a selection names; ``tokens`` is None for numbers."""
     value_by_text = {str(v if tokens is None else tokens[v]): v for v in present}
     value_by_text.pop("[PAD]", None)
     selected = selection if isinstance(selection, (list, tuple)) else [selection]

@@ -331,7 +331,9 @@ class Recommender(FittedModel):
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
-        features = dataset.features().map(lambda x: x[index], lambda x: x[torch.from_numpy(ids)])
+        features = dataset.get_features().map(
+            lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
+        )
         items, times = log.items[index].numpy(), log.times[index].numpy()
         return Histories(names, items, lengths, times, np.zeros_like(ids), ids, features=features)
 
