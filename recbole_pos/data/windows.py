@@ -53,7 +53,7 @@ class Windows:
         return num_before[self.end + 1] - num_before[self.first + 1]
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Return the windows that keep a target of ``is_target`` ([interactions] bool)."""
+        """Return the windows with targets in ``is_target`` ([interactions] bool), and no others."""
         restricted = Windows(self.start, self.end, self.first, is_target)
         is_kept = restricted.num_targets > 0
         return Windows(self.start[is_kept], self.end[is_kept], self.first[is_kept], is_target)
