@@ -307,17 +307,16 @@ def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict
 def _read_later(
     interactions: pd.DataFrame,
     field: str,
-    log_column: Tensor,
+    column: Tensor,
     ids: dict[str, int] | None,
     config: Options,
 ) -> Tensor:
-    """Return a field of later interactions as a column that continues ``log_column``.
+    """Return a field of later interactions, to be appended to its ``column`` of the log.
 
-    Cells are 0 or NaN where their value or scale is unknown. ``ids`` are the ids by name of a
-    token field, None for numbers.
+    Cells are 0 or NaN where their value or scale is unknown. ``ids`` are the ids of names.
     """
-    empty = log_column.new_zeros((len(interactions), *log_column.shape[1:]))
-    if field not in interactions or log_column.dim() > 1:
+    empty = column.new_zeros((len(interactions), *column.shape[1:]))
+    if field not in interactions or column.dim() > 1:
         return empty
     if ids is not None:
         return torch.from_numpy(interactions[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
@@ -325,9 +324,9 @@ def _read_later(
     options = (config["normalize_field"], config["discretization"])
     is_scaled = config["normalize_all"] or any(field in (option or ()) for option in options)
     if is_scaled and field != config["TIME_FIELD"]:
-        return empty.fill_(torch.nan) if log_column.is_floating_point() else empty
+        return empty.fill_(torch.nan) if column.is_floating_point() else empty
     numbers = interactions[field].to_numpy(dtype=np.float64, copy=True)
-    return torch.from_numpy(numbers).to(log_column.dtype)
+    return torch.from_numpy(numbers).to(column.dtype)
 
 
 def count_dataset(dataset: Any) -> dict[str, int]:

@@ -352,10 +352,9 @@ def _choose_targets(
 def _choose_held_out(
     log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray
 ) -> np.ndarray:
-    """Return [targets] int64 rows in the log of the held-out targets.
+    """Return [targets] int64 rows in the log of the held-out targets by ``eval_args.target``.
 
-    ``mode`` is ``eval_args.target``. Under ``random`` the choice depends on the name of the user,
-    not on a seed or ids.
+    The choice under ``random`` depends on the name of the user, not on a seed or ids.
     """
     rows = np.flatnonzero((part != TRAIN) & log.possible_targets)
     if mode == "all":
