@@ -76,7 +76,7 @@ def test_the_same_to_the_bit(folder: Path, name: str, options: dict[str, Any], m
     sizes, empty = [], Scratch.empty
 
     def counted(self: Scratch, shape: Any, dtype: Any) -> np.ndarray:
-        sizes.append(self.rows)
+        sizes.append(self.block_rows)
         return empty(self, shape, dtype)
 
     monkeypatch.setattr(Scratch, "empty", counted)
