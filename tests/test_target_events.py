@@ -95,7 +95,7 @@ def test_targets_are_those_of_the_kind(folder: Path, split: dict, wanted: dict) 
     loader = made.loaders["train"]
     batches = [loader.gather(batch) for batch in loader._get_batches()]
     trained = set(np.flatnonzero(dataset._is_target("train")))
-    assert sum(map(len, batches)) == len(trained) == loader.targets
+    assert sum(map(len, batches)) == len(trained) == loader.num_targets
     for windows, batch in zip(loader._get_batches(), batches, strict=True):
         places = [e for w in windows for e in range(loader.windows.start[w], loader.windows.end[w])]
         assert batch.items.tolist() == log.items[places].tolist()  # all kinds
