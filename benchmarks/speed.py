@@ -91,9 +91,9 @@ def train_ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any
     products = (4, 2) if model == "PosSASRec" else (1, 1)
     flops = epoch_flops(loader, D, LAYERS, experiment.dataset.item_num - 1, *products)
     return {
-        "targets": loader.targets,
+        "targets": loader.num_targets,
         "targets_per_second": best,
-        "epoch_seconds": loader.targets / best,
+        "epoch_seconds": loader.num_targets / best,
         "floor_seconds": flops / peak_flops(torch.device("cpu"), torch.float32, 2048),
         "evaluation_seconds": min(evaluations),
         "users": len(experiment.loaders["valid"]._dataset),

@@ -164,7 +164,7 @@ def epoch_flops(
     lengths = torch.from_numpy(loader.windows.lengths).double()
     m, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
     per_layer = m * (projections + 8) * d**2 + products * pairs * d
-    return float(6 * (layers * per_layer + loader.targets * d * items))
+    return float(6 * (layers * per_layer + loader.num_targets * d * items))
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, n: int) -> float:
