@@ -237,7 +237,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
         made = there(model, tiny, **options)
         loader = made.trainer.training_loader(made.loaders["train"])
         near = list(loader)
-        far = iter(loader.batches_on(ELSEWHERE, "auto"))
+        far = iter(loader.iterate_batches(ELSEWHERE, "auto"))
         got = [next(far)]
         with no_reads():
             got += far
@@ -250,7 +250,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
         fresh = make_training_loader(
             made.config, made.loaders["train"]._dataset, made.trainer.adapter.requirements()
         )
-        copied = list(fresh.batches_on(ELSEWHERE, "never"))
+        copied = list(fresh.iterate_batches(ELSEWHERE, "never"))
         assert [len(batch) for batch in copied] == [len(batch) for batch in near]
         assert torch.equal(copied[-1].items.cpu(), near[-1].items)
 

@@ -333,7 +333,9 @@ class Recommender(FittedModel):
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
-        features = dataset.features().map(lambda x: x[index], lambda x: x[torch.from_numpy(ids)])
+        features = dataset.get_features().map(
+            lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
+        )
         items, times = log.items[index].numpy(), log.times[index].numpy()
         unknown = np.zeros_like(ids)
         return Histories(names, items, lengths, times, unknown, users=ids, features=features)
