@@ -142,13 +142,13 @@ def _data(args: argparse.Namespace) -> None:
     files (data build NAME FILE ...) and check its counts.
     """
     from recbole_pos.cli.listing import list_datasets, print_dataset
-    from recbole_pos.public.described import public_log
+    from recbole_pos.public.described import find_public_dataset
 
     match args.words:
         case []:
             list_datasets(args.data_path)
         case ["build", name]:
-            dataset = public_log(name)
+            dataset = find_public_dataset(name)
             files = " ".join(dataset.files)
             raise UsageError(f"data build {dataset.name}: name the raw files, {files}")
         case ["build", name, *files] if files:
@@ -461,7 +461,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
     else:
-        Reporter().results(f"{args.run_dir}, best epoch", {args.part: scores})
+        Reporter().show_results(f"{args.run_dir}, best epoch", {args.part: scores})
 
 
 @_command(

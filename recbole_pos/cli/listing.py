@@ -23,7 +23,7 @@ from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
+from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 200  # columns of a table
 _MIN_TEXT_WIDTH = 32  # columns of the text beside the others
@@ -87,11 +87,11 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
 
 def list_datasets(data_path: str) -> None:
     """Print the public datasets, and which of them are in a folder."""
-    from recbole_pos.public.described import public_logs
+    from recbole_pos.public.described import read_public_datasets
 
     rows = []
     columns = ("users", "items", "events")
-    for name, dataset in public_logs().items():
+    for name, dataset in read_public_datasets().items():
         is_here = (Path(data_path) / name / f"{name}.inter").is_file()
         counts = [f"{dataset.counts[key]:,}" if key in dataset.counts else "?" for key in columns]
         description = f"{dataset.title} ({', '.join(dataset.papers)}). {dataset.source}"
@@ -101,9 +101,9 @@ def list_datasets(data_path: str) -> None:
 
 def print_dataset(name: str) -> None:
     """Print what is known of a public dataset."""
-    from recbole_pos.public.described import public_log
+    from recbole_pos.public.described import find_public_dataset
 
-    dataset = public_log(name)
+    dataset = find_public_dataset(name)
     counts = ", ".join(f"{count:,} {key}" for key, count in dataset.counts.items())
     print(f"{dataset.title}: {counts or 'not known'}")
     print(f"source:  {dataset.source}")
@@ -156,7 +156,7 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     recbole_folder = Path(spec.submodule_search_locations[0]) / "properties"
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
-    overall = overall_defaults()
+    overall = read_overall_defaults()
     shared = [
         ("options of the plugin", overall, [ROOT / "overall.yaml"]),
         ("options of RecBole: training and evaluation", read_yaml(training_file), [training_file]),

@@ -30,7 +30,7 @@ def live_view(reporter: Reporter, get_lines: Callable[[], list[str]]) -> Iterato
         console=reporter.console,
         transient=True,
     )
-    if reporter.has_cell:
+    if reporter.shows_in_cell:
         view = call_every(SECOND, lambda: reporter.update_cell("\n".join(get_lines())))
     elif not is_terminal:
         view = call_every(reporter.every, lambda: reporter.line(get_lines()[0]))
