@@ -54,6 +54,6 @@ def train(
         folder.write_fit(job.digest, {**facts, **made.describe(job.fit)})
         folder.run(job.digest).write_config(job.config.plain)
         folder.run(job.digest).checkpoint.touch()
-        made.end(job.fit, status, "" if value else "it diverged", folder.fit(job.digest))
+        made.end(job.fit, status, "" if value else "it diverged", folder.read_fit(job.digest))
     keep_state(made)
     return names

@@ -39,7 +39,7 @@ from recbole_pos.study.result_tables import (
     tabulate,
 )
 from recbole_pos.study.results import Comparison, Results, compare_rows
-from recbole_pos.study.statistics import estimate
+from recbole_pos.study.statistics import estimate_difference
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_report import describe_protocol, render_report, write_findings
 from recbole_pos.study.study_source import Source
@@ -91,9 +91,13 @@ def test_differences_need_ranks_and_are_by_seed_where_models_are_shared(results)
     table = table_plan("NoPE", "RoPE", metric="itemcoverage@10")
     assert compare_rows(results, table).differences.empty
     shared = compare_rows(results, table_plan("RoPE", ATTACHED)).differences.iloc[0]
-    totals, _ = results.ranks.totals("ndcg@10")
+    totals, _ = results.ranks.sum_gains("ndcg@10")
     sides = totals[ATTACHED], totals["RoPE"]
-    assert shared["error"] == estimate(*sides, coupled=True).error != estimate(*sides).error
+    assert (
+        shared["error"]
+        == estimate_difference(*sides, is_coupled=True).error
+        != estimate_difference(*sides).error
+    )
 
 
 def test_the_main_table(results, found):

@@ -103,12 +103,12 @@ class _Collector:
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     """Return the results of a study so far, from its runs; a UsageError names a damaged file."""
     collector = _Collector(plan.metrics[0], folder.path)
-    facts, digests = folder.facts(), folder.current_digests(plan)
+    facts, digests = folder.read_facts(), folder.find_current_digests(plan)
     trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
     versions: dict[str, list[str]] = {}  # package -> versions that runs were made with
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
-        run_facts = folder.fit(digest)
+        run_facts = folder.read_fit(digest)
         identity = {"row": fit.row, "seed": fit.seed}
         if "digest" not in run_facts:
             if fit.name in facts.unmade and fit.trial is None:

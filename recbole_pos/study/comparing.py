@@ -34,7 +34,7 @@ from recbole_pos.study.result_tables import make_tables, tabulate
 from recbole_pos.study.results import DONE, Results, concatenate
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
 from recbole_pos.study.statistics import ALL
-from recbole_pos.study.study_file import change_plan, make_plan, plan_of_models, read_plan
+from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import check_choice
@@ -168,7 +168,7 @@ def compare(
             rehearsal.preview()  # raises what is wrong with a pack before anything of it is taken
         scheduler = Scheduler(plan, folder, args.rows, packed)
         _train_missing(scheduler, args, models, reporter)
-        unmade = scheduler.unmade()
+        unmade = scheduler.explain_unmade()
     results = collect_results(plan, folder)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
@@ -212,7 +212,7 @@ def _plan_and_folder(
         if not dataset:
             raise UsageError("no dataset (-d) given")
         models = [item if isinstance(item, str) else register_model(item).__name__ for item in what]
-        plan = plan_of_models(dataset, models, args.vary, base=base, **changes)
+        plan = plan_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
     if args.vary:
         raise UsageError(

@@ -85,7 +85,7 @@ class ActiveRuns:
             self.scheduler.end(twin.fit, status, reason, facts)
             self.twins.remove(twin)
         # so that a report is up to date meanwhile, or after a kill
-        _write_outcomes(self.scheduler, self.folder.facts())
+        _write_outcomes(self.scheduler, self.folder.read_facts())
         text = f"failed: {reason}"
         if status == DONE:
             seconds = time.monotonic() - start
@@ -102,7 +102,7 @@ class ActiveRuns:
         epochs = f"{'stopped after ' if facts.get('stopped') else ''}{facts['epochs']} epochs"
         return f"{epochs}{valid}  {format_duration(seconds)}"
 
-    def lines(self) -> list[str]:
+    def describe_progress(self) -> list[str]:
         """Return the lines of the progress: an overview, and one for each active run."""
         status, running = list(self.scheduler.status.values()), list(self.running.values())
         count = len(self.scheduler.fits)
@@ -134,7 +134,7 @@ class ActiveRuns:
         is_started = connect(self.args.address)
         try:
             limit = self.args.max_concurrent or count_concurrent_runs(self.resources)
-            with live_view(self.reporter, self.lines):
+            with live_view(self.reporter, self.describe_progress):
                 while waiting is not None or self.running:
                     while waiting is not None and len(self.running) < limit:
                         if self.note_begin(waiting):
@@ -202,9 +202,9 @@ def _add_data(facts: StudyFacts, dataset: Any) -> None:
 
 def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
     """Write the facts of a study with the choices of searches and the fits without a run."""
-    earlier = scheduler.folder.facts()
+    earlier = scheduler.folder.read_facts()
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
-    facts.chosen = {**earlier.chosen, **scheduler.chosen()}  # also of rows not asked for
+    facts.chosen = {**earlier.chosen, **scheduler.find_chosen()}  # also of rows not asked for
     facts.chosen_by = {**earlier.chosen_by, **metrics}
-    facts.unmade = scheduler.unmade()
+    facts.unmade = scheduler.explain_unmade()
     scheduler.folder.write_facts(facts)

@@ -74,7 +74,7 @@ class PackedStudy:
         path: path of the file.
 
     Attributes:
-        fits: digest of a run -> its facts, as :meth:`StudyFolder.fit` returns them.
+        fits: digest of a run -> its facts, as :meth:`StudyFolder.read_fit` returns them.
         used: digests of its runs that belong to the present study.
 
     Raises:
@@ -92,7 +92,7 @@ class PackedStudy:
             )
         self.used: set[str] = set()
 
-    def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
+    def read_ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
         """Return the ranks of the targets of a run, as its folder has them; None if there are none.
 
         Args:
@@ -120,9 +120,9 @@ class PackedStudy:
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
 
-        Arguments and errors are as of :meth:`ranks`; nothing is written if it raises.
+        Arguments and errors are as of :meth:`read_ranks`; nothing is written if it raises.
         """
-        ranks = self.ranks(digest, config, dataset)
+        ranks = self.read_ranks(digest, config, dataset)
         run = folder.run(digest)
         make_folder(run.path)
         run.write_config(config.plain)
@@ -197,9 +197,9 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     Raises:
         UsageError: if no run is finished.
     """
-    current = folder.current_digests(plan)
+    current = folder.find_current_digests(plan)
     digests = sorted({current[fit.name] for fit in list_fits(plan) if fit.name in current})
-    done = [digest for digest in digests if folder.fit(digest).get("status") == DONE]
+    done = [digest for digest in digests if folder.read_fit(digest).get("status") == DONE]
     if not done:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
     files: dict[str, bytes] = {}
@@ -218,7 +218,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
 def _pack_run(folder: StudyFolder, digest: str) -> dict[str, bytes]:
     """Return the files of a run by name, without what is only of this machine."""
     run = folder.run(digest)
-    facts = json.dumps(_select_public(folder.fit(digest)), indent=1, default=str)
+    facts = json.dumps(_select_public(folder.read_fit(digest)), indent=1, default=str)
     options = {k: v for k, v in read_yaml(run.config).items() if k not in INDIFFERENT}
     if options.get("item_vectors"):
         options["item_vectors"] = keep_file_names(options["item_vectors"])

@@ -129,11 +129,11 @@ class RankTable:
         """Names of the rows, in the order of their runs."""
         return list(dict.fromkeys(self.runs["row"]))
 
-    def seeds(self, row: str) -> list[int]:
+    def list_seeds(self, row: str) -> list[int]:
         """Return the seeds of a row's runs, ascending."""
         return sorted(self.runs.loc[self.runs["row"] == row, "seed"])
 
-    def totals(
+    def sum_gains(
         self, metric: str, mask: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the gains of each user's targets, summed.

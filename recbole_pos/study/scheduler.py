@@ -16,8 +16,8 @@ from recbole_pos.study.configs import (
     attach_schemes,
     digest,
     digest_data_options,
-    row_config,
-    run_digest,
+    digest_run,
+    make_row_config,
 )
 from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Fit, Plan, Search, list_fits
@@ -73,7 +73,7 @@ class Scheduler:
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
-        needed = {row for name in rows or plan.rows for row in plan.ancestors(name)}
+        needed = {row for name in rows or plan.rows for row in plan.list_ancestors(name)}
         self.rows = [name for name in plan.rows if name in needed]
         self.fits = [fit for fit in list_fits(plan) if fit.row in needed]
         self.waiting = list(self.fits)
@@ -131,7 +131,7 @@ class Scheduler:
             self.end(job.fit, FAILED, _UNTRAINED)
         self.only_reports = True
 
-    def unmade(self) -> dict[str, str]:
+    def explain_unmade(self) -> dict[str, str]:
         """Return names and reasons of fits that failed before their run had a folder."""
         if self.only_reports:
             return {}
@@ -149,7 +149,7 @@ class Scheduler:
         """
         states = {}
         while job := self.next_job(sample=False, restore=False):
-            if self.folder.is_begun(job.digest):
+            if self.folder.has_checkpoint(job.digest):
                 states[job.fit.name] = CONTINUED
             else:
                 is_trained = job.fit.repeats and job.begin
@@ -162,7 +162,7 @@ class Scheduler:
 
     def _find_finished(self, job: Job, restore: bool) -> dict[str, Any]:
         """Return the facts of a finished run in the folder or a packed study; empty if in none."""
-        facts = self.folder.fit(job.digest)
+        facts = self.folder.read_fit(job.digest)
         packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in packed_studies:
             packed.used.add(job.digest)
@@ -172,7 +172,7 @@ class Scheduler:
         if restore:
             packed.restore(job.digest, self.folder, job.config, dataset)
         else:
-            packed.ranks(job.digest, job.config, dataset)
+            packed.read_ranks(job.digest, job.config, dataset)
         return packed.fits[job.digest]
 
     def _explain_failure(self, fit: Fit) -> str:
@@ -185,7 +185,7 @@ class Scheduler:
             return ""
         if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
             return _UNTRAINED  # other trials may be better
-        if self.searches[fit.row].best() is None:
+        if self.searches[fit.row].find_best() is None:
             first = self.reasons.get(fit.after[0], "no trial has a validation value")
             return f"all trials failed; the first one: {first}"
         return ""
@@ -196,7 +196,7 @@ class Scheduler:
             return ""
         (parent,) = fit.after
         digest = self.digests[parent]
-        known_from = self.folder.fit(digest).get(KNOWN_FROM)
+        known_from = self.folder.read_fit(digest).get(KNOWN_FROM)
         if not known_from:
             return ""
         return (
@@ -215,7 +215,7 @@ class Scheduler:
         if search.is_grid or fit.trial in search.asked:
             return None
         digest = self.earlier.get(fit.name, {}).get("run", "")
-        runs = [(digest, self.folder.fit(digest))]
+        runs = [(digest, self.folder.read_fit(digest))]
         for packed in self.packed:
             for digest, facts in packed.fits.items():
                 if all(facts.get(key) == getattr(fit, key) for key in ("row", "trial", "seed")):
@@ -224,7 +224,7 @@ class Scheduler:
             sampled = search.select_sampled(facts.get("searched") or {})
             is_same = facts.get("space", search.space) == search.space  # runs of 0.2 lack it
             if sampled is not None and is_same:
-                config = row_config(fit.options, {**search.fixed, **sampled})
+                config = make_row_config(fit.options, {**search.fixed, **sampled})
                 if self._digest(config, True) == digest:
                     return sampled
         return None
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _digest(self, config: PosConfig, *others: Any) -> str:
         """Return the digest of a run."""
-        return run_digest(config, self.prepare(config).identity, *others)
+        return digest_run(config, self.prepare(config).identity, *others)
 
     def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
         """Record how a fit ended, and why it failed; tell its search the score in its facts."""
@@ -251,7 +251,7 @@ class Scheduler:
             score = _find_score(facts, search.metric) if status == DONE else None
             search.tell(fit.trial, score)
 
-    def chosen(self) -> dict[str, int | None]:
+    def find_chosen(self) -> dict[str, int | None]:
         """Return the chosen trial of each searched row; None while trials are left."""
         unfinished = {
             fit.row
@@ -260,7 +260,7 @@ class Scheduler:
             if fit.name not in self.status or self.reasons.get(fit.name) == _UNTRAINED
         }
         return {
-            row: None if row in unfinished else search.best()
+            row: None if row in unfinished else search.find_best()
             for row, search in self.searches.items()
         }
 
@@ -269,19 +269,19 @@ class Scheduler:
         if fit.has_parent:
             return self._make_job_of_parent(fit)
         if fit.row not in self.searches:
-            config = row_config(fit.options)
+            config = make_row_config(fit.options)
             return Job(fit, config, self._digest(config, False))
         search, trained_run = self.searches[fit.row], None
         if fit.trial is not None:
             options = search.ask(fit.trial, self._recall(fit))
         else:
-            best = search.best()
+            best = search.find_best()
             assert best is not None  # else the fit has failed
             options = search.asked[best]
             for trial in self.fits:
                 if (trial.row, trial.trial, trial.seed) == (fit.row, best, fit.seed):
                     trained_run = self.digests.get(trial.name)
-        config = row_config(fit.options, options)
+        config = make_row_config(fit.options, options)
         begin = trained_run if trained_run and self.folder.has_weights(trained_run) else None
         return Job(fit, config, self._digest(config, fit.stage == "trial"), begin)
 
@@ -292,11 +292,11 @@ class Scheduler:
         schemes = fit.options["attach"]
         options = {key: value for key, value in fit.options.items() if key != "attach"}
         if schemes:
-            position = row_config(parent_options).plain["position"]
+            position = make_row_config(parent_options).plain["position"]
             options["position"] = attach_schemes(position, schemes)
             options["init_from"] = str(self.folder.run(parent).path.resolve())
             options["train_only"] = list(schemes)
-        config = row_config(parent_options, options)
+        config = make_row_config(parent_options, options)
         return Job(fit, config, self._digest(config, parent), None if schemes else parent)
 
     def metric(self, row: str) -> str:
@@ -307,7 +307,7 @@ class Scheduler:
         """Return the facts of a fit that are known before it is trained."""
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if search := self.searches.get(fit.row):
-            trial = search.best() if fit.trial is None else fit.trial
+            trial = search.find_best() if fit.trial is None else fit.trial
             searched = {} if trial is None else search.asked.get(trial, {})
             facts |= {"searched": searched, "space": search.space}
         return facts
@@ -340,7 +340,7 @@ class RowSearch:
     def __init__(self, plan: Plan, name: str) -> None:
         search = plan.rows[name].search
         assert isinstance(search, Search)
-        config = row_config(plan.first_options(name))
+        config = make_row_config(plan.make_first_options(name))
         self.seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"
@@ -348,13 +348,13 @@ class RowSearch:
         self.values: dict[int, list[float | None]] = {}
         self.fixed: dict[str, Any] = {}
         self.searched, self.space = Space([]), ""
-        self.searcher = Searcher(iter(search.points()))
+        self.searcher = Searcher(iter(search.list_points()))
         self.is_grid = not search.space
         if search.space:
             if isinstance(search.space, str):
                 self.searched = read_space(find_space_file(search.space, ""))
             else:
-                self.searched = parse_space(search.space, plan.search_lines(name))
+                self.searched = parse_space(search.space, plan.locate_searched(name))
             self._sample_space(plan, name, search, config)
         for option in search.grid or self.searched.names:
             _require_not_given(plan, name, option)
@@ -364,8 +364,8 @@ class RowSearch:
         space, seed = self.searched, plan.seeds[0] if search.seed is None else search.seed
         given = config.external_config_dict
         self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
-        options = {**plan.options(name), "seed": plan.seeds[0]}
-        check_space(space, lambda sampled: row_config(options, {**self.fixed, **sampled}))
+        options = {**plan.make_options(name), "seed": plan.seeds[0]}
+        check_space(space, lambda sampled: make_row_config(options, {**self.fixed, **sampled}))
         self.searcher = make_searcher(search.searcher, space, self.mode, seed)
         parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
         others = [] if search.searcher == "optuna" else [search.searcher]
@@ -402,7 +402,7 @@ class RowSearch:
         if len(values) == self.seeds:
             self.searcher.tell(trial, average_seeds(values, self.seeds))
 
-    def best(self) -> int | None:
+    def find_best(self) -> int | None:
         """Return the trial with the best mean over its seeds, the first of equals, or None."""
         scores = {}
         for trial, values in sorted(self.values.items()):

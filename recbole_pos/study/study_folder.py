@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import write_json
-from recbole_pos.study.configs import request_digests
+from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED, TieCount
 from recbole_pos.study.study_file import make_plan
@@ -169,7 +169,7 @@ class StudyFolder:
             path = Path("saved") / plan.dataset / "studies" / title
         return cls(path)
 
-    def is_begun(self, digest: str) -> bool:
+    def has_checkpoint(self, digest: str) -> bool:
         """Return whether a run has a checkpoint to resume from."""
         return self.run(digest).checkpoint.is_file()
 
@@ -188,30 +188,34 @@ class StudyFolder:
 
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
         """Write facts of a run, over those of an earlier attempt."""
-        merged = {**self.fit(digest), **facts, "digest": digest}
+        merged = {**self.read_fit(digest), **facts, "digest": digest}
         if merged.get("status") != FAILED:  # reasons of an earlier attempt
             merged.pop("reason", None)
             merged.pop("lost", None)
         self._write(f"runs/{digest}/fit.json", merged)
 
-    def fit(self, digest: str) -> dict[str, Any]:
+    def read_fit(self, digest: str) -> dict[str, Any]:
         """Return the facts of a run; empty if it has none."""
         return read_run_facts(self.run(digest)) if digest else {}
 
     def has_weights(self, digest: str) -> bool:
         """Return whether a run is finished and has its weights, not only its results."""
-        facts = self.fit(digest)
-        return facts.get("status") == DONE and not facts.get(KNOWN_FROM) and self.is_begun(digest)
+        facts = self.read_fit(digest)
+        return (
+            facts.get("status") == DONE
+            and not facts.get(KNOWN_FROM)
+            and self.has_checkpoint(digest)
+        )
 
     def read_current(self) -> dict[str, dict[str, str]]:
         """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
         current = self._read(_Current, "current.json")
         return current.model_dump() if current else {}
 
-    def current_digests(self, plan: Plan) -> dict[str, str]:
+    def find_current_digests(self, plan: Plan) -> dict[str, str]:
         """Return name of a fit -> digest of its run, of runs made for what the plan asks now."""
         current, digests = self.read_current(), {}
-        for name, request in request_digests(plan).items():
+        for name, request in digest_requests(plan).items():
             if name in current and current[name]["asked"] == request:
                 digests[name] = current[name]["run"]
         return digests
@@ -219,12 +223,12 @@ class StudyFolder:
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
         """Write name of a fit -> digest of its run; other fits keep theirs."""
         current = self.read_current()
-        for name, request in request_digests(plan).items():
+        for name, request in digest_requests(plan).items():
             if name in digests:
                 current[name] = {"run": digests[name], "asked": request}
         self._write("current.json", current)
 
-    def facts(self) -> StudyFacts:
+    def read_facts(self) -> StudyFacts:
         """Return the facts of the study: data, versions, and choices of searches."""
         return self._read(StudyFacts, "facts.json") or StudyFacts()
 
