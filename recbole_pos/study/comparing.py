@@ -25,8 +25,8 @@ from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.study.charts import KINDS, draw_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
 from recbole_pos.study.configs import check_plan, complete_options, note_unread, require_twins
-from recbole_pos.study.dispatcher import ActiveRuns, keep_state
-from recbole_pos.study.packed import PackedStudy, pack, require_place
+from recbole_pos.study.dispatcher import ActiveRuns, write_state
+from recbole_pos.study.packed import PackedStudy, pack, require_writable
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.rendered_table import RenderedTable
@@ -154,7 +154,7 @@ def compare(
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)
     if args.pack:
-        require_place(args.pack)
+        require_writable(args.pack)
     known = [args.known] if isinstance(args.known, (str, Path)) else args.known
     packed = [PackedStudy(path) for path in known]
     unmade: dict[str, str] = {}
@@ -259,7 +259,7 @@ def _train_missing(
             folder.write_plan(scheduler.plan)
             if args.report:
                 scheduler.take_finished()
-                keep_state(scheduler)
+                write_state(scheduler)
             else:
                 ActiveRuns(scheduler, args, reporter, models).train(scheduler.next_job())
     finally:

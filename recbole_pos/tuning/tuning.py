@@ -242,8 +242,8 @@ def _make_tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tune
         tune.with_parameters(
             run_trial,
             resources=resources,
-            packed=runs.packed[config["model"]],
-            data=[runs.share(config, False)],
+            packed=runs.code[config["model"]],
+            data=[runs.share(config, with_test=False)],
         ),
         {"CPU": resources.cpus, "GPU": resources.gpus},
     )
