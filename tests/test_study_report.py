@@ -28,13 +28,13 @@ from recbole_pos.study.rendered_table import (
     join_names,
 )
 from recbole_pos.study.result_tables import (
+    format_metric,
     make_bins_table,
     make_differences_table,
     make_failures_table,
     make_metrics_table,
     make_search_table,
     make_tables,
-    metric_name,
     render_markdown,
     tabulate,
 )
@@ -204,7 +204,7 @@ def test_numbers_are_written_for_people():
         format_count(1_234_000): "1.23 M",
         join_names("abc"): "a, b and c",
         join_names("abcdefgh"): "a, b, c, d, e and 3 more",
-        metric_name("hit@10"): "HR@10",
+        format_metric("hit@10"): "HR@10",
     }
     assert list(written) == list(written.values())
     assert (
