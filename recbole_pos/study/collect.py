@@ -46,12 +46,7 @@ _UNNAMED = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
 
 
 class _Collector:
-    """Collects lines of tables, ranks and curves from the runs of a study.
-
-    Args:
-        metric: validation metric of the lines and the curves.
-        root: folder that paths of runs are relative to.
-    """
+    """Collects lines, ranks and curves of runs; paths in lines are relative to ``root``."""
 
     def __init__(self, metric: str, root: Path) -> None:
         self.metric, self.root = metric, root
@@ -144,11 +139,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
 def _tabulate_trials(
     plan: Plan, facts: StudyFacts, trials: Mapping[tuple[str, int], list[dict[str, Any]]]
 ) -> pd.DataFrame:
-    """Return a line for each trial, as ``Results.searches`` has it.
-
-    Args:
-        trials: row and trial -> facts of its run with each seed.
-    """
+    """Return a line for each trial, given row and trial -> facts of its run with each seed."""
     lines = []
     for (row, trial), runs in sorted(trials.items()):
         metric = facts.chosen_by.get(row, plan.metrics[0])
@@ -178,11 +169,7 @@ def _describe_device(device: Mapping[str, Any]) -> str:
 
 
 def _read_ranks(facts: Mapping[str, Any], run: RunFolder) -> pd.DataFrame:
-    """Return a line for each target of a run, with its rank.
-
-    Raises:
-        UsageError: if the file is damaged, or the metrics in ``facts`` do not agree.
-    """
+    """Return a line for each target of a run; a UsageError if the metrics do not agree."""
     name, test = str(run.ranks), facts.get("test") or {}
     try:
         frame = pd.read_parquet(run.ranks)

@@ -186,11 +186,7 @@ def compare(
 
 
 def _find_run_folders(what: Any) -> list[Path]:
-    """Return the folders of runs in ``what``; empty for models or a study.
-
-    Raises:
-        UsageError: for a single run, or runs beside something else.
-    """
+    """Return the folders of runs in ``what``, two or more; empty for models or a study."""
     items = what if isinstance(what, (list, tuple)) else [what]
     paths = [Path(item) for item in items if isinstance(item, (str, Path))]
     runs = [path for path in paths if (path / "config.yaml").is_file()]
@@ -204,10 +200,7 @@ def _find_run_folders(what: Any) -> list[Path]:
 def _make_plan_and_folder(
     what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
-    """Return the plan of a list of models or of a study, changed by the arguments, and its folder.
-
-    The arguments are those of :func:`compare`; ``base`` has the options that win over the base.
-    """
+    """Return the plan of models or a study, with its base changed by ``base``, and its folder."""
     changes: dict[str, Any] = {}
     if args.seeds is not None:
         changes["seeds"] = args.seeds

@@ -39,13 +39,8 @@ _SINCE_1 = {
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
     **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
-    **{
-        "target_window": 1,
-        "shuffle_block": None,
-        "lr_scheduler": "none",
-        "warmup_steps": 0,
-        "ema_decay": 0.0,
-    },
+    **{"target_window": 1, "shuffle_block": None, "lr_scheduler": "none"},
+    **{"warmup_steps": 0, "ema_decay": 0.0},
 }
 # Options of RecBole that are no options of a run, and that digests of 0.2 have.
 _OF_RECBOLE = (
@@ -106,11 +101,7 @@ def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
 
 
 def note_unread(plan: Plan, check: Check) -> None:
-    """Set ``unread`` of every row: the options of the base that its model does not read.
-
-    Pop has no hidden_size, for example. An option that no row reads is not noted, so that
-    :func:`check_plan` refuses it.
-    """
+    """Set ``unread`` of the rows, but for what no row reads, which :func:`check_plan` refuses."""
     for name in plan.sort_rows():
         row = plan.rows[name]
         while key := _find_unread(plan, name, check):

@@ -70,10 +70,7 @@ class ActiveRuns:
         return self.shared[key]
 
     def note_begin(self, job: Job) -> bool:
-        """Write the facts of a run that begins, and return whether it has to be trained.
-
-        It need not if another job is training it already: both jobs then end together.
-        """
+        """Write the facts of a run that begins; return False if another fit is training the run."""
         if any(job.digest == other.digest for other, _ in self.running.values()):
             self.twins.append(job)
             return False
@@ -171,8 +168,7 @@ class ActiveRuns:
             stop(is_started)
 
     def _start(self, job: Job) -> Any:
-        """Start a Ray task that trains or tests a run, and return it; a task whose process is lost
-        is started again."""
+        """Start and return the Ray task of a run; it starts again if its process is lost."""
         folder, tested_folder = str(self.folder.run(job.digest).path.resolve()), None
         if job.tested_run:
             tested_folder = str(self.folder.run(job.tested_run).path.resolve())
@@ -220,10 +216,7 @@ def _add_data(facts: StudyFacts, dataset: Any) -> None:
 
 
 def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
-    """Write ``facts`` after adding the choices of searches and the fits without a run.
-
-    Rows that are not trained now keep the choices in the folder.
-    """
+    """Write facts with the choices of searches, kept for rows not asked for, and unmade fits."""
     earlier = scheduler.folder.read_facts()
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
     facts.chosen = {**earlier.chosen, **scheduler.find_chosen()}

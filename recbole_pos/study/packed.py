@@ -244,10 +244,7 @@ def _pack_run(folder: StudyFolder, digest: str) -> dict[str, bytes]:
 
 
 def _read_archive(path: Path) -> dict[str, Any]:
-    """Return name -> content of the files in an archive, unpacked in memory.
-
-    A UsageError refuses an archive that is damaged or beyond the bounds.
-    """
+    """Return name -> content of the files in an archive; a UsageError beyond the bounds."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
@@ -266,10 +263,7 @@ def _read_archive(path: Path) -> dict[str, Any]:
 
 
 def _iterate_members(content: memoryview) -> Iterator[tuple[str, Any]]:
-    """Yield names and contents of a tar's files; a TarError for what :func:`pack` never writes.
-
-    Ranks are views of ``content``, other files bytes.
-    """
+    """Yield names and contents of a tar's files; a TarError for what :func:`pack` never writes."""
     # tarfile's own reader trusts the lengths in extended headers, so each header is read here
     names: set[str] = set()
     start = 0

@@ -112,10 +112,7 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_search(value: Any) -> Search | Literal[True] | None:
-    """Return a search from a grid, ``option: [values]``, or from ``{trials: 20, space: ...}``.
-
-    True is the search of the study; None, false or an empty mapping is no search.
-    """
+    """Return a search from a grid, ``option: [values]``, or from ``{trials: 20, space: ...}``."""
     if value is None or isinstance(value, bool) or value == {}:
         return value or None
     if not isinstance(value, dict):
@@ -294,10 +291,7 @@ class Plan(_Layout):
         return {**options, **point, "seed": self.seeds[0]}
 
     def locate_searched(self, name: str) -> dict[str, str]:
-        """Return option -> file and line, for the options that the search of a row tries.
-
-        It is empty without a search, or if the space is in a file of its own.
-        """
+        """Return option -> file and line of what a search tries; empty if a space file has them."""
         search = self.rows[name].search
         if not isinstance(search, Search) or isinstance(search.space, str):
             return {}

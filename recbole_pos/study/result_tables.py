@@ -114,8 +114,7 @@ def make_differences_table(comparison: Comparison) -> RenderedTable | None:
 
 
 def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> RenderedTable:
-    """Return a table with a column for each bin of a kind: the main metric of every row in the bin,
-    and its difference from the reference."""
+    """Return the main metric of every row in each bin, with the difference from the reference."""
     means, differences = comparison.bins[kind]
     table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
@@ -259,8 +258,7 @@ def _format_best(means: pd.DataFrame, metric: str) -> str:
 
 
 def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
-    """Return a cell with a row's difference, starred if significant, and as detail its interval,
-    marked if a side has one seed; an empty cell without a difference."""
+    """Return a cell with a row's difference, starred if significant, and its marked interval."""
     for line in differences[differences["row"] == row].to_dict("records"):
         text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
         interval = format_interval(line["low"], line["high"])

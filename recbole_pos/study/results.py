@@ -129,11 +129,7 @@ class Comparison:
 
 
 def compare_rows(results: Results, table: TablePlan) -> Comparison:
-    """Return the numbers of one table.
-
-    Differences and bins are empty if the reference has no ranks, or the first metric does not
-    follow from ranks.
-    """
+    """Return the numbers of one table; no differences or bins if the reference has no ranks."""
     main, ranks = table.metrics[0], results.ranks
     metrics = list(table.metrics)
     if table.validation:
@@ -171,10 +167,7 @@ def _has_cold_targets(results: Results, table: TablePlan) -> bool:
 
 
 def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
-    """Return a line for each row with its mean of a metric, in the columns ``_MEANS``.
-
-    A row whose runs have ranks gets the mean of these; another the mean that its runs report.
-    """
+    """Return a line for each row with its mean of a metric: from ranks, or else as reported."""
     frames = [pd.DataFrame(columns=_MEANS)]
     base_metric = metric.removesuffix(COLD)
     ranked = []

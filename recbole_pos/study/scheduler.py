@@ -137,10 +137,7 @@ class Scheduler:
         self.only_reports = True
 
     def explain_unmade(self) -> dict[str, str]:
-        """Return name -> reason of the fits that failed before their run had a folder.
-
-        It is empty after :meth:`take_finished`, which fails fits that nothing has tried to train.
-        """
+        """Return name -> reason of the fits that failed without a run; empty for a report."""
         if self.only_reports:
             return {}
         return {name: text for name, text in self.reasons.items() if name not in self.digests}
@@ -171,8 +168,7 @@ class Scheduler:
         return states
 
     def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
-        """Return the facts of a job's run: of a finished one in the folder, else of a packed study,
-        else of an unfinished one in the folder; empty if there is none."""
+        """Return the facts of a run: of the folder if it is finished there, else of a pack."""
         facts = self.folder.read_fit(job.digest)
         packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in packed_studies:
@@ -221,10 +217,7 @@ class Scheduler:
         return search.is_grid or fit.trial in search.asked or self._recall(fit) is not None
 
     def _recall(self, fit: Fit) -> dict[str, Any] | None:
-        """Return the options that an earlier run of a trial was sampled with.
-
-        None if the trial has options already, or if no earlier run has its digest.
-        """
+        """Return the options that an earlier run of a trial was sampled with; None without one."""
         search = self.searches[fit.row]
         if search.is_grid or fit.trial in search.asked:
             return None
@@ -256,10 +249,7 @@ class Scheduler:
         return digest_run(config, self.prepare(config).identity, is_trial)
 
     def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
-        """Record the status of a fit that has ended, and the reason if it failed.
-
-        The search of a trial is told the best validation value in ``facts``, the facts of the run.
-        """
+        """Record how a fit ended; a trial's search is told the validation value in ``facts``."""
         self.status[fit.name] = status
         if reason:
             self.reasons[fit.name] = reason
@@ -298,8 +288,7 @@ class Scheduler:
         return Job(fit, config, digest, tested_run)
 
     def _find_trained_run(self, fit: Fit, best_trial: int) -> str | None:
-        """Return the digest of the best trial's run with the seed of a fit; None if it has no
-        weights."""
+        """Return the digest of a trial's run with the seed of ``fit``; None without weights."""
         for trial in self.fits:
             if (trial.row, trial.trial, trial.seed) == (fit.row, best_trial, fit.seed):
                 digest = self.digests.get(trial.name, "")
@@ -384,10 +373,7 @@ class RowSearch:
             _require_not_given(plan, name, option)
 
     def _sample_space(self, plan: Plan, name: str, search: Search, config: PosConfig) -> None:
-        """Set ``fixed``, ``searcher`` and ``space`` for a row whose space is sampled.
-
-        A fixed option of the space does not replace one that the study gives.
-        """
+        """Set ``fixed``, ``searcher`` and ``space``; given options win over fixed ones."""
         space = self.searched
         seed = plan.seeds[0] if search.seed is None else search.seed
         given = config.external_config_dict
@@ -416,12 +402,7 @@ class RowSearch:
         return sampled
 
     def ask(self, trial: int, sampled: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the options of a trial, the same for all its seeds.
-
-        Args:
-            trial: number of the trial.
-            sampled: options that it was sampled with in an earlier call; None to sample them now.
-        """
+        """Return the options of a trial; ``sampled`` are those of an earlier call, if any."""
         if trial not in self.asked:
             if sampled is None:
                 sampled = self.searcher.ask(trial)
@@ -438,8 +419,7 @@ class RowSearch:
             self.searcher.tell(trial, average_seeds(values, self.num_seeds))
 
     def find_best(self) -> int | None:
-        """Return the trial with the best mean over its seeds, the first of equals; None if no trial
-        has a value with every seed."""
+        """Return the trial with the best mean of all its seeds, the first of equals; or None."""
         means = {}
         for trial, values in sorted(self.values.items()):
             mean = average_seeds(values, self.num_seeds)

@@ -102,8 +102,7 @@ class SeedNoise:
         return cls(between, within, df, level)
 
     def compute_factor(self, level: float) -> float:
-        """Return the factor by which a row with a mean of ``level`` has larger variances, at least
-        1, since noise grows with the metric."""
+        """Return how much larger variances of a row with a mean of ``level`` are, at least 1."""
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
 
@@ -117,8 +116,7 @@ class Estimate:
         df: degrees of freedom; nan without an error.
         seed_noise: source of the noise between seeds: ``own`` (both sides have several seeds),
             ``pooled`` (a side has one seed, and takes the noise of the study's other rows) or
-            ``unknown`` (no row has several seeds; the error covers only the units, and is too
-            small).
+            ``unknown`` (no row has several seeds, and the error covers only the units).
     """
 
     difference: float
@@ -139,8 +137,7 @@ class Estimate:
 
     @property
     def detectable(self) -> float:
-        """Minimum detectable difference, which 80% of such studies find significant; nan without an
-        error."""
+        """Minimum detectable difference at 80% power; nan without an error."""
         quantiles = stats.t.ppf([(1 + LEVEL) / 2, POWER], self.df)
         return self.error * float(quantiles.sum())
 
@@ -318,11 +315,9 @@ def compute_differences(
     correction over all lines.
 
     Args:
-        table: ranks of the study's runs.
-        metric: a name such as ``ndcg@10``.
+        table, metric, bins: as for :func:`compute_means`.
         reference: row that the others are compared to.
         rows: rows to compare.
-        bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
         are_coupled: returns whether two rows share the noise of a seed, since one was made from
             runs of the other or both from runs of a third.
 
@@ -354,11 +349,7 @@ def _compare_rows(
     rows: Sequence[str],
     are_coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of a table of differences for the targets of one bin.
-
-    Args:
-        totals, num_targets: sums and numbers of targets, as :meth:`RankTable.totals` returns them.
-    """
+    """Return the lines of a table of differences, from sums and numbers of targets in a bin."""
     units, targets = len(num_targets), int(num_targets.sum())
     values, pooled = {}, None
     if units:
@@ -398,10 +389,7 @@ def _compare_rows(
 def _match_seeds(
     seeds: list[int], reference_seeds: list[int], is_coupled: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the seeds of a row and of its reference that are compared.
-
-    Coupled rows are compared by the seeds that both have, if there are any; others by all.
-    """
+    """Return indices of the compared seeds: those that coupled rows share, if any, else all."""
     if is_coupled and set(seeds) & set(reference_seeds):
         return np.intersect1d(seeds, reference_seeds, return_indices=True)[1:]
     return np.arange(len(seeds)), np.arange(len(reference_seeds))

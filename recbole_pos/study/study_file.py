@@ -27,10 +27,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def make_plan(source: Source) -> Plan:
-    """Return the complete plan of a study from its source; errors as of :func:`read_plan`.
-
-    Rows without a search take that of the study, and tables without a key the study's value.
-    """
+    """Return the complete plan of a study from its source; errors as of :func:`read_plan`."""
     plan = _validate(source)
     plan.source = source
     for name, row in plan.rows.items():
@@ -211,10 +208,7 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def _describe_option(name: str, value: Any, with_name: bool) -> str:
-    """Return the words for a varied option in the name of a row.
-
-    They are ``name=value``, or only the value if it consists of words and ``with_name`` is false.
-    """
+    """Return ``name=value``, or only a value that has words if ``with_name`` is false."""
     if isinstance(value, list):
         text = "+".join(map(str, value)) or "none"
     else:

@@ -117,11 +117,7 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
 def parse(layout: type[_Parsed], content: bytes | str, name: str) -> _Parsed:
-    """Return the content of a json text, validated by ``layout``.
-
-    Raises:
-        UsageError: with ``name`` and the wrong field.
-    """
+    """Return a json text as validated by ``layout``; a UsageError has ``name`` and the field."""
     try:
         return layout.model_validate_json(content)
     except ValidationError as error:
@@ -133,11 +129,7 @@ def parse(layout: type[_Parsed], content: bytes | str, name: str) -> _Parsed:
 
 
 def read_bounded(file: Path) -> bytes:
-    """Return the content of a file of a study; empty if there is no file.
-
-    Raises:
-        UsageError: if the file cannot be read, or has more than ``MOST_BYTES``.
-    """
+    """Return the content of a file, empty if there is none; a UsageError refuses a large one."""
     try:
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
@@ -176,8 +168,7 @@ class StudyFolder:
 
     @classmethod
     def from_plan(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
-        """Return the study folder at ``path``; by default saved/<dataset>/studies/<title>/ of the
-        plan."""
+        """Return the study folder at ``path``; by default saved/<dataset>/studies/<title>/."""
         if path is None:
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")
             path = Path("saved") / plan.dataset / "studies" / (title[:_MAX_TITLE] or "study")
@@ -236,12 +227,7 @@ class StudyFolder:
         return digests
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
-        """Write which runs the fits have now.
-
-        Args:
-            plan: plan of the study.
-            digests: name of a fit -> digest of its run; other fits keep their runs.
-        """
+        """Write the digests of runs by the names of their fits; other fits keep their runs."""
         current = self.read_current()
         for name, request in digest_requests(plan).items():
             if name in digests:
@@ -257,10 +243,7 @@ class StudyFolder:
         self._write("facts.json", facts.model_dump(exclude_unset=True))
 
     def _read(self, layout: type[_Parsed], name: str) -> _Parsed | None:
-        """Return the content of a json file in the folder; None if there is no file.
-
-        A UsageError says what is wrong with a damaged file, and what to do.
-        """
+        """Return the content of a json file; None without a file, a UsageError if damaged."""
         content = read_bounded(self.path / name)
         try:
             return parse(layout, content, str(self.path / name)) if content else None
@@ -275,11 +258,7 @@ class StudyFolder:
 
 
 def read_run_facts(run: RunFolder) -> dict[str, Any]:
-    """Return name -> fact from the folder of a run; empty if it has no facts.
-
-    Raises:
-        UsageError: if the file of the facts is damaged.
-    """
+    """Return the facts in a run's folder; empty if it has none, a UsageError if damaged."""
     file = run.path / "fit.json"
     content = read_bounded(file)
     try:

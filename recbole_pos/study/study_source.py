@@ -111,10 +111,7 @@ def _merge_options(inherited: Any, options: Any) -> Any:
 
 
 def _restrict(value: Any, names: list[str]) -> Any:
-    """Return what an inherited reference, paper or list of tables says about the named rows.
-
-    Return None for a reference to another row, and if no table is left.
-    """
+    """Return an inherited reference, paper or tables for the named rows; None if none is left."""
     if isinstance(value, str):
         return value if value in names else None
     if isinstance(value, dict):
