@@ -82,13 +82,10 @@ class _Collector:
         self, plan: Plan, facts: StudyFacts, command: str, searches: pd.DataFrame | None = None
     ) -> Results:
         """Return the results of the runs in the order of rows and seeds."""
-        row_order = list(plan.rows)
-
-        def by_row_and_seed(row: str, seed: int) -> tuple[int, int]:
-            return row_order.index(row), seed
-
-        lines = sorted(self.lines, key=lambda line: by_row_and_seed(line["row"], line["seed"]))
-        runs = sorted(self.ranks, key=lambda run: by_row_and_seed(*run))
+        row_order = {row: index for index, row in enumerate(plan.rows)}
+        lines = sorted(self.lines, key=lambda line: (row_order[line["row"]], line["seed"]))
+        ranked_runs = sorted(self.ranks, key=lambda run: (row_order[run[0]], run[1]))
+        ranks = {run: self.ranks[run] for run in ranked_runs}
         warnings = list(facts.warnings)
         time_aware_rows = [line["row"] for line in lines if line.get("request_time") == "target"]
         if time_aware_rows:
@@ -96,7 +93,7 @@ class _Collector:
         return Results(
             plan=plan,
             runs=pd.DataFrame(lines or {"row": [], "seed": [], "status": []}),
-            ranks=RankTable.from_runs({run: self.ranks[run] for run in runs}) if runs else None,
+            ranks=RankTable.from_runs(ranks) if ranks else None,
             curves=pd.DataFrame(self.curves),
             searches=pd.DataFrame() if searches is None else searches,
             command=command,
@@ -227,9 +224,8 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
 
 def _require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
     """Raise a UsageError for a run whose data or split differ from those of the first run."""
-    digests = [
-        checkpoint.load(RunFolder(path).checkpoint, ("data",))["data"] or "" for path in paths
-    ]
+    files = [RunFolder(path).checkpoint for path in paths]
+    digests = [checkpoint.load(file, ("data",))["data"] or "" for file in files]
     for path, config, digest in zip(paths, configs, digests, strict=True):
         differences = [key for key in _SHARED if config.get(key) != configs[0].get(key)]
         if digest[:32] != digests[0][:32]:  # the rest of a digest is of times

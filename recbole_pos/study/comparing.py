@@ -300,7 +300,7 @@ def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
 def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
     """Print the configurations of a study, and how many of their runs are in each state."""
     plan, folder = scheduler.plan, scheduler.folder
-    states = {}
+    states: dict[str, str] = {}
     if folder.runs.is_dir() or scheduler.packed:
         states = scheduler.preview()  # reads the data, to find which runs are still of the study
     fits = [fit for fit in scheduler.fits if not fit.repeats]

@@ -41,7 +41,6 @@ class ActiveRuns:
         twins: jobs whose run another job is training.
         durations: seconds of the runs that are done.
         code: name of a model -> its packed custom code.
-        shared: digest of data options, and whether test data are included -> Ray's reference.
     """
 
     def __init__(
@@ -132,10 +131,7 @@ class ActiveRuns:
         return lines
 
     def train(self, waiting: Job | None) -> None:
-        """Train all fits as Ray tasks, until every one has ended.
-
-        Args:
-            waiting: the first job of the scheduler; None if there is nothing to train.
+        """Train all fits as Ray tasks; ``waiting`` is the scheduler's first job, None without any.
 
         Raises:
             KeyboardInterrupt: with the command that resumes the study.
@@ -169,15 +165,16 @@ class ActiveRuns:
 
     def _start(self, job: Job) -> Any:
         """Start and return the Ray task of a run; it starts again if its process is lost."""
-        folder, tested_folder = str(self.folder.run(job.digest).path.resolve()), None
-        if job.tested_run:
-            tested_folder = str(self.folder.run(job.tested_run).path.resolve())
+        digests = (job.digest, job.tested_run)
+        path, tested_path = (
+            str(self.folder.run(digest).path.resolve()) if digest else None for digest in digests
+        )
         code = self.code.get(job.config["model"], b"")
         data = self.share(job.config, with_test=job.fit.stage != "trial")
         task = _train_run.options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
         )
-        return task.remote(job.config.plain, folder, data, self.resources, code, tested_folder)
+        return task.remote(job.config.plain, path, data, self.resources, code, tested_path)
 
 
 _train_run: Any = ray.remote(train_run)

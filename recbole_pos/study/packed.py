@@ -74,7 +74,6 @@ class PackedStudy:
         path: path of the file.
 
     Attributes:
-        files: name of a member -> its content.
         fits: digest of a run -> its facts, as :meth:`StudyFolder.read_fit` returns them.
         used: digests of its runs that belong to the present study, which a scheduler adds.
 

@@ -133,14 +133,10 @@ def _parse_space_search(value: dict[str, Any]) -> Search:
     """Return the search of a space from ``{trials: 20, space: ..., searcher: ..., seed: ...}``."""
     trials, space, seed = value.get("trials"), value.get("space"), value.get("seed")
     searcher = value.get("searcher", "optuna")
-    checks = (
-        set(value) <= {"trials", "space", "searcher", "seed"},
-        is_whole(trials) and trials > 0,
-        isinstance(space, (str, dict)) and bool(space),
-        searcher in SEARCHERS,
-        seed is None or (is_whole(seed) and seed >= 0),
-    )
-    if not all(checks):
+    is_known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
+    is_space = isinstance(space, (str, dict)) and bool(space)
+    is_seed = seed is None or (is_whole(seed) and seed >= 0)
+    if not (is_known and is_space and is_seed and is_whole(trials) and trials > 0):
         raise ValueError("expected {trials: NUMBER, space: options or a file}")
     return Search(trials, None, space, searcher, seed)
 

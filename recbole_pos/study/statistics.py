@@ -112,7 +112,7 @@ class Estimate:
 
     Attributes:
         difference: mean of the row, less the mean of the reference.
-        error: standard error; nan if it cannot be estimated.
+        error: standard error; nan for a single unit, or if no value varies.
         df: degrees of freedom; nan without an error.
         seed_noise: source of the noise between seeds: ``own`` (both sides have several seeds),
             ``pooled`` (a side has one seed, and takes the noise of the study's other rows) or
@@ -155,9 +155,6 @@ def estimate_difference(
         pooled: noise between seeds over the study, for a side that has one seed.
         is_coupled: whether seed s of a side was made from seed s of the other. The two share the
             noise of that seed, so it is estimated from the differences between them.
-
-    Returns:
-        The estimate; its error and df are nan for a single unit, or if no value varies.
     """
     difference, num_units = float(row.mean() - reference.mean()), row.shape[1]
     if num_units < 2:
@@ -280,8 +277,7 @@ def compute_means(
 
     Returns:
         A line for each row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
-        bin), deviation (between seeds; nan for a single seed), and the numbers of seeds, targets
-        and units.
+        bin), deviation (between seeds; nan for a single seed), seeds, targets, units.
     """
     lines = []
     masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
@@ -325,8 +321,7 @@ def compute_differences(
         A line for each row and bin: row, reference, metric, bin, difference, low, high (the 95%
         interval), error (standard), df (degrees of freedom), p_t, p_flips, p (the larger), p_holm,
         star, detectable (the minimum detectable difference at 80% power), seed_noise (own, pooled,
-        unknown), and the numbers of seeds, reference_seeds, targets and units. In an empty bin all
-        else is nan.
+        unknown), seeds, reference_seeds, targets, units.
     """
     lines: list[dict[str, Any]] = []
     masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
@@ -359,9 +354,8 @@ def _compare_rows(
     unit_differences = []
     for row in rows:
         is_coupled = are_coupled(row, reference)
-        index, reference_index = _match_seeds(
-            table.list_seeds(row), table.list_seeds(reference), is_coupled
-        )
+        row_seeds, reference_seeds = table.list_seeds(row), table.list_seeds(reference)
+        index, reference_index = _match_seeds(row_seeds, reference_seeds, is_coupled)
         line: dict[str, Any] = {
             **{"row": row, "reference": reference, "seeds": len(index)},
             **{"reference_seeds": len(reference_index), "targets": targets, "units": units},

@@ -77,10 +77,9 @@ class Epoch(Layout):
 
 
 class StudyFacts(Layout):
-    """``facts.json``: facts of the data, and the choices of the searches.
+    """``facts.json``: facts of the data, as in ``Results``, and the choices of the searches.
 
     Attributes:
-        versions, data, warnings, ties: as in :class:`recbole_pos.study.results.Results`.
         chosen: row -> trial that its search has chosen; None while trials are left.
         chosen_by: row -> metric of its search.
         unmade: name of a fit that failed before its run had a folder -> reason.
@@ -206,11 +205,8 @@ class StudyFolder:
     def has_weights(self, digest: str) -> bool:
         """Return whether a run is finished and has its weights, not only its results."""
         facts = self.read_fit(digest)
-        return (
-            facts.get("status") == DONE
-            and not facts.get(KNOWN_FROM)
-            and self.has_checkpoint(digest)
-        )
+        is_trained_here = facts.get("status") == DONE and not facts.get(KNOWN_FROM)
+        return is_trained_here and self.has_checkpoint(digest)
 
     def read_current(self) -> dict[str, dict[str, str]]:
         """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
