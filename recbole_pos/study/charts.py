@@ -50,7 +50,6 @@ class Chart:
     Attributes:
         kind: ``differences``, ``seconds``, ``parameters`` or ``curves``.
         title: title above the picture, as text of the page.
-        figure: the figure of matplotlib.
         alternative: alternative text, with all values.
         note: how to read the picture.
     """

@@ -124,9 +124,8 @@ def compare(
         settings: the other arguments together.
         keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
-            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
-            ``known``, ``pack``, ``max_concurrent``, ``address``, ``cpus_per_trial``,
-            ``gpus_per_trial``, ``verbose``.
+            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``, ``known``, ``pack``,
+            ``max_concurrent``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
 
     Returns:
         The comparison; None for ``dry_run``.

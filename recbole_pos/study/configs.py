@@ -129,7 +129,6 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
     """Check every row, and every value of a grid, against the models; nothing is trained.
 
     Args:
-        plan: the study.
         check: completes the options of a row, or raises UsageError.
 
     Returns:
@@ -238,7 +237,6 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
     """Return the digest of a run, which is the name of its folder.
 
     Args:
-        config: configuration of the run.
         identity: identity of its data and split.
         origin: whether it is a trial; or the digest of the run that it starts from.
     """

@@ -31,9 +31,7 @@ class ActiveRuns:
     """The runs that Ray tasks, or trials of Ray Tune, are training.
 
     Args:
-        scheduler: the fits.
         args: arguments of the command, with resources and limits.
-        reporter: where progress is shown.
         models: names of the models, whose custom code other processes need.
 
     Attributes:
@@ -165,16 +163,14 @@ class ActiveRuns:
 
     def _start(self, job: Job) -> Any:
         """Start and return the Ray task of a run; it starts again if its process is lost."""
-        digests = (job.digest, job.tested_run)
-        path, tested_path = (
-            str(self.folder.run(digest).path.resolve()) if digest else None for digest in digests
-        )
+        path = str(self.folder.run(job.digest).path.resolve())
+        tested = str(self.folder.run(job.tested_run).path.resolve()) if job.tested_run else None
         code = self.code.get(job.config["model"], b"")
         data = self.share(job.config, with_test=job.fit.stage != "trial")
         task = _train_run.options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
         )
-        return task.remote(job.config.plain, path, data, self.resources, code, tested_path)
+        return task.remote(job.config.plain, path, data, self.resources, code, tested)
 
 
 _train_run: Any = ray.remote(train_run)

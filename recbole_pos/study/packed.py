@@ -70,9 +70,6 @@ _NPY = re.compile(
 class PackedStudy:
     """The runs of a file that :func:`pack` wrote.
 
-    Args:
-        path: path of the file.
-
     Attributes:
         fits: digest of a run -> its facts, as :meth:`StudyFolder.read_fit` returns them.
         used: digests of its runs that belong to the present study, which a scheduler adds.
@@ -193,8 +190,6 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     """Write the finished runs of a study into one file; the same runs give the same bytes.
 
     Args:
-        plan: plan of the study.
-        folder: folder of the study.
         path: path of the file, by convention ending in ``.tar.xz``.
 
     Returns:

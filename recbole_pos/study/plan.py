@@ -328,13 +328,10 @@ class Fit:
     """One training, or one test of what another fit has trained.
 
     Attributes:
-        row: name of its row.
-        seed: seed of the training.
         stage: ``trial`` (of a search), ``final``, ``attach`` or ``retest``.
         trial: number of the trial, from 0; None in the other stages.
         options: model, dataset, options and config_files that the plan gives. They lack what a
             trial samples from a space, and what a search chooses for a final fit.
-        name: name of the fit within the study.
         after: names of fits that must have ended: all trials of the row, or the fit of its parent.
         repeats: whether a trial trains the same run: this fit has a seed of the trials, and the
             configuration that their search chooses.

@@ -47,8 +47,6 @@ class RenderedTable:
     """A table as people read it.
 
     Attributes:
-        title: title above the table.
-        columns: names of the columns.
         lines: cells, line by line.
         notes: sentences below the table.
         text_columns: indices of the columns of words, aligned left; the others have numbers.

@@ -66,7 +66,6 @@ class Results:
     """Runs of a study, finished or not.
 
     Attributes:
-        plan: plan of the study.
         runs: a line for each run: row, seed, status (``done``, ``failed``, or any other word while
             it is trained), and where known reason (of a failure), a column for each metric of the
             test, validation (the first metric, at the best epoch), seconds (of training),
@@ -114,7 +113,6 @@ class Comparison:
     """The numbers of one table.
 
     Attributes:
-        table: plan of the table.
         means: a line for each row and metric (and validation, if the table has it): row, metric,
             mean, deviation, seeds; and targets and units, if they come from ranks.
         differences: differences in the first metric, as ``statistics.compute_differences`` returns

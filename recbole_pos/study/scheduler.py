@@ -33,8 +33,6 @@ class Job:
     """A fit that can be trained now, and its run.
 
     Attributes:
-        fit: fit of the plan.
-        config: configuration of the run.
         digest: digest of the run.
         tested_run: digest of a trained run whose weights are only tested; None to train.
     """
@@ -49,13 +47,8 @@ class Scheduler:
     """Decides which fit of a plan is trained next, and records how fits ended.
 
     Args:
-        plan: plan of the study.
-        folder: folder of the study.
         rows: names of rows to train, besides the rows they start from; all if empty.
         packed: packed studies, whose runs need no training.
-
-    Raises:
-        UsageError: for an unknown row, or a wrong search.
 
     Attributes:
         status: name of a fit that has ended -> done or failed.
@@ -328,10 +321,6 @@ class RowSearch:
     """The trials of a row, which have no test interactions and are compared by validation.
 
     A grid is tried point by point; a space is sampled, by default by Optuna (TPE).
-
-    Args:
-        plan: plan of the study.
-        name: name of a row with a search.
 
     Raises:
         UsageError: for options that the row's model does not take, or that are given and searched.

@@ -271,7 +271,6 @@ def compute_means(
     """Return the mean of a metric of each row.
 
     Args:
-        table: ranks of the study's runs.
         metric: a name such as ``ndcg@10``.
         bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
 
@@ -311,9 +310,8 @@ def compute_differences(
     correction over all lines.
 
     Args:
-        table, metric, bins: as for :func:`compute_means`.
-        reference: row that the others are compared to.
-        rows: rows to compare.
+        metric, bins: as for :func:`compute_means`.
+        reference: row that all ``rows`` are compared to.
         are_coupled: returns whether two rows share the noise of a seed, since one was made from
             runs of the other or both from runs of a third.
 

@@ -130,7 +130,6 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     """Return a plan with other keys and other options of its base.
 
     Args:
-        plan: plan of a study.
         changes: keys of a study, over those of the plan. A number of seeds selects the first of the
             study's list of seeds; further seeds follow its largest.
         base: options over those of its base; its config_files are read after those of the base.
@@ -161,8 +160,6 @@ def plan_models(
     """Return a plan with a row for every model, or for every model and varied value.
 
     Args:
-        dataset: name of the dataset.
-        models: names of the models.
         vary: ``option=value,value,...``; values are yaml, ``position=[nope],[rope,kernel]``. Every
             combination of several is a row.
         seeds: number of seeds.

@@ -53,7 +53,6 @@ def read_source(path: str | Path, above: tuple[Path, ...] = ()) -> Source:
     """Return the study in a file, with the content that it inherits by its key ``like``.
 
     Args:
-        path: path of the file.
         above: files that inherit from this one.
 
     Raises:
