@@ -101,7 +101,7 @@ def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
 
 
 def note_unread(plan: Plan, check: Check) -> None:
-    """Set ``unread`` of the rows, but for what no row reads, which :func:`check_plan` refuses."""
+    """Set ``unread`` of every row; :func:`check_plan` refuses an option that no row reads."""
     for name in plan.sort_rows():
         row = plan.rows[name]
         while key := _find_unread(plan, name, check):
@@ -200,7 +200,7 @@ def digest_requests(plan: Plan) -> dict[str, str]:
     """Return name of a fit -> digest of what a plan asks of it.
 
     A run that was made for another digest no longer belongs to the fit. The digest covers the
-    search, which decides later runs. It covers neither ``data_path`` nor what a row does not read.
+    search, which decides later runs, and all options of the base but ``data_path``.
     """
     requests = {row: _collect_request(plan, row) for row in plan.rows}
     digests: dict[tuple[str, int], str] = {}  # of a row and a seed, the same for all trials

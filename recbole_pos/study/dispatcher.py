@@ -100,7 +100,7 @@ class ActiveRuns:
 
     def _describe_done(self, job: Job, facts: dict[str, Any], seconds: float) -> str:
         """Return ``12 epochs  valid ndcg@10 0.1234  41 s``."""
-        metric = self.scheduler.metric(job.fit.row)
+        metric = self.scheduler.find_metric(job.fit.row)
         best_valid = facts.get("best_valid") or {}
         valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
         prefix = "stopped after " if facts.get("stopped") else ""

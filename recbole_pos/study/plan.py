@@ -359,11 +359,10 @@ def list_fits(plan: Plan) -> list[Fit]:
     second, so that an interrupted study has all rows with the same seeds.
     """
     trials = {name: _list_trials(plan, name) for name in plan.sort_rows()}
-    fits = list(itertools.chain.from_iterable(trials.values()))
-    for seed in plan.seeds:
-        for name, row_trials in trials.items():
-            fits.append(_make_final_fit(plan, name, seed, row_trials))
-    return fits
+    final_fits = [
+        _make_final_fit(plan, name, seed, trials[name]) for seed in plan.seeds for name in trials
+    ]
+    return [*itertools.chain.from_iterable(trials.values()), *final_fits]
 
 
 def _list_trials(plan: Plan, row_name: str) -> list[Fit]:

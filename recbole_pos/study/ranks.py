@@ -38,15 +38,12 @@ def is_from_ranks(metric: str) -> bool:
 
 
 def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """Return the gain of each target, whose mean is the metric.
+    """Return the gain of each target [..., targets], whose mean is the metric.
 
     Args:
         rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
             ties, infinity for a target that cannot be ranked.
         metric: name and cutoff: ``ndcg@10``.
-
-    Returns:
-        [..., targets] gains; 0 for ranks from the cutoff on.
 
     Raises:
         UsageError: for a metric that does not follow from ranks.

@@ -303,7 +303,7 @@ class Scheduler:
         digest = digest_run(config, self.prepare(config).identity, parent_run)
         return Job(fit, config, digest, None if schemes else parent_run)
 
-    def metric(self, row: str) -> str:
+    def find_metric(self, row: str) -> str:
         """Return the validation metric of a row: that of its search, else the study's first."""
         return self.searches[row].metric if row in self.searches else self.plan.metrics[0]
 

@@ -252,10 +252,7 @@ def correct_by_holm(p: np.ndarray) -> np.ndarray:
     """Correct p-values for multiple tests (Holm, A simple sequentially rejective procedure, 1979).
 
     Args:
-        p: [tests] p-values; nan where there is no test, which does not count.
-
-    Returns:
-        [tests] corrected p-values, at most 1; nan where there is no test.
+        p: [tests] p-values; nan where there is no test, which does not count and stays nan.
     """
     corrected = np.full(p.shape, np.nan)
     num_tests = np.count_nonzero(~np.isnan(p))

@@ -48,7 +48,7 @@ def make_plan(source: Source) -> Plan:
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))
-    plan.sort_rows()
+    plan.sort_rows()  # raises if rows are made of each other
     _require_equal_trials(plan)
     return plan
 
