@@ -261,8 +261,11 @@ def _iterate_members(content: memoryview) -> Iterator[tuple[str, Any]]:
     # tarfile's own reader trusts the lengths in extended headers, so each header is read here
     names: set[str] = set()
     start = 0
-    while bytes(block := content[start : start + tarfile.BLOCKSIZE]).strip(b"\0"):
-        header = tarfile.TarInfo.frombuf(bytes(block), "utf-8", "strict")
+    while True:
+        block = bytes(content[start : start + tarfile.BLOCKSIZE])
+        if not block.strip(b"\0"):  # the end of the archive
+            return
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         start += tarfile.BLOCKSIZE
         if not _MEMBER.fullmatch(header.name) or header.type != tarfile.REGTYPE:
             raise tarfile.TarError(f"{shown(header.name)} is not one of its files")

@@ -114,7 +114,8 @@ class RankTable:
             UsageError: naming runs of other targets, or one without ranks.
         """
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
-        targets, ranks = pd.DataFrame(), list[np.ndarray]()
+        targets = pd.DataFrame()
+        ranks: list[np.ndarray] = []
         for (row, seed), frame in frames.items():
             run_targets, rank = _sort_targets(frame, row, seed)
             if not ranks:
