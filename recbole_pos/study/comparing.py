@@ -220,14 +220,14 @@ def _make_plan_and_folder(
             "--vary: goes with models (-m); the configurations of a study are in its file"
         )
     folder = None
-    plan: Plan | None
     if isinstance(what, dict):
         plan = make_plan(Source("study", what))
     elif Path(what).is_dir():
         folder = StudyFolder(what)
-        plan = folder.read_plan()
-        if plan is None:
+        stored_plan = folder.read_plan()
+        if stored_plan is None:
             raise UsageError(f"{what} is not the folder of a study: no study.json")
+        plan = stored_plan
     else:
         plan = read_plan(what)
     if dataset and dataset != plan.dataset:
