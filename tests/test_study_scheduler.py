@@ -11,7 +11,7 @@ from small_study import NOPE, ROWS, plan, study, train
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.study.collect import collect_results
-from recbole_pos.study.comparing import _plan_and_folder, _require_metrics
+from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.result_tables import make_search_table
@@ -115,10 +115,10 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     content = study(tiny, seeds=[7, 8])
     content["base"] |= {"config_files": ["one.yaml", "two.yaml"]}
     more = {"config_files": ["one.yaml", "three.yaml"]}
-    found, _ = _plan_and_folder(content, None, more, CompareArguments(seeds=3))
+    found, _ = _make_plan_and_folder(content, None, more, CompareArguments(seeds=3))
     assert found.base.config_files == ("two.yaml", "one.yaml", "three.yaml")
     assert found.seeds == (7, 8, 9)
-    found, _ = _plan_and_folder(content, None, {}, CompareArguments(seeds=1))
+    found, _ = _make_plan_and_folder(content, None, {}, CompareArguments(seeds=1))
     assert found.seeds == (7,)
 
 
