@@ -184,7 +184,7 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
     if use == "init":
         table.start = _make_start(values, trained, whiten, d, config["initializer_range"])
-        table.begin()
+        table.write_start()
         table.weight.requires_grad_(config["item_vectors_train"] is not False)
         return
     model.content_source = source
