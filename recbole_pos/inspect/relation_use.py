@@ -95,7 +95,7 @@ def inspect_relations(
         raise UsageError("this model was trained without relations (relations: [])")
     model.inference = "batch"  # as in training, also where predictions read no relations
     loader = experiment.loaders["train"]
-    select_rows = model.window_rows if loader.packed else model.prefix_rows
+    select_rows = model.pack_windows if loader.packed else model.pack_prefixes
     rows = [select_rows(batch.to(model.device))[0] for batch in islice(loader, batches)]
     uses, num_events = measure_relations(model, rows)
     content = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
@@ -147,7 +147,7 @@ def measure_relations(
     known, read = np.zeros(count), np.zeros((count, 2))  # all, of other users
     squares = np.zeros((len(layers), count + 2))  # relations, users, self-attention, states
     for rows in batches:
-        order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
+        order = lookup.make_order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
         heads, users = lookup.find(rows, order)
         for i, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
             known[i] += relation.is_known(rows.events, lookup).sum()
@@ -195,7 +195,7 @@ def _sum_squares(
 ) -> np.ndarray:
     """Return sums of squares [layers, n]: of relations, users, self-attention and states."""
     with record_calls(layers) as calls:
-        model.row_states(rows, None)
+        model.encode_packed(rows, None)
     sums = []
     for layer, (x, ctx, out) in zip(layers, calls, strict=True):
         attention = layer.multi_head_attention

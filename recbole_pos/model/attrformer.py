@@ -15,15 +15,15 @@ equation        code
 6 to 8          ``RelationAttention.augmented`` in ``layers/relations.py``
 9               ``RelationAttention.attention``, same file
 top-K           ``top_relations`` in ``relations/search.py``
-section 3.1.3   ``RelationLookup.relations`` (R^U), ``RelationLayer`` (its place)
-section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
+section 3.1.3   ``RelationLookup.build_relations`` (R^U), ``RelationLayer`` (its place)
+section 3.2.2   ``RelationLookup.pack_histories``; ``linked`` in ``data/loaders.py``
 11, 12          ``full_cross_entropy`` in ``layers/losses.py``
 13 to 17        ``posterior_loss``, same file; ``LaterTargets`` in ``data/targets.py``
 =============== ===================================================================
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
 
-Only ``RelationLookup.order`` decides what an interaction may read; ``relations/lookup.py`` explains
+Only ``RelationLookup.make_order`` decides what an interaction may read; ``relations/lookup.py`` explains
 why nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
 are of random windows (``length_pool: 1``). Section 3.1.3 counts positions from
 the oldest interaction of a window. Shapes as in ``layers/relations.py``, and B rows of RecBole's
@@ -165,13 +165,13 @@ class AttrFormer(PosSASRec):
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """Return a batch on the host with its relations, times and future items."""
-        rows, target = self.window_rows(batch)
+        rows, target = self.pack_windows(batch)
         relations, times = self._look_up(rows, self.lookup, batch.items.device)
         return replace(batch, prepared=(relations, times, self._look_up_future(target)))
 
     def pack_rows(self, interaction: Interaction) -> SequenceBatch:
         """Pack RecBole's rows as windows, with the places of their interactions in the log."""
-        rows, last = self._read_histories(interaction)
+        rows, last = self._pack_histories(interaction)
         batch = SequenceBatch(
             items=self.lookup.items[torch.from_numpy(rows.events)],
             lengths=torch.from_numpy(rows.lengths),
@@ -186,10 +186,10 @@ class AttrFormer(PosSASRec):
         """Return the loss of RecBole's rows, one target each."""
         future = self._look_up_future(interaction[TARGET_EVENT].cpu().numpy())
         with self.shared_items():
-            hidden = self.row_states(*self.prefix_rows(interaction))
+            hidden = self.encode_packed(*self.pack_prefixes(interaction))
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
-    def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
+    def pack_windows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and where its targets are in the log."""
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
@@ -199,7 +199,7 @@ class AttrFormer(PosSASRec):
             positions = batch.positions.cpu().numpy()
             source = np.isin(np.arange(len(events)), positions)
             before_target = events[positions]
-        rows = self.lookup.windows(events, batch.lengths.cpu().numpy(), source, self.linked)
+        rows = self.lookup.pack_windows(events, batch.lengths.cpu().numpy(), source, self.linked)
         return rows, before_target + 1
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class AttrFormer(PosSASRec):
             return None
         return self.posterior_targets.after(torch.from_numpy(target))
 
-    def row_states(
+    def encode_packed(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
         """Return the states of packed rows, which read each other, at ``positions`` [k] or all.
@@ -241,15 +241,15 @@ class AttrFormer(PosSASRec):
             # in training from torch's generator, whose state checkpoints keep
             seed = int(torch.randint(2**62, ())) if self.training else self.seed
             rng = np.random.default_rng(seed)
-            relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
+            relations = lookup.build_relations(rows, rng, device, self.item_embedding.weight.dtype)
         times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
         return relations, times.to(device)
 
-    def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
+    def _pack_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """Return RecBole's rows as packed windows, and the [B] index of each newest interaction."""
         target = interaction[TARGET_EVENT].cpu().numpy()
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
-        rows = self.lookup.histories(target - lengths, target, bank=False)
+        rows = self.lookup.pack_histories(target - lengths, target, is_bank=False)
         return rows, np.cumsum(lengths) - 1
 
     def encode_rows(self, rows: Interaction) -> Tensor:
@@ -257,15 +257,15 @@ class AttrFormer(PosSASRec):
 
         Interactions are related within their row only, so that states do not depend on the batch.
         """
-        histories, last = self._read_histories(rows)
-        return self.row_states(histories, torch.from_numpy(last).to(self._device))
+        histories, last = self._pack_histories(rows)
+        return self.encode_packed(histories, torch.from_numpy(last).to(self._device))
 
-    def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
+    def pack_prefixes(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
         """Return the same windows, whose newest interactions other rows may read as in training."""
-        rows, last = self._read_histories(interaction)
+        rows, last = self._pack_histories(interaction)
         source = np.zeros(len(rows.events), dtype=bool)
         source[last] = True
-        rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
+        rows = self.lookup.pack_windows(rows.events, rows.lengths, source, linked=False)
         return rows, torch.from_numpy(last).to(self._device)
 
     def compute_states(self, interaction: Interaction) -> Tensor:
@@ -276,8 +276,8 @@ class AttrFormer(PosSASRec):
         training targets have no such guarantee: they read each other as in training.
         """
         target = interaction[TARGET_EVENT].cpu().numpy()
-        if self.lookup.trained[target].any():
-            return self.row_states(*self.prefix_rows(interaction))
+        if self.lookup.is_trained[target].any():
+            return self.encode_packed(*self.pack_prefixes(interaction))
         return self._encode_histories(target - self.lookup.ranks[target], target, self.lookup)
 
     def after(
@@ -315,16 +315,16 @@ class AttrFormer(PosSASRec):
             if self.inference == "batch":
                 users = np.unique(lookup.users[target - 1])
                 users = users[users < len(lookup.train_end)]
-            bank = lookup.bank(users)
+            bank = lookup.pack_bank(users)
         states = []
         # rows do not read each other, so a batch of long histories is encoded part by part
         group = np.cumsum(target - start) // MOST_EVENTS
         for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(group)) + 1):
             first, end = start[histories], target[histories]
-            rows = lookup.histories(first, end, bank=False)
+            rows = lookup.pack_histories(first, end, is_bank=False)
             last = torch.from_numpy(np.cumsum(end - first) - 1).to(self._device)
             rows = rows if bank is None else rows + bank
-            states.append(self.row_states(rows, last, lookup))
+            states.append(self.encode_packed(rows, last, lookup))
         return torch.cat(states)
 
 
