@@ -52,8 +52,7 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
     """Read the option ``relations``, a list of mappings or names of fields.
 
     Raises:
-        UsageError: if it is no list, an entry is not a relation of a loaded field of ``dataset``,
-            or a field is given twice.
+        UsageError: for what is not a relation of a loaded field, or for a field given twice.
     """
     if not isinstance(entries, (list, tuple)):
         raise UsageError(
@@ -69,11 +68,7 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
 
 
 def _read_entry(entry: Any, dataset: Dataset) -> Relation:
-    """Read one entry of ``relations``, with defaults for the keys that it leaves out.
-
-    Raises:
-        UsageError: if the entry is not a relation of a loaded field.
-    """
+    """Read an entry of ``relations``, with defaults for missing keys; raise UsageError if wrong."""
     entry = {"field": entry} if isinstance(entry, str) else entry
     if isinstance(entry, Mapping):
         _refuse_unknown_keys(entry)

@@ -83,11 +83,8 @@ class _Runs:
 class _ReadableRuns:
     """The interactions of a cell (class and column as one number) that a reader may read, as runs.
 
-    Args:
-        cell: [m] cell of each interaction.
-        classified: indices of the interactions that have a class, ascending.
-        order: who may read whom.
-        across_users: whether interactions of other users are read at all.
+    ``cell`` is [m], ``classified`` are the interactions that have a class, ascending, and
+    ``across_users`` is whether interactions of other users are read at all.
     """
 
     def __init__(
@@ -109,11 +106,8 @@ class _ReadableRuns:
         self.shared_by_user = _Runs(shared, user_code * self.num_ranks + rank)
 
     def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Find what each reader [n] may read of a cell [n].
-
-        Returns:
-            End and size of the run of its own chain; end and size of the run that it shares with
-            other users; and how many interactions of the latter are of its own user. All [n].
+        """Return ends and sizes [n] of the readers' own runs, the same of runs across users, and
+        how many interactions of the latter to skip, as they are of the reader's user.
         """
         rank = self.order.rank[reader]
         start = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
