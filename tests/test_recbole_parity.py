@@ -25,7 +25,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.layers.chunks import CHUNK_ELEMENTS
 from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
-from recbole_pos.model.training import adapter, every_state
+from recbole_pos.model.training import adapter, compute_every_state
 
 pytestmark = pytest.mark.slow
 AS_RECBOLE = {
@@ -194,7 +194,7 @@ def test_states_stand_with_their_targets_and_know_no_later_event(made, model: st
     assert batch.positions is not None
     ends = batch.lengths.cumsum(0)
     with torch.no_grad():
-        states = every_state(net, batch)
+        states = compute_every_state(net, batch)
         assert len(states) == len(batch.positions) == len(batch)
         for state, at in zip(states, batch.positions.tolist(), strict=True):
             row = int((ends <= at).sum())

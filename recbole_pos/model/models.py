@@ -67,7 +67,7 @@ CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
 def _find_owner(name: str) -> str | None:
-    """Return who reserves the name of a model, the plugin or RecBole; None if it is free."""
+    """Return who has the name of a model, ``US`` or RecBole; None if it is free."""
     if name in MODELS or name in BASELINES:
         return US
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
@@ -144,27 +144,34 @@ def registered_name(model: type) -> str:
     _require_recommender(model)
     if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
         return model.__name__
-    for table in (MODELS, BASELINES, ADDED):
-        if name := table.registered_name(model):
+    for registry in (MODELS, BASELINES, ADDED):
+        name = registry.registered_name(model)
+        if name is not None:
             return name
-    # a notebook cell that runs again defines the class anew: keep the defaults given before
+    # a notebook cell that runs again defines the class again: keep the defaults given before
     earlier = ADDED.find_registration(model)
-    given = earlier.given if earlier else None
-    _register(model, given, model.__name__, find_home_module(model) if given is None else None)
+    given = None if earlier is None else earlier.given
+    module = find_home_module(model) if given is None else None
+    _register(model, given, model.__name__, module)
     return model.__name__
 
 
 def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
-    """Check and add a model, which the import of ``module`` registers in other processes."""
+    """Check and add a model, which the import of ``module`` registers in other processes.
+
+    A model of the plugin under its own name is there already, unless defaults are ``given``.
+    """
     if _find_owner(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
         return
-    if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
+    is_recboles = model.__module__.partition(".")[0] == "recbole"
+    if not is_recboles and name.lower() in _list_recbole_names():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
     defaults, own_options = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
-    if reserved := {"model", "dataset", "plugins"} & set(defaults):
+    reserved = {"model", "dataset", "plugins"} & set(defaults)
+    if reserved:
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
             "is not an option of a model"
@@ -173,7 +180,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
 
 
 def _require_recommender(model: Any) -> None:
-    """Check that a class is a model that can be trained here."""
+    """Refuse what is not a class of a model that can be trained here."""
     if not isinstance(model, type):
         raise UsageError(f"model: expected a class or a name, found {shown(model)}")
     from recbole.model.abstract_recommender import AbstractRecommender
@@ -193,11 +200,12 @@ def _require_recommender(model: Any) -> None:
             f"model {path} is neither a sequential nor a general recommender of RecBole's, which "
             "alone can run here"
         )
+    # of each tuple a model must define one method at least, which ``base`` does not
     base: type = AbstractRecommender
-    # of each tuple one method at least must be defined
     required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
     if issubclass(model, PosRecommender):
-        base, required = PosRecommender, [("encode", "states", "calculate_loss")]
+        base = PosRecommender
+        required = [("encode", "states", "calculate_loss")]
     for names in required:
         if all(getattr(model, name) is getattr(base, name) for name in names):
             raise UsageError(f"model {path} defines no {' and no '.join(names)}")
@@ -209,15 +217,16 @@ def _read_shipped(model: type) -> dict[str, Any]:
     if path == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
     if path.startswith("recbole.model."):
-        file = _recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
+        file = _find_recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
-    for table in (MODELS, BASELINES):
-        if name := table.registered_name(model):
-            return table.defaults(name)
+    for registry in (MODELS, BASELINES):
+        name = registry.registered_name(model)
+        if name is not None:
+            return registry.defaults(name)
     return {}
 
 
-def _recbole_folder() -> Path:
+def _find_recbole_folder() -> Path:
     """Return the folder of the installed RecBole."""
     import recbole
 
@@ -225,6 +234,7 @@ def _recbole_folder() -> Path:
 
 
 @functools.cache
-def _names_in_recbole() -> frozenset[str]:
-    """Return the names of RecBole's models in lower case, which are those of its modules."""
-    return frozenset(file.stem for file in (_recbole_folder() / "model").glob("*_recommender/*.py"))
+def _list_recbole_names() -> frozenset[str]:
+    """Return the names of RecBole's models in lower case, as its modules are called."""
+    files = (_find_recbole_folder() / "model").glob("*_recommender/*.py")
+    return frozenset(file.stem for file in files)
