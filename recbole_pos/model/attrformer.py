@@ -107,10 +107,8 @@ class AttrFormer(PosSASRec):
         self.bank_users = self._choose_bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
         self.posterior_targets = LaterTargets(dataset.split, betas)
-        popularity = torch.from_numpy(dataset.popularity)
-        if self.candidates is not None:
-            popularity = popularity[self.candidates]
-        prior = dirichlet_prior(popularity)
+        counts = torch.from_numpy(dataset.popularity)
+        prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     @property

@@ -36,15 +36,12 @@ Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> Loss:
-    """Build the loss of ``loss_type`` as a function.
+    """Build the loss of ``loss_type`` for states [m, d], vectors [items, d] and targets [m].
 
     Args:
         config: options of the model.
         dataset: the training dataset, for the popularity of items.
         candidates: ids of the items that the loss chooses among; None for all.
-
-    Returns:
-        The mean loss of states [m, d], given vectors [items, d] and the target [m] of each state.
 
     Raises:
         UsageError: for an unknown ``loss_type``.
@@ -58,8 +55,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     if kind in SAMPLED:
         counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
         counts = counts if candidates is None else counts[candidates.numpy()]
-        keys = [field.name for field in fields(SampledLoss) if field.name in config]
-        options = {key: config[key] for key in keys}
+        options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
         return SampledLoss(counts=torch.from_numpy(counts), **options)
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
 
@@ -127,8 +123,7 @@ class PosRecommender(SequentialRecommender):
         # whether the loss of a target depends on the others of its batch
         is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
         self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
-        item_features = build_item_features(config, dataset)
-        if item_features is not None:
+        if (item_features := build_item_features(config, dataset)) is not None:
             self.item_embedding.parts["features"] = item_features
         self.event_features = build_event_features(config, dataset)
 

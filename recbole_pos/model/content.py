@@ -173,10 +173,10 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     if not (config["item_vectors"] or config["preload_weight"]):
         return
     use = config["item_vectors_use"]
-    is_trained = dataset.popularity > 0  # [n]
     if use == "init":
-        _start_from_content(model, config, dataset, is_trained)
+        _start_from_content(model, config, dataset)
         return
+    is_trained = dataset.popularity > 0  # [n]
     if not is_trained[1:].all():
         _limit_candidates(model, is_trained)
     if use in ("add", "late"):
@@ -184,12 +184,10 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     if use == "late":
         _add_content_model(model, config, dataset)
     else:
-        _add_content_part(model, config, dataset, is_trained)
+        _add_content_part(model, config, dataset)
 
 
-def _start_from_content(
-    model: Any, config: Options, dataset: Dataset, is_trained: np.ndarray
-) -> None:
+def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Let the id vectors of a model start as content vectors (``item_vectors_use: init``)."""
     table = model.item_embedding
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
@@ -197,6 +195,7 @@ def _start_from_content(
     has_content = values.any(1)
     if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
+        is_trained = dataset.popularity > 0
         values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
         deviation = max(float(values[has_content & is_trained].std()), _TINY)
         values *= config["initializer_range"] / deviation
@@ -207,12 +206,11 @@ def _start_from_content(
     table.weight.requires_grad_(config["item_vectors_train"] is not False)
 
 
-def _add_content_part(
-    model: Any, config: Options, dataset: Dataset, is_trained: np.ndarray
-) -> None:
+def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
     """Add MLP(c_i) to the item vectors of a model, or replace them by it."""
     model.content_source, values = _read_content(model, config, dataset)
-    statistics = Statistics.from_vectors(values, is_trained, config["item_vectors_whiten"])
+    whiten = config["item_vectors_whiten"]
+    statistics = Statistics.from_vectors(values, dataset.popularity > 0, whiten)
     if config["item_vectors_use"] == "replace":
         model.item_embedding.drop_ids()
     values = statistics.transform(values)

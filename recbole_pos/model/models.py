@@ -145,8 +145,7 @@ def registered_name(model: type) -> str:
     if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
         return model.__name__
     for registry in (MODELS, BASELINES, ADDED):
-        name = registry.registered_name(model)
-        if name is not None:
+        if name := registry.registered_name(model):
             return name
     # a notebook cell that runs again defines the class again: keep the defaults given before
     earlier = ADDED.find_registration(model)
@@ -157,10 +156,8 @@ def registered_name(model: type) -> str:
 
 
 def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
-    """Check and add a model, which the import of ``module`` registers in other processes.
-
-    A model of the plugin under its own name is there already, unless defaults are ``given``.
-    """
+    """Check and add a model, which the import of ``module`` registers in other processes."""
+    # the plugin's own models are there already
     if _find_owner(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
         return
     is_recboles = model.__module__.partition(".")[0] == "recbole"
@@ -170,8 +167,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
     defaults, own_options = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
-    reserved = {"model", "dataset", "plugins"} & set(defaults)
-    if reserved:
+    if reserved := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
             "is not an option of a model"
@@ -204,8 +200,7 @@ def _require_recommender(model: Any) -> None:
     base: type = AbstractRecommender
     required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
     if issubclass(model, PosRecommender):
-        base = PosRecommender
-        required = [("encode", "states", "calculate_loss")]
+        base, required = PosRecommender, [("encode", "states", "calculate_loss")]
     for names in required:
         if all(getattr(model, name) is getattr(base, name) for name in names):
             raise UsageError(f"model {path} defines no {' and no '.join(names)}")
@@ -220,8 +215,7 @@ def _read_shipped(model: type) -> dict[str, Any]:
         file = _find_recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
     for registry in (MODELS, BASELINES):
-        name = registry.registered_name(model)
-        if name is not None:
+        if name := registry.registered_name(model):
             return registry.defaults(name)
     return {}
 

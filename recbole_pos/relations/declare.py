@@ -80,7 +80,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     where = f"relations: {field}"
     table = _find_table(field, dataset)
     field = dataset.time_field if table == TIME else field
-    kind, kind_reason = _find_kind(field, table, dataset, where)
+    kind, reason = _find_kind(field, table, dataset, where)
     sources = SOURCES.get(table, ("behaviour",))
     default_scope = "batch" if table in SOURCES else "sequence"
     chosen = {"kind": kind, "source": sources[0], "scope": default_scope}
@@ -88,10 +88,10 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
         chosen[key] = entry.get(key, chosen[key])
         check_choice(f"{where}: {key}", chosen[key], allowed)
     if chosen["kind"] != kind:
-        raise UsageError(f"{where}: the field is {kind}{kind_reason}, not {chosen['kind']}")
+        raise UsageError(f"{where}: the field is {kind}{reason}, not {chosen['kind']}")
     _check_source_and_scope(chosen, sources, table, where)
     within = _read_within(entry.get("within"), table, dataset, where)
-    scales = _read_scales(entry.get("scales"), kind, kind_reason, table, where)
+    scales = _read_scales(entry.get("scales"), kind, reason, table, where)
     return Relation(field=field, table=table, within=within, scales=scales, **chosen)
 
 
@@ -125,8 +125,7 @@ def _check_source_and_scope(
 
 def _find_table(field: str, dataset: Dataset) -> str:
     """Return the table of a field; a loaded field time or position precedes the built-in one."""
-    table = loaded_fields(dataset).get(field)
-    if table is not None:
+    if (table := loaded_fields(dataset).get(field)) is not None:
         return TIME if field == dataset.time_field else table
     if field in (POSITION, TIME):
         return field
@@ -134,7 +133,7 @@ def _find_table(field: str, dataset: Dataset) -> str:
 
 
 def _find_kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
-    """Return the kind of a field, and the reason as the end of a message; empty if built in."""
+    """Return the kind of a field, and its reason as the end of a message, empty if built in."""
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value
@@ -160,8 +159,7 @@ def _read_within(within: Any, table: str, dataset: Dataset, where: str) -> str |
         raise UsageError(f"{prefix}only a field of the item or user table can have one")
     if not isinstance(within, str):
         raise UsageError(f"{prefix}expected the name of a field, found {shown(within)}")
-    within_table = loaded_fields(dataset).get(within)
-    if within_table is None:
+    if (within_table := loaded_fields(dataset).get(within)) is None:
         raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
     if within_table != table or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
@@ -171,15 +169,12 @@ def _read_within(within: Any, table: str, dataset: Dataset, where: str) -> str |
     return within
 
 
-def _read_scales(
-    scales: Any, kind: str, kind_reason: str, table: str, where: str
-) -> tuple[float, ...]:
+def _read_scales(scales: Any, kind: str, reason: str, table: str, where: str) -> tuple[float, ...]:
     """Read the key ``scales`` of a field of ``kind``; None gives the default of its table."""
     if kind == "categorical":
         if scales is not None:
             raise UsageError(
-                f"{where}: scales are for numerical fields, and this one is categorical"
-                f"{kind_reason}"
+                f"{where}: scales are for numerical fields, and this one is categorical{reason}"
             )
         return ()
     if scales is None:

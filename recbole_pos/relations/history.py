@@ -102,8 +102,7 @@ class HistoryRelations(nn.Module):
     def __init__(self, lookup: RelationLookup, declared: Sequence[Relation]) -> None:
         super().__init__()
         heads = [relation for relation in declared if relation.source != "user"]
-        fields = [relation.field for relation in heads if relation.table == "inter"]
-        if fields:
+        if fields := [relation.field for relation in heads if relation.table == "inter"]:
             raise UsageError(
                 f"AttrFormer cannot be exported with relations of {', '.join(fields)}: a field of "
                 "interactions, of which an exported model gets items and times only"

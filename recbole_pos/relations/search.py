@@ -106,8 +106,9 @@ class _ReadableRuns:
         self.shared_by_user = _Runs(shared, user_code * self.num_ranks + rank)
 
     def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return ends and sizes [n] of the readers' own runs, the same of runs across users, and
-        how many interactions of the latter to skip, as they are of the reader's user.
+        """Return ends and sizes of the own runs, then of the shared runs, of readers [n] and cells.
+
+        The last array is how many of a shared run to skip, since they are of the reader's user.
         """
         rank = self.order.rank[reader]
         start = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
