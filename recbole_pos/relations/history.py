@@ -158,8 +158,9 @@ class HistoryRelations(nn.Module):
         position = torch.arange(value.size(-1), device=value.device)
         is_older = position[:, None] > position
         order = order.masked_fill(~is_older | (value == 0), FAR)
-        # k columns of padding, since topk fails on a history of fewer than k interactions
-        kth = -(-F.pad(order, (0, self.k), value=FAR)).topk(self.k, -1).values[..., -1:]
+        # topk fails on a history of fewer than k interactions
+        padded = F.pad(order, (0, self.k), value=FAR)
+        kth = -(-padded).topk(self.k, -1).values[..., -1:]  # the k-th lowest order
         value = value.masked_fill((order > kth) | (order == FAR), 0)
         degree = value.sum(-1).clamp(min=1)
         return value / (degree[:, :, None] * degree[:, None]).sqrt()

@@ -135,7 +135,7 @@ def top_relations(
     equal ranks the later in the batch). An interaction is not related to itself here.
 
     Args:
-        table: the relation.
+        table: classes of entities and their relations.
         group: [m] class of each interaction, 0 for none.
         order: who may read whom.
         k: most relations of an interaction.
@@ -192,7 +192,7 @@ def _allocate(
     """Return [n] how many interactions to take of each own run, and of each shared run.
 
     ``own`` and ``shared`` [n] are how many there are, reader by reader and class by class.
-    ``remaining`` [n] is how many a reader lacks, ``num_classes`` [readers] those it searches.
+    ``remaining`` [n] is how many a reader lacks; ``num_classes`` is [readers].
     """
     # a reader fills its classes in order, and in each takes from its own chain first
     available = np.stack((own, shared), 1).reshape(-1)
@@ -209,7 +209,7 @@ def _restrict_table(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return offsets [classes + 1], related classes and values [pairs] among sorted ``classes``.
 
-    A related class is given by its index in ``classes``.
+    Related classes are indices of ``classes``.
     """
     class_index = np.full(len(table.indptr) - 1, -1)
     class_index[classes] = np.arange(len(classes))
@@ -269,7 +269,7 @@ def top_differences(
     longest = np.bincount(chain).max(initial=1)
     back = np.arange(1, min(max_back, longest - 1, k if is_rising else max_back) + 1)
     num_readers = max(1, PAIRS_AT_ONCE // max(len(back), 1))
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts = list[tuple[np.ndarray, ...]]()
     for start in range(0, len(values), num_readers):
         reader = np.arange(start, min(start + num_readers, len(values)))[:, None]
         source = np.maximum(reader - back, 0)
