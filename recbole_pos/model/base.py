@@ -61,16 +61,17 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
 
 
 def average_losses(
-    loss: Loss, hidden: Tensor, weight: Tensor, targets: Tensor, target_weights: Tensor
+    loss: Loss, hidden: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
 ) -> Tensor:
     """Return the mean over states [k, d] of the weighted losses of their n targets.
 
-    ``target_weights`` [k, n] are all equal, but 0 where ``targets`` [k, n] has none.
+    ``vectors`` of items are [items, d]. ``target_weights`` [k, n] are all equal, but 0 where
+    ``targets`` [k, n] has none.
     """
     if loss is full_cross_entropy:  # computes the logits of a state once for its n targets
-        return weighted_cross_entropy(hidden, weight, targets, target_weights, None)
+        return weighted_cross_entropy(hidden, vectors, targets, target_weights, None)
     state, column = target_weights.nonzero(as_tuple=True)
-    mean = loss(hidden[state], weight, targets[state, column])
+    mean = loss(hidden[state], vectors, targets[state, column])
     return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
 
 
