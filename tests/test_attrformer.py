@@ -246,7 +246,7 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
     model, lookup, seen = made.model.train(), made.model.lookup, []
     relations = lookup.relations
     monkeypatch.setattr(lookup, "relations", lambda r, *a: seen.append(r) or relations(r, *a))
-    loss = made.trainer.adapter.loss(made.loaders["train"].packed)
+    loss = made.trainer.adapter.choose_loss(made.loaders["train"].packed)
     for batch in made.loaders["train"]:
         loss(batch)
         if hasattr(batch, "positions") and "train_windows" in options:

@@ -80,26 +80,26 @@ TABLES = (ADDED, MODELS, BASELINES)
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
 
 
-def built_in() -> list[str]:
+def list_built_in() -> list[str]:
     """Return the names of the plugin's models and of RecBole's."""
     return [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
 
 
-def runnable() -> list[str]:
+def list_runnable() -> list[str]:
     """Return the names of all models that can be run."""
-    return [*built_in(), *ADDED]
+    return [*list_built_in(), *ADDED]
 
 
-def on_our_base(model: str) -> bool:
+def is_on_our_base(model: str) -> bool:
     """Return whether a model is a ``PosRecommender``, which takes packed windows and any loss."""
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
 
 
-def served(model: str) -> bool:
+def is_served(model: str) -> bool:
     """Return whether ``plug.py`` gives RecBole the plugin's data and trainer for a model."""
-    return model in MODELS or model in BASELINES or on_our_base(model)
+    return model in MODELS or model in BASELINES or is_on_our_base(model)
 
 
 def register_model(model: type, defaults: Defaults | None = None, name: str | None = None) -> type:
@@ -139,10 +139,10 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
     return model
 
 
-def registered_name(model: type) -> str:
+def ensure_registered(model: type) -> str:
     """Return the name of a model class, which is registered under its own name if it has none."""
     _require_recommender(model)
-    if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
+    if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
     for registry in (MODELS, BASELINES, ADDED):
         if name := registry.registered_name(model):

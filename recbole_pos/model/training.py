@@ -44,11 +44,11 @@ class RecBoleAdapter:
         """Return the form of batches that the model needs."""
         return BatchRequirements(pack=getattr(self.model, "pack_rows", None))
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
         """Return the loss as a function of a batch of rows or, if ``packed``, of windows."""
         return self.model.calculate_loss
 
-    def table(self) -> nn.Parameter | None:
+    def find_kept_table(self) -> nn.Parameter | None:
         """Return the item table if its gradient is worth keeping (``kept_gradient``), else None."""
         return None
 
@@ -81,7 +81,7 @@ class NativeAdapter(RecBoleAdapter):
             return False
         return model.causal and not model.needs_events and model.later_targets is None
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self._row_loss
 
     def _row_loss(self, rows: Any) -> Tensor:
@@ -90,7 +90,7 @@ class NativeAdapter(RecBoleAdapter):
         loss: Tensor = (self.model.window_loss if is_packed else self.model.calculate_loss)(rows)
         return loss
 
-    def table(self) -> nn.Parameter | None:
+    def find_kept_table(self) -> nn.Parameter | None:
         embedding = self.model.item_embedding
         if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
             return None
@@ -124,7 +124,7 @@ class EveryPosition(RecBoleAdapter):
             )
         return BatchRequirements(windows=True)
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self.model.calculate_loss
 
     def _window_loss(self, batch: SequenceBatch) -> Tensor:
@@ -157,7 +157,7 @@ class MaskedEvents(RecBoleAdapter):
     scores all items at each and multiplies empty slots by zero: four in five on Amazon Beauty.
     """
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._masked_loss if self.config["loss_type"] == "CE" else self.model.calculate_loss
 
     def _masked_loss(self, rows: Interaction) -> Tensor:
@@ -185,7 +185,7 @@ ADAPTERS: dict[str, type[RecBoleAdapter]] = {
 }
 
 
-def adapter(config: Options, model: Any) -> RecBoleAdapter:
+def make_adapter(config: Options, model: Any) -> RecBoleAdapter:
     """Return the adapter of a model for the trainer, chosen by its class."""
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)
