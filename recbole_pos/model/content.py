@@ -142,16 +142,16 @@ class Statistics:
         """
         rows = np.flatnonzero(is_fitted & values.any(1))
         c, num_rows = values.shape[1], max(1, len(rows))
-        projects = whiten or size > 0
+        needs_products = whiten or size > 0
         total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
         for chunk_rows in np.array_split(rows, max(1, len(rows) // _ROWS)):
             chunk = values[chunk_rows].astype(np.float64)
             total += chunk.sum(0)
             squares += (chunk**2).sum()
-            if projects:
+            if needs_products:
                 products += chunk.T @ chunk
         mean = total / num_rows
-        if not projects:
+        if not needs_products:
             variance = (squares / num_rows - (mean**2).sum()) / c
             return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
         variances, axes = np.linalg.eigh(products / num_rows - np.outer(mean, mean))

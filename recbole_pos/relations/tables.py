@@ -160,7 +160,7 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
 
 
 def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Number joint classes: entities of the same class in every classification are of one.
+    """Number joint classes: entities whose classes agree in every classification share one.
 
     Args:
         groups: [entities] class of each entity, an array for each classification.
