@@ -244,8 +244,8 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
     """In the row where it has its target: elsewhere it would count once for every row."""
     made = open_shop(folder, cross_sequence="time_respecting", **options)
     model, lookup, seen = made.model.train(), made.model.lookup, []
-    relations = lookup.relations
-    monkeypatch.setattr(lookup, "relations", lambda r, *a: seen.append(r) or relations(r, *a))
+    relations = lookup.build_relations
+    monkeypatch.setattr(lookup, "build_relations", lambda r, *a: seen.append(r) or relations(r, *a))
     loss = made.trainer.adapter.choose_loss(made.loaders["train"].packed)
     for batch in made.loaders["train"]:
         loss(batch)

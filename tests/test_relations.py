@@ -81,7 +81,7 @@ def test_numbers_of_events(tmp_path: Path, opened) -> None:
     np.testing.assert_array_equal(found["position"].read_numbers(every, lookup), log.ranks)
     assert found["timestamp"].scales == (3600.0, 86400.0)  # appendix A.2
     days = open_shop(write(tmp_path, tables()), timestamp_unit="days").model.lookup
-    (by_days,) = (head for head in days.heads if getattr(head, "source", "") == "time")
+    (by_days,) = (head for head in days.heads if getattr(head, "origin", "") == "time")
     np.testing.assert_allclose(by_days.read_numbers(every, days), 86_400 * log.times.numpy())
 
 
