@@ -82,7 +82,7 @@ class PosTrainer(EvaluatingTrainer):
         if not self.shard.is_alone:
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
-                model.loss = distributed.over_whole_batch(model.loss, self.shard)
+                model.loss = distributed.make_global_loss(model.loss, self.shard)
         self.optimizer: Any = self._build_optimizer()
         self.kept: KeptGradient | None = None  # while an epoch is trained
         self.steps = 0  # that were taken, in all epochs
@@ -186,7 +186,7 @@ class PosTrainer(EvaluatingTrainer):
                     improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
                 self._finish_epoch(line, keep_now=epoch == 0 or callback_fn is not None)
-                self.reporter.epoch(line, self.valid_metric, improved)
+                self.reporter.show_epoch(line, self.valid_metric, improved)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
         finally:

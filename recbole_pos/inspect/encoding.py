@@ -129,7 +129,7 @@ def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
     found: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            name = SCHEMES.registered_name(type(module)) or type(module).__name__
+            name = SCHEMES.find_name(type(module)) or type(module).__name__
             found.setdefault(name, module)
     return found
 

@@ -145,7 +145,7 @@ def ensure_registered(model: type) -> str:
     if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
     for registry in (MODELS, BASELINES, ADDED):
-        if name := registry.registered_name(model):
+        if name := registry.find_name(model):
             return name
     # a notebook cell that runs again defines the class again: keep the defaults given before
     earlier = ADDED.find_registration(model)
@@ -215,7 +215,7 @@ def _read_shipped(model: type) -> dict[str, Any]:
         file = _find_recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
     for registry in (MODELS, BASELINES):
-        if name := registry.registered_name(model):
+        if name := registry.find_name(model):
             return registry.defaults(name)
     return {}
 

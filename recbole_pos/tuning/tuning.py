@@ -369,7 +369,7 @@ def _report(scheduler: Scheduler, result: SearchResult, reporter: Reporter) -> N
     write_json(folder / "tune.json", content)
     searched, metric, mode = row_search.searched, row_search.metric, row_search.mode
     pictures = draw(trials, best, searched, metric, mode, plan.title, folder)
-    reporter.results(
+    reporter.show_results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
         {"valid": best.best_valid, "test (once)": result.test},
     )
