@@ -100,7 +100,7 @@ def test_every_layer_equals_the_equations(
     for number, layer in enumerate(model.trm_encoder.layer, 1):
         attention = layer.multi_head_attention
         h = reference.layer_norm(x, attention.LayerNorm)
-        value = attention.relation_value(h).view(len(h), attention.relation_heads, -1)
+        value = attention.relation_value(h).view(len(h), attention.num_relation_heads, -1)
         augmented = augmented_heads(heads, attention.relation_mix, value)
         mixed, e = torch.zeros_like(h), attention.head_size
         for row in (slice(end - n, end) for end, n in zip(ends, rows.lengths, strict=True)):
@@ -138,7 +138,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
     model, log, part = shaken(made), made.dataset.log, made.dataset.part
     counts = np.bincount(log.items.numpy()[part == TRAIN], minlength=model.n_items).tolist()
     loader = made.trainer.training_loader(made.loaders["train"])
-    batch = loader.gather(np.concatenate(loader._batches()))
+    batch = loader.gather(np.concatenate(loader._get_batches()))
     futures, users = [], log.users.tolist()
     for event in batch.log_rows.tolist():
         ahead = range(event + 1, min(event + 4, len(log)))

@@ -234,7 +234,7 @@ class PosTrainer(EvaluatingTrainer):
             self.steps_in_rows(),
             reporter.task(title, len(train_data), show_progress) as task,
         ):
-            batches = train_data.batches_on(self.device, self.config["data_on_device"])
+            batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
                 rate = learning_rate(self.config, epoch_idx, self.steps, self.all_steps)
                 for group in self.optimizer.param_groups:
@@ -248,13 +248,13 @@ class PosTrainer(EvaluatingTrainer):
             self.shared_loss.broadcast_buffers()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
-        self.progress.trained_targets += train_data.targets
+        self.progress.trained_targets += train_data.num_targets
         return {
             "epoch": epoch_idx,
             "loss": mean_loss,
             "valid": None,
             "seconds": round(seconds, 3),
-            "targets_per_second": round(train_data.targets / seconds, 1),
+            "targets_per_second": round(train_data.num_targets / seconds, 1),
         }
 
     def _share_loss(self, loss_func: Any, epoch: int) -> Any:

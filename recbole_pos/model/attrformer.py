@@ -12,7 +12,7 @@ equation        code
 1, 10, A.2      ``categorical``, ``similarity`` in ``relations/tables.py``
 2 to 5          ``MultiHeadAttention`` in ``layers/attention.py``
 6, degrees      ``RelationLookup`` in ``relations/lookup.py``
-6 to 8          ``RelationAttention.augmented`` in ``layers/relations.py``
+6 to 8          ``RelationAttention.compute_heads`` in ``layers/relations.py``
 9               ``RelationAttention.attention``, same file
 top-K           ``top_relations`` in ``relations/search.py``
 section 3.1.3   ``RelationLookup.build_relations`` (R^U), ``RelationLayer`` (its place)
@@ -217,7 +217,7 @@ class AttrFormer(PosSASRec):
         """Return items [k, n] from each target on and their betas; None if only targets count."""
         if self.prior_weight == 0 and self.posterior_targets.weights.tolist() == [1.0]:
             return None
-        return self.posterior_targets.after(torch.from_numpy(target))
+        return self.posterior_targets.find_next(torch.from_numpy(target))
 
     def encode_packed(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None

@@ -144,7 +144,7 @@ class PosRecommender(SequentialRecommender):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             if isinstance(module, ItemTable):
-                module.begin()
+                module.write_start()
 
     def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the vectors [m, d] of items [m] of histories, with their ``event_features``."""
@@ -272,7 +272,7 @@ class PosRecommender(SequentialRecommender):
             if self.later_targets is None or batch.log_rows is None:
                 return self.loss(hidden, *self.training_candidates(vectors, batch.targets))
             events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
-            targets, target_weights = self.later_targets.after(events + 1)
+            targets, target_weights = self.later_targets.find_next(events + 1)
             vectors, targets = self.training_candidates(vectors, targets)
             return average_losses(self.loss, hidden, vectors, targets, target_weights)
 

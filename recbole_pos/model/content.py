@@ -201,7 +201,7 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
         values *= config["initializer_range"] / deviation
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
     table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
-    table.begin()
+    table.write_start()
     # by default (None) id vectors are trained, whereas content vectors are not
     table.weight.requires_grad_(config["item_vectors_train"] is not False)
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.graph_layers import WGAT, GRUSet2Set
 from recbole_pos.model.posrec import GraphRecommender
 from recbole_pos.values import Options
@@ -56,7 +56,7 @@ class FGNN(GraphRecommender):
 
     def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
         """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
-        incoming = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
+        incoming = weigh_neighbours(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
         is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
         weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
         return weights.to(self.item_embedding.weight)

@@ -11,7 +11,7 @@ equation        code
 =============== ===================================================================
 5, 6            the schemes ``dpe`` and ``ldpe`` under ``position/``
 section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
-7, weights w    ``neighbourhoods`` in ``layers/graph.py``; anchors: ``Anchors``
+7, weights w    ``weigh_neighbours`` in ``layers/graph.py``; anchors: ``Anchors``
 7, 8            ``PGGNN`` in ``layers/graph_layers.py``
 9               ``PosRec.encode_nodes``; the transformer is that of ``layers/attention.py``
 10              ``PosRec.states``
@@ -39,7 +39,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.graph_layers import PGGNN
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.model.base import PosRecommender
@@ -126,7 +126,7 @@ class PosRec(GraphRecommender):
         """
         graph, anchors = self.build_graphs(items, ctx)
         x = self.embed_nodes(graph, ctx)
-        weights = neighbourhoods(
+        weights = weigh_neighbours(
             graph, anchors, self.overlap, self.self_weight, mean=self.averages_messages
         ).to(x)
         for layer in self.graph_layers:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position.build import build_row_encodings
@@ -151,7 +151,7 @@ class _Anchored(_Trimmed):
             ctx = SequenceContext.from_lengths(lengths, self.max_seq_length)
             graph = SessionGraph.build(item_seq[is_real], ctx)
         anchors = Anchors.build(graph) if self.anchors else None
-        weights = neighbourhoods(
+        weights = weigh_neighbours(
             graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
         )
         incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)

@@ -24,7 +24,7 @@ from recbole_pos.layers.ligr import LiGRLayer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
 from recbole_pos.position.build import build_schemes
-from recbole_pos.position.compose import shortest_period
+from recbole_pos.position.compose import find_shortest_period
 from recbole_pos.values import Options
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer, "ligr": LiGRLayer}
@@ -69,7 +69,7 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
-            period = shortest_period(self)
+            period = find_shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.conversion.convert import belongs_to_dataset, convert, list_dataset_files
-from recbole_pos.data.identity import count_interactions, require_counts
+from recbole_pos.data.identity import count_dataset, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.files import digest_file, replace_folder
@@ -84,7 +84,7 @@ def build(
             shutil.copyfile(public.yaml, new / public.yaml.name)
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     dataset.build()
-    counts = count_interactions(dataset).items()
+    counts = count_dataset(dataset).items()
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):
         if file.suffix in SUFFIXES:
