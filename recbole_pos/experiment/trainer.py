@@ -35,7 +35,7 @@ from recbole_pos.experiment.memory import trim_heap
 from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
-from recbole_pos.model.training import adapter
+from recbole_pos.model.training import make_adapter
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
@@ -76,7 +76,7 @@ class PosTrainer(EvaluatingTrainer):
         # how a step is computed
         self.precision = Precision.from_config(config)
         self.scaler = self.precision.scaler()
-        self.adapter = adapter(config, model)
+        self.adapter = make_adapter(config, model)
         self.shard = distributed.current_shard()
         self.shared_loss: distributed.SharedLoss | None = None  # of several processes
         if not self.shard.is_alone:
@@ -222,7 +222,7 @@ class PosTrainer(EvaluatingTrainer):
         if self.config["lr_scheduler"] in PER_STEP and not self.all_steps:
             train_data.set_epoch(0)  # other epochs may have a few batches more or less
             self.all_steps = self.epochs * len(train_data)
-        loss_func = loss_func or self.adapter.loss(train_data.packed)
+        loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
             loss_func = self._share_loss(loss_func, epoch_idx)
         train_data.set_epoch(epoch_idx)
@@ -300,7 +300,7 @@ class PosTrainer(EvaluatingTrainer):
     def steps_in_rows(self) -> Iterator[None]:
         """Keep the gradient of a large item table by rows in a ``with`` block, if few are used."""
         # a gradient that is sent between processes is dense
-        table = self.adapter.table() if self.shard.is_alone else None
+        table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
             yield
             return

@@ -61,8 +61,8 @@ def read_trials(scheduler: Scheduler) -> list[Trial]:
 def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
     """Return a trial with its curve; None if it has not begun."""
     digest = scheduler.digests.get(fit.name, "")
-    facts = scheduler.folder.fit(digest)
-    metric = scheduler.metric(fit.row)
+    facts = scheduler.folder.read_fit(digest)
+    metric = scheduler.find_metric(fit.row)
     number = fit.trial or 0
     options = scheduler.describe(fit)["searched"]
     if not facts:  # options that do not go together have no run
