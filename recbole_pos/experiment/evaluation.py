@@ -208,8 +208,9 @@ class TargetCollector(Collector):
         super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
         if has_one_each:
             targets = targets.to(scores_tensor.device)
-            first = scores_tensor.topk(max(self.topk), dim=-1).indices if self.needs_topk else None
-            self._collect_targets(scores_tensor, interaction, targets, first)
+            num_best = max(self.topk)
+            best = scores_tensor.topk(num_best, dim=-1).indices if self.needs_topk else None
+            self._collect_targets(scores_tensor, interaction, targets, best)
 
     def _collect_targets(
         self, scores: Tensor | StreamedScores, rows: Any, targets: Tensor, best: Tensor | None

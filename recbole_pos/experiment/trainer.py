@@ -132,7 +132,7 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def training_loader(self, train_data: Any) -> Any:
-        """Return the loader to train with: ``train_data``, or a new one if RecBole made that."""
+        """Return the loader to train with: ``train_data`` if it is of this package, else a new one."""
         loader = train_data
         if not isinstance(loader, (RowLoader, WindowLoader)):
             requirements = self.adapter.requirements()
@@ -199,7 +199,8 @@ class PosTrainer(EvaluatingTrainer):
 
     def _finish_epoch(self, line: dict[str, Any], keep_now: bool) -> None:
         """Call the callbacks after an epoch, and keep its checkpoint and its line of metrics."""
-        progress, epoch, valid = self.progress, line["epoch"], line["valid"]
+        progress = self.progress
+        epoch, valid = line["epoch"], line["valid"]
         progress.history.append(line)
         progress.next_epoch += 1
         if valid:
@@ -325,7 +326,7 @@ class PosTrainer(EvaluatingTrainer):
         raise TrainingError(f"loss is {loss} in epoch {epoch}, batch {step}. Likely cause: {cause}")
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
-        """Add metrics to the line of an epoch if it is due; return whether it is the best so far."""
+        """Add metrics to an epoch's line if they are due; return whether it is the best so far."""
         progress = self.progress
         if not valid_data or self.eval_step <= 0:
             progress.best_epoch = line["epoch"]
@@ -342,8 +343,13 @@ class PosTrainer(EvaluatingTrainer):
         best_score = progress.best_score
         if best_score is None:
             best_score = -math.inf if self.valid_metric_bigger else math.inf
-        stopping = (progress.steps_without_gain, self.stopping_step, self.valid_metric_bigger)
-        outcome = early_stopping(score, best_score, *stopping)
+        outcome = early_stopping(
+            score,
+            best_score,
+            cur_step=progress.steps_without_gain,
+            max_step=self.stopping_step,
+            bigger=self.valid_metric_bigger,
+        )
         progress.best_score, progress.steps_without_gain, progress.stopped, has_improved = outcome
         if has_improved:
             progress.best_epoch = line["epoch"]
