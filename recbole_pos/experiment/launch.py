@@ -48,7 +48,7 @@ _RUN_NUMBERS = itertools.count()  # equal in all processes, which run the same s
 
 
 def check_processes(args: RunArguments) -> RunArguments:
-    """Return the arguments of a run, checked, with ``world_size`` and ``port`` filled in."""
+    """Check the arguments about processes; return them with ``world_size`` and ``port`` set."""
     nproc = args.nproc
     offset = args.group_offset
     world_size = nproc if args.world_size in (-1, None) else args.world_size
@@ -132,7 +132,7 @@ def run_in_parallel(
                 break
             if error := rendezvous.read_error():
                 raise error from None
-            _require_restart(lost, attempt, args.max_restarts)
+            _announce_restart(lost, attempt, args.max_restarts)
     except KeyboardInterrupt:
         path = (args.resume or rendezvous.folder) if has_process_0 else None
         if path and RunFolder(path).checkpoint.is_file():
@@ -144,7 +144,7 @@ def run_in_parallel(
     return None if path is None else read_result(RunFolder(path))
 
 
-def _require_restart(lost: ProcessExitedException, attempt: int, max_restarts: int) -> None:
+def _announce_restart(lost: ProcessExitedException, attempt: int, max_restarts: int) -> None:
     """Warn that all processes restart, or raise a TrainingError if that would not help."""
     if lost.exit_code == 1:  # of Python, if a process cannot import the script
         raise TrainingError(

@@ -132,7 +132,7 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def training_loader(self, train_data: Any) -> Any:
-        """Return the loader to train with: ``train_data`` if it is of this package, else a new one."""
+        """Return the loader to train with: ``train_data``, or a new one if that is of RecBole."""
         loader = train_data
         if not isinstance(loader, (RowLoader, WindowLoader)):
             requirements = self.adapter.requirements()
