@@ -1,8 +1,7 @@
 """Files of ``torch.save``, read without running anything that they name.
 
-``torch.load`` reads the archive and makes the tensors. The unpickler that it is given knows the
-classes of tensors and mappings; of any other the caller says what stands for it. What a file can
-cost in time and memory follows from its size.
+``torch.load`` reads the archive, with an unpickler that makes only tensors and mappings. The caller
+says what stands for any other class. The size of a file limits its cost in time and memory.
 """
 
 from __future__ import annotations

@@ -184,8 +184,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, file: Path | None, capture: Callable[[], dict[str, Any]]) -> None:
-        self.file = file
-        self.capture = capture
+        self.file, self.capture = file, capture
         self._unwritten: dict[str, Any] | None = None  # state of the newest epoch
         self._next_write = 0.0  # time from which there may be another write
 

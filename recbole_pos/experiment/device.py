@@ -57,7 +57,7 @@ def describe_device(config: Options) -> dict[str, Any]:
         hardware = {"name": torch.cuda.get_device_name(device)}
     else:
         hardware = {"name": device.type, "processor": _describe_cpu()}
-    precision = Precision.from_config(config).words
+    precision = _WORDS[Precision.from_config(config).name]
     return {**hardware, "threads": torch.get_num_threads(), "precision": precision}
 
 
@@ -107,11 +107,6 @@ class Precision:
         if name == "tf32" and device != "cuda":
             name = "fp32"
         return cls(name, device)
-
-    @property
-    def words(self) -> str:
-        """The precision in words, for reports."""
-        return _WORDS[self.name]
 
     @contextmanager
     def autocast(self) -> Iterator[None]:

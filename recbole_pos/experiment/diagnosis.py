@@ -74,9 +74,6 @@ def looks_ahead(model: Any) -> float:
     Two short random histories are encoded twice, the second time with other items at other times in
     their newer halves. Neither weights nor random states are changed.
 
-    Args:
-        model: a :class:`~recbole_pos.model.base.PosRecommender`, in training or evaluation mode.
-
     Returns:
         The largest change of a state in the older halves, divided by the largest state. It is 0, up
         to rounding, for a causal model, and 0 for a model that samples in evaluation mode.

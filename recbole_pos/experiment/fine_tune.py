@@ -77,7 +77,8 @@ def attach(
     options |= {"position": [*present, *added], "train_only": added}
     options["init_from"] = str(source.path.resolve())
     args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
-    return run(None, None, [str(source.config)], options, run_dir, settings=args)
+    files = [str(source.config)]
+    return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
 
 
 def update(
@@ -125,7 +126,7 @@ def update(
     run_dir = run_dir or args.run_dir
     if run_dir is not None and RunFolder(run_dir).holds_run:
         return _continue_update(RunFolder(run_dir), files, options, args)
-    return run(None, None, files, options, run_dir, settings=args)
+    return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
 
 
 def _continue_update(
@@ -133,7 +134,7 @@ def _continue_update(
 ) -> Any:
     """Return the result of an update that was begun in a folder: read, resumed or repeated."""
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
-    requested = PosConfig(None, None, files, options).plain
+    requested = PosConfig(config_file_list=files, config_dict=options).plain
     config = _require_same_update(folder, requested, options)
     has_changed = _has_other_data(folder, config)
     if folder.result.is_file() and not is_unfinished(folder):
@@ -148,10 +149,11 @@ def _continue_update(
         reporter.line(f"{folder.path}: the data have changed since it began: from the beginning")
         with folder.held():
             folder.clear()
-        return run(None, None, files, options, folder.path, settings=args)
+        return run(config_file_list=files, config_dict=options, run_dir=folder.path, settings=args)
     reporter.line(f"{folder.path}: unfinished, is resumed")
     resumed = {key: options[key] for key in ("data_path", "plugins") if key in options}
-    return run(None, None, None, resumed, settings=replace(args, run_dir=None, resume=folder.path))
+    args = replace(args, run_dir=None, resume=folder.path)
+    return run(config_dict=resumed, settings=args)
 
 
 def _require_same_update(

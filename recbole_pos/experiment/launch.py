@@ -49,8 +49,7 @@ _RUN_NUMBERS = itertools.count()  # equal in all processes, which run the same s
 
 def check_processes(args: RunArguments) -> RunArguments:
     """Check the arguments about processes; return them with ``world_size`` and ``port`` set."""
-    nproc = args.nproc
-    offset = args.group_offset
+    nproc, offset = args.nproc, args.group_offset
     world_size = nproc if args.world_size in (-1, None) else args.world_size
     values_and_minimums = {
         "nproc": (nproc, 1),
@@ -227,7 +226,7 @@ def run_as_rank(
     with rendezvous.joined(rank, on_gpu=bool(rank.gpu)):
         if packed:
             unpack(packed)
-        config = PosConfig(None, None, None, {**plain, "gpu_id": rank.gpu}, strict=False)
+        config = PosConfig(config_dict={**plain, "gpu_id": rank.gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
         resumed = args.resume
         if resumed is None:

@@ -100,8 +100,7 @@ def is_unfinished(folder: RunFolder) -> bool:
 
 def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
     """Return the facts that a run reports before its first epoch: data, model, device, folder."""
-    config = experiment.config
-    dataset = experiment.dataset
+    config, dataset = experiment.config, experiment.dataset
     return {
         "model": config["model"],
         "dataset": config["dataset"],
@@ -124,8 +123,7 @@ def make_result(
     experiment: Any, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
     """Return the result of a trained run; ``test`` is None if the split has no test targets."""
-    config = experiment.config
-    progress = experiment.trainer.progress
+    config, progress = experiment.config, experiment.trainer.progress
     split = experiment.dataset.split.summary
     training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor
     num_targets = {

@@ -135,12 +135,7 @@ def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConf
 
 
 class NeedsDataset(UsageError):
-    """A call cannot be answered without the dataset.
-
-    Args:
-        missing: what must be read from the dataset, as the subject of the message.
-        config: configuration of the run.
-    """
+    """A call needs the dataset, which is missing; ``missing`` is the subject of the message."""
 
     def __init__(self, missing: str, config: Options) -> None:
         name = config["dataset"]
@@ -156,10 +151,6 @@ class Catalogue:
 
     It is read from a run folder and replaces the dataset where a model answers given histories. Any
     other attribute of a dataset raises :class:`NeedsDataset`.
-
-    Args:
-        config: configuration of the run.
-        vocabulary: vocabulary of the run, from its folder.
     """
 
     has_log = False  # no interactions that a model could check
@@ -306,4 +297,4 @@ def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) ->
         options |= {"item_vectors": None, "preload_weight": None}
         if plain.get("item_vectors_use") != "init":
             options["item_vectors"] = str(folder.require_vectors())
-    return PosConfig(None, None, [str(folder.config)], options, strict=False)
+    return PosConfig(config_file_list=[str(folder.config)], config_dict=options, strict=False)

@@ -45,11 +45,7 @@ class WeightAverage:
     """The exponential moving average of a model's trained parameters.
 
     After step t, counted from 1, w' = d w' + (1 - d) w with d = min(decay, t / (9 + t)), so that
-    the initial weights are soon forgotten.
-
-    Args:
-        model: the model whose parameters are averaged.
-        decay: the largest d, below 1.
+    the initial weights are soon forgotten. ``decay`` is below 1.
 
     Attributes:
         weights: the average of each parameter, by name.

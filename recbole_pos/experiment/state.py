@@ -181,7 +181,7 @@ def make_config(
     if not {"model", "dataset"} <= plain.keys():
         raise CheckpointError(f"{file} names no model or no dataset")
     plain = {**plain, **limit_workers(plain), **(options or {})}
-    return PosConfig(None, None, None, plain, strict=False)
+    return PosConfig(config_dict=plain, strict=False)
 
 
 def load_best(

@@ -36,13 +36,9 @@ from recbole_pos.values import Options, shown
 def apply_start_options(
     model: nn.Module, config: Options, identity: dict[str, Any], with_weights: bool = True
 ) -> None:
-    """Apply the options ``init_from`` and ``train_only`` of a configuration to a new model.
+    """Apply the options ``init_from`` (if ``with_weights``) and ``train_only`` to a new model.
 
-    Args:
-        model: a new model.
-        config: configuration of the run.
-        identity: identity of the dataset, on which the earlier run must have been trained.
-        with_weights: whether to load the weights of ``init_from``.
+    The run in ``init_from`` must have been trained on the dataset of ``identity``.
     """
     if with_weights and config["init_from"]:
         source = RunFolder(config["init_from"]).require("init_from")
