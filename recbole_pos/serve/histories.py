@@ -279,10 +279,10 @@ def read_histories(
         for number, row in enumerate(rows)
     ]
     lengths = np.array([len(row.items) for row in rows], np.int64)
-    names = [str(name) for row in rows for name in row.items]
+    items = [item_ids.get(str(name), 0) for row in rows for name in row.items]
     return Histories.pack(
         [number if row.id is None else row.id for number, row in enumerate(rows)],
-        _look_up(pa.array(names, pa.large_string()), item_ids),
+        np.array(items, np.int64),
         lengths,
         np.array(times),
         np.array(at),
