@@ -147,7 +147,7 @@ def _continue_update(
         return read_result(folder)
     if has_changed:
         reporter.line(f"{folder.path}: the data have changed since it began: from the beginning")
-        with folder.held():
+        with folder.locked():
             folder.clear()
         return run(config_file_list=files, config_dict=options, run_dir=folder.path, settings=args)
     reporter.line(f"{folder.path}: unfinished, is resumed")

@@ -119,12 +119,12 @@ class RunFolder:
         return self.vectors
 
     def clear(self) -> None:
-        """Remove the files of a run, so that another can begin; can be repeated if it is killed."""
+        """Remove checkpoint, metrics and results, so that another run can begin there."""
         for file in (self.result, self.ranks, *self.old_best_files, self.checkpoint, self.metrics):
             file.unlink(missing_ok=True)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the folder for training in a ``with`` block, and remove unfinished files in it."""
         with lock_folder(self.path, "trained"):
             remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))

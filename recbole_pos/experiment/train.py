@@ -58,7 +58,7 @@ def train(
     keep_freed_memory()
     with ExitStack() as locks:
         if folder is not None and is_first:  # locked before the checkpoint is read
-            locks.enter_context(folder.held())
+            locks.enter_context(folder.locked())
         with reporter.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
                 dataset = read_dataset(config, folder)
@@ -75,7 +75,7 @@ def train(
             return None
         if folder is None:  # created only now, so that wrong options leave no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-            locks.enter_context(folder.held())
+            locks.enter_context(folder.locked())
             folder.require_unused()  # another run may have begun here before the lock
         trainer.run, trainer.saved_model_file = folder, str(folder.checkpoint)
         trainer.callbacks = [*make_loggers(config), *callbacks]
