@@ -195,6 +195,7 @@ class TargetCollector(Collector):
             positive_u, positive_i: [targets] row and item of each target.
         """
         targets = positive_i[positive_u.argsort()]
+        best: Tensor | None = None  # without a metric that has a cutoff
         if isinstance(scores_tensor, StreamedScores):
             best = scores_tensor.find_best(max(self.topk))
             if self.needs_items:
@@ -208,8 +209,8 @@ class TargetCollector(Collector):
         super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
         if has_one_each:
             targets = targets.to(scores_tensor.device)
-            num_best = max(self.topk)
-            best = scores_tensor.topk(num_best, dim=-1).indices if self.needs_topk else None
+            if self.needs_topk:
+                best = scores_tensor.topk(max(self.topk), dim=-1).indices
             self._collect_targets(scores_tensor, interaction, targets, best)
 
     def _collect_targets(

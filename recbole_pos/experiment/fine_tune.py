@@ -151,9 +151,9 @@ def _continue_update(
             folder.clear()
         return run(config_file_list=files, config_dict=options, run_dir=folder.path, settings=args)
     reporter.line(f"{folder.path}: unfinished, is resumed")
-    resumed = {key: options[key] for key in ("data_path", "plugins") if key in options}
+    moved: dict[str, Any] = {k: options[k] for k in ("data_path", "plugins") if k in options}
     args = replace(args, run_dir=None, resume=folder.path)
-    return run(config_dict=resumed, settings=args)
+    return run(config_dict=moved, settings=args)
 
 
 def _require_same_update(
