@@ -88,7 +88,7 @@ def measure(side: str, given: argparse.Namespace, dataset: str, folder: str) -> 
     setup = time.perf_counter() - started
     loader = experiment.trainer.training_loader(experiment.loaders["train"])
     experiment.model.train()
-    batches = [loader.gather(rows) for rows in loader._batches()[: given.batches or None]]
+    batches = [loader.gather(rows) for rows in loader._get_batches()[: given.batches or None]]
     step = make_step(experiment.trainer, experiment.model.window_loss)
     for batch in batches[:5]:
         step(batch)

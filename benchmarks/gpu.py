@@ -99,7 +99,7 @@ def measure_epoch(size: Size, seconds: float, **options: Any) -> dict[str, Any]:
     trainer, loader = make_trainer(size, **options)
     reset_peak(trainer.device)
     timed = time_steps(trainer, loader, seconds)
-    epoch_seconds = loader.targets / timed.targets * timed.seconds
+    epoch_seconds = loader.num_targets / timed.targets * timed.seconds
     dtype = torch.bfloat16 if trainer.precision.name == "bf16" else torch.float32
     with trainer.precision.rounded_products():
         peak = peak_flops(trainer.device, dtype, 8192 if trainer.device.type == "cuda" else 256)
@@ -107,8 +107,8 @@ def measure_epoch(size: Size, seconds: float, **options: Any) -> dict[str, Any]:
         "precision": trainer.precision.name,
         "seconds": epoch_seconds,
         "warm_seconds": timed.warm_seconds,
-        "part": timed.targets / loader.targets,
-        "targets_per_second": loader.targets / epoch_seconds,
+        "part": timed.targets / loader.num_targets,
+        "targets_per_second": loader.num_targets / epoch_seconds,
         "tflops": epoch_flops(loader, size.d, size.layers, size.items) / epoch_seconds / 1e12,
         "peak_tflops": peak / 1e12,
         "memory_gb": peak_memory(trainer.device),

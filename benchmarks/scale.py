@@ -118,7 +118,7 @@ def train(experiment: Experiment, seconds: float) -> tuple[float, int]:
     loader = trainer.training_loader(experiment.loaders["train"])
     # the first step makes the optimiser's state
     timed = time_steps(trainer, loader, seconds, warm=1, clock=time.process_time)
-    return timed.seconds / timed.targets * loader.targets, timed.steps
+    return timed.seconds / timed.targets * loader.num_targets, timed.steps
 
 
 def evaluate(experiment: Experiment) -> float:

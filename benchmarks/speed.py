@@ -91,9 +91,9 @@ def train_ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any
     products = (4, 2) if model == "PosSASRec" else (1, 1)
     flops = epoch_flops(loader, D, LAYERS, experiment.dataset.item_num - 1, *products)
     return {
-        "targets": loader.targets,
+        "targets": loader.num_targets,
         "targets_per_second": best,
-        "epoch_seconds": loader.targets / best,
+        "epoch_seconds": loader.num_targets / best,
         "floor_seconds": flops / peak_flops(torch.device("cpu"), torch.float32, 2048),
         "evaluation_seconds": min(evaluations),
         "users": len(experiment.loaders["valid"]._dataset),
@@ -105,7 +105,7 @@ def train_ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any
 def train_naive(data: str, length: int, batches: int) -> dict[str, Any]:
     """Train the naive reference on the same windows."""
     experiment = build("PosSASRec", data, length)
-    windows = experiment.loaders["train"]._dataset.training_windows()
+    windows = experiment.loaders["train"]._dataset.make_training_windows()
     rows = windows_as_rows(experiment.dataset.log.items, windows, length)
     model = NaiveSASRec(experiment.dataset.item_num, length)
     train_batches(model, rows, 128, 2)

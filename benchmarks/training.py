@@ -53,11 +53,11 @@ class GeneratedDataset:
         """Return the number of ids of a field, padding included."""
         return self.item_num if field == self._log.item_field else self.user_num
 
-    def features(self) -> Features:
+    def get_features(self) -> Features:
         """Return no features of interactions and users."""
         return Features()
 
-    def training_windows(self) -> Windows:
+    def make_training_windows(self) -> Windows:
         """Return windows over all interactions."""
         offsets = self._log.offsets
         return training_windows(offsets[:-1], offsets[1:], self.length, "chunk", None)
@@ -140,7 +140,7 @@ def time_steps(
     targets, number, begun = 0, -1, clock()
     started = begun
     with trainer.precision.rounded_products(), trainer.steps_in_rows():
-        batches = loader.batches_on(trainer.device, trainer.config["data_on_device"])
+        batches = loader.iterate_batches(trainer.device, trainer.config["data_on_device"])
         for number, batch in enumerate(batches):
             if number == warm:
                 synchronise(trainer.device)
@@ -164,7 +164,7 @@ def epoch_flops(
     lengths = torch.from_numpy(loader.windows.lengths).double()
     m, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
     per_layer = m * (projections + 8) * d**2 + products * pairs * d
-    return float(6 * (layers * per_layer + loader.targets * d * items))
+    return float(6 * (layers * per_layer + loader.num_targets * d * items))
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, n: int) -> float:

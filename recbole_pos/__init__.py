@@ -66,7 +66,7 @@ __all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a user requests, from its module (PEP 562)."""
+    """Return a public name, whose module is imported on its first use (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module 'recbole_pos' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

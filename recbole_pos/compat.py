@@ -20,7 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 Patch = Callable[..., None]
-PATCHES: dict[str, list[Patch]] = defaultdict(list)  # name of a module -> what changes it
+PATCHES: dict[str, list[Patch]] = defaultdict(list)  # name of a module -> its patches
 
 # Names that numpy 1.24 or 2.0 lacks and RecBole 1.2 uses -> their names today.
 _NUMPY_ALIASES = {
@@ -30,8 +30,8 @@ _NUMPY_ALIASES = {
 }
 
 
-def patches(module_name: str) -> Callable[[Patch], Patch]:
-    """Register a function that changes a module of RecBole once it is imported."""
+def patch_module(module_name: str) -> Callable[[Patch], Patch]:
+    """Decorate a function that changes a module of RecBole, once that is imported."""
 
     def register(patch: Patch) -> Patch:
         PATCHES[module_name].append(patch)
@@ -40,8 +40,8 @@ def patches(module_name: str) -> Callable[[Patch], Patch]:
     return register
 
 
-def wraps(module_name: str, path: str) -> Callable[[Callable], Callable]:
-    """Register ``around``: RecBole's function is then called as ``around(function, *args)``.
+def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]:
+    """Decorate a function that replaces one of RecBole's: ``around(original, *args, **kwargs)``.
 
     Args:
         module_name: the module that defines the function.
@@ -51,18 +51,18 @@ def wraps(module_name: str, path: str) -> Callable[[Callable], Callable]:
     class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
-        @patches(module_name)
+        @patch_module(module_name)
         def replace(module: ModuleType) -> None:
             owner = getattr(module, class_name) if class_name else module
-            function = getattr(owner, name)
+            original = getattr(owner, name)
 
-            @functools.wraps(function)
-            def wrapper(*args: Any, **named: Any) -> Any:
-                return around(function, *args, **named)
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return around(original, *args, **kwargs)
 
             setattr(owner, name, wrapper)
             for loaded_name, loaded in list(sys.modules.items()):
-                if loaded_name.startswith("recbole.") and vars(loaded).get(name) is function:
+                if loaded_name.startswith("recbole.") and vars(loaded).get(name) is original:
                     setattr(loaded, name, wrapper)
 
         return around
@@ -70,12 +70,12 @@ def wraps(module_name: str, path: str) -> Callable[[Callable], Callable]:
     return register
 
 
-@patches("recbole")
+@patch_module("recbole")
 def prepare_recbole(module: ModuleType | None = None) -> None:
-    """Restore names that RecBole uses and numpy 2 and scipy 1.13 lack: AttributeError.
+    """Restore names of numpy and scipy; RecBole raises AttributeError without them.
 
-    LightGCN, NGCF and others call dok_matrix._update. Also silence pandas 2, which warns for each
-    column that RecBole reads.
+    numpy 2 lacks the aliases above, and scipy 1.13 dok_matrix._update, which LightGCN, NGCF and
+    others call. Also silence pandas 2, which warns for each column that RecBole reads.
     """
     import numpy as np
     import scipy.sparse
@@ -88,17 +88,19 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
 
 
-@wraps("recbole.data.dataset.dataset", "Dataset._fill_nan")
+@wrap_function("recbole.data.dataset.dataset", "Dataset._fill_nan")
 def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
-    """Fill missing cells: with pandas 3 Dataset._fill_nan fills a copy of each column.
+    """Fill missing cells in place; with pandas 3, RecBole fills a copy of each column.
 
     Missing numbers become the mean, tokens 0 (padding), sequences empty arrays.
     """
     import numpy as np
 
-    for feat in (getattr(self, name) for name in self.feat_name_list):
+    for name in self.feat_name_list:
+        feat = getattr(self, name)
         for field in feat:
-            column, kind = feat[field], self.field2type[field].value
+            column = feat[field]
+            kind = self.field2type[field].value
             if not column.hasnans:
                 continue
             if kind.endswith("seq"):  # users or items without a row in their file
@@ -110,29 +112,32 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
                 feat[field] = column.fillna(0 if kind == "token" else column.mean())
 
 
-@wraps("recbole.evaluator.collector", "Collector.get_data_struct")
+@wrap_function("recbole.evaluator.collector", "Collector.get_data_struct")
 def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
-    """Let RecBole 1.2.1's collector have numbers: it calls .cpu() on all that it has collected."""
-    values = self.data_struct._data_dict
-    plain = {key: values.pop(key) for key in [*values] if not hasattr(values[key], "cpu")}
+    """Return what was collected, with plain numbers; RecBole 1.2.1 calls ``.cpu()`` on them."""
+    collected = self.data_struct._data_dict
+    plain = {key: value for key, value in collected.items() if not hasattr(value, "cpu")}
+    for key in plain:
+        del collected[key]
     struct = get_data_struct(self)
     struct._data_dict.update(plain)
-    values.update(plain)
+    collected.update(plain)
     return struct
 
 
-@wraps("recbole.model.general_recommender.pop", "Pop.__init__")
+@wrap_function("recbole.model.general_recommender.pop", "Pop.__init__")
 def note_label_field(init: Callable[..., None], self: Any, config: Any, dataset: Any) -> None:
     """Keep the name of the label field for :func:`count_every_interaction`."""
     init(self, config, dataset)
     self.LABEL = config["LABEL_FIELD"]
 
 
-@wraps("recbole.model.general_recommender.pop", "Pop.calculate_loss")
+@wrap_function("recbole.model.general_recommender.pop", "Pop.calculate_loss")
 def count_every_interaction(original: Callable[..., Any], self: Any, interaction: Any) -> Any:
-    """Count every interaction: RecBole's Pop counts an item once a batch, and negatives, too.
+    """Count every interaction, and return a loss of 0.
 
-    With the usual batches all popular items get the same count: the list is close to random.
+    RecBole's Pop counts an item once a batch, and negatives, too: with batches of the usual size
+    all popular items get the same count, and rankings are close to random.
     """
     import torch
 
@@ -143,17 +148,17 @@ def count_every_interaction(original: Callable[..., Any], self: Any, interaction
     return torch.nn.Parameter(torch.zeros(1)).to(self.device)
 
 
-@wraps("recbole.model.layers", "ContextSeqEmbAbstractLayer.embed_float_fields")
+@wrap_function("recbole.model.layers", "ContextSeqEmbAbstractLayer.embed_float_fields")
 def embed_several_numbers(embed: Callable[..., Any], self: Any, values: Any, *args: Any) -> Any:
-    """Join several numerical_features of items at the right axis: RuntimeError."""
+    """Embed several numerical_features of items; RecBole joins them on a wrong axis and fails."""
     if values is not None:  # [..., 1, 2 * num_fields] -> [..., num_fields, 2]
         values = values.reshape(*values.shape[:-2], -1, 2)
     return embed(self, values, *args)
 
 
-@patches("recbole.quick_start.quick_start")
+@patch_module("recbole.quick_start.quick_start")
 def report_metrics_together(quick_start: ModuleType) -> None:
-    """Report to Ray in one mapping: objective_function reports by keywords, TypeError."""
+    """Report metrics to Ray in one mapping; RecBole passes keywords, a TypeError in today's Ray."""
     tune = quick_start.tune
     vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
 
@@ -162,7 +167,7 @@ def report_metrics_together(quick_start: ModuleType) -> None:
 
 # RecBole imports these wherever it trains, which costs a second at every start; only three metrics
 # of ratings and RecBole's own trainer call them. Here the first call imports them.
-LATER = {
+_DEFERRED = {
     "recbole.evaluator.metrics": "sklearn.metrics",
     "recbole.utils.utils": "torch.utils.tensorboard",
 }
@@ -177,19 +182,21 @@ class _Hook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        is_patched = name in PATCHES or name in LATER or name == _SINE
+        is_patched = name in PATCHES or name in _DEFERRED or name == _SINE
         spec = PathFinder.find_spec(name, path) if is_patched else None
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            loader.exec_module = functools.partial(_execute, loader.exec_module)
+            loader.exec_module = functools.partial(_execute_and_patch, loader.exec_module)
         return spec
 
 
-def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     """Run a module of RecBole, and patch it."""
-    name, torch = module.__name__, sys.modules.get("torch")
-    if name in LATER:
-        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_later(LATER[name])}
+    name = module.__name__
+    torch = sys.modules.get("torch")
+    if name in _DEFERRED:
+        importer = _make_deferring_import(_DEFERRED[name])
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": importer}
     was_on = torch is not None and torch.is_anomaly_enabled()
     execute(module)
     if name == _SINE:
@@ -198,23 +205,25 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         patch(module)
 
 
-def _import_later(deferred: str) -> Callable[..., Any]:
-    """Return an ``__import__`` that imports the ``deferred`` module when a name of it is called."""
+def _make_deferring_import(deferred: str) -> Callable[..., Any]:
+    """Return an ``__import__`` that imports a module only when a function of it is called."""
 
-    def import_(name: str, *args: Any) -> Any:
+    def import_and_call(function_name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(deferred), function_name)(*args, **kwargs)
+
+    def import_or_defer(name: str, *args: Any) -> Any:
         if name != deferred:
             return builtins.__import__(name, *args)
         module = ModuleType(name)
-        vars(module)["__getattr__"] = lambda called: (
-            lambda *args, **named: getattr(import_module(name), called)(*args, **named)
-        )
+        # a function of the module becomes a call that imports the module first
+        vars(module)["__getattr__"] = functools.partial(functools.partial, import_and_call)
         return module
 
-    return import_
+    return import_or_defer
 
 
 def install() -> None:
-    """Patch what is imported of RecBole, and whatever will be. Called once, by the package."""
+    """Patch the modules of RecBole that are imported, and others when they are imported."""
     for name in PATCHES.keys() & sys.modules.keys():
         for patch in PATCHES[name]:
             patch(sys.modules[name])

@@ -15,13 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass
 class Shard:
-    """This process's part of every batch: every ``size``-th row.
+    """This process's part of every batch: every ``size``-th row, from row ``rank``.
 
     A process for which a batch has no row takes the first row, with 0 targets.
 
     Attributes:
-        rank, size: number of this process, and number of processes.
-        num_targets, num_batch_targets: targets of the current batch, here and in all processes.
+        rank, size: number of this process from 0, and number of all processes.
+        num_targets, num_batch_targets: numbers of targets of the current batch, in this process and
+            in all.
     """
 
     rank: int = 0
@@ -34,15 +35,16 @@ class Shard:
         """Whether there is no other process."""
         return self.size == 1
 
-    def take(self, rows: Any, counts: Any = None) -> Any:
-        """Return this process's rows of a batch, and count its targets, one a row by default."""
+    def take(self, rows: Any, target_counts: Any = None) -> Any:
+        """Return this process's rows of a batch, and count targets; a row has one by default."""
         if self.is_alone:
             return rows
-        if counts is None:
-            self.num_batch_targets, self.num_targets = len(rows), len(rows[self.rank :: self.size])
+        if target_counts is None:
+            self.num_batch_targets = len(rows)
+            self.num_targets = len(rows[self.rank :: self.size])
         else:
-            self.num_batch_targets = int(counts.sum())
-            self.num_targets = int(counts[self.rank :: self.size].sum())
+            self.num_batch_targets = int(target_counts.sum())
+            self.num_targets = int(target_counts[self.rank :: self.size].sum())
         return self.take_rows(rows)
 
     def take_rows(self, rows: Any) -> Any:
@@ -52,12 +54,12 @@ class Shard:
 
     @property
     def weight(self) -> float:
-        """The weight of this process's mean loss in the mean of the batch."""
+        """Weight of this process's mean loss in the mean loss of the batch."""
         return self.num_targets / self.num_batch_targets
 
 
 def current_shard() -> Shard:
-    """Return the part of this process; everything unless it has joined a group."""
+    """Return the part of this process, which is the whole batch if it trains alone."""
     has_group = dist.is_available() and dist.is_initialized()
     return Shard(dist.get_rank(), dist.get_world_size()) if has_group else Shard()
 
@@ -81,7 +83,7 @@ class SharedLoss:
             self.parallel = DistributedDataParallel(
                 _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
             )
-        self.parallel.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))
+        self.parallel.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))
 
     def __call__(self, batch: Any) -> Any:
         """Return the loss of this process's part, whose ``backward`` leaves summed gradients."""
@@ -111,25 +113,25 @@ class _Loss(nn.Module):
         return self.loss(batch)
 
 
-def _sum(gradients: Tensor) -> Any:
-    """Return a future of the sum, not torch's mean: losses have their weights already."""
+def _start_sum(gradients: Tensor) -> Any:
+    """Return a future of the sum over all processes; no mean, since losses are weighted already."""
     summed = dist.all_reduce(gradients, async_op=True).get_future()
     return summed.then(lambda done: done.value()[0])
 
 
-def over_whole_batch(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
-    """Return a loss over the batches of all processes, for one in which targets meet each other.
+def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
+    """Return a loss over the rows of all processes, for a loss that compares rows of a batch.
 
-    The states of all processes are gathered, and every process computes the same loss with the same
-    random state; gradients are those of its own states.
+    Every process gathers the states of all, and computes the same loss with the same random state.
+    Gradients reach only its own states.
 
     Args:
-        loss: function of states [m, d], item embeddings and targets [m], all of one batch.
-        shard: this process's part; the result must be weighted with it, as other losses are.
+        loss: function of states [m, d], item embeddings and targets [m] that returns a scalar.
+        shard: this process's part. The caller multiplies the returned loss by its ``weight``.
     """
 
     def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
-        seed = int(torch.randint(2**62, ()))  # all use that of the first process
+        seed = int(torch.randint(2**62, ()))  # all processes use the seed of the first
         num_rows = len(states) if shard.num_targets else 0
         header = torch.tensor([num_rows, seed], device=states.device)
         headers = [torch.empty_like(header) for _ in range(shard.size)]
@@ -146,11 +148,13 @@ def over_whole_batch(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
 
 
 class _GatheredRows(torch.autograd.Function):
-    """The rows of all processes [total, d]; the gradient goes to those of this one [m, d]."""
+    """Joins the rows of all processes to [total, d]; gradients reach this one's rows [m, d]."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int], rank: int, weight: float) -> Tensor:
-        ctx.begin, ctx.size, ctx.weight = sum(sizes[:rank]), sizes[rank], weight
+        ctx.start = sum(sizes[:rank])
+        ctx.size = sizes[rank]
+        ctx.weight = weight
         ctx.num_rows = len(rows)
         return torch.cat(_gather(rows, sizes))
 
@@ -159,7 +163,7 @@ class _GatheredRows(torch.autograd.Function):
         if not ctx.size:  # the row of a process without targets
             return grad.new_zeros(ctx.num_rows, grad.size(1)), None, None, None
         # the caller weights the loss, but every process has computed all of it
-        own_grad = grad[ctx.begin : ctx.begin + ctx.size] / ctx.weight
+        own_grad = grad[ctx.start : ctx.start + ctx.size] / ctx.weight
         return own_grad, None, None, None
 
 
@@ -174,14 +178,14 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
 
 
 def sum_over_processes(value: Tensor) -> Tensor:
-    """Return the sum of a scalar over all processes, in float64, without waiting for a GPU."""
+    """Return the float64 sum of a scalar over all processes, without waiting for a GPU."""
     summed = value.detach().to(torch.float64, copy=True)
     dist.all_reduce(summed)
     return summed
 
 
 def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of all processes, joined by name; a process may lack names."""
+    """Return name -> rows of all processes, in the order of ranks; a process may lack names."""
     received: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(received, rows)
     names = dict.fromkeys(name for tensors in received for name in tensors)

@@ -33,7 +33,7 @@ _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class _Raw(io.FileIO):
-    """A file that keeps the error that ended its writing: torch.save raises another one then."""
+    """A file that keeps the error which stopped its writing, as torch.save raises another."""
 
     failure: BaseException | None = None
 
@@ -47,13 +47,14 @@ class _Raw(io.FileIO):
 
 @contextmanager
 def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
-    """Open a file to write that replaces ``path`` once all of it is on the disk.
+    """Yield an open file, of text or bytes, that replaces ``path`` once it is on the disk.
 
-    If anything fails, the former file stays. A link is followed. What is no regular file (a pipe,
-    ``/dev/stdout``) is written directly. Errors are those of :func:`name_write_errors`.
+    If anything fails, the former file stays. A link is followed. A pipe, ``/dev/stdout`` or another
+    special file is written directly. Errors are those of :func:`name_write_errors`.
     """
     path = Path(path)
-    is_special = os.path.exists(path) and not path.is_file()  # a name may be too long: no OSError
+    # os.path.exists is False for a name that is too long, where Path.exists raises an OSError
+    is_special = os.path.exists(path) and not path.is_file()
     target = path.resolve() if os.path.islink(path) and not is_special else path
     unfinished = target
     if not is_special:
@@ -75,7 +76,7 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         if raw.failure is None or isinstance(error, StorageError):
             raise
         if isinstance(raw.failure, OSError):
-            raise _write_error(path, raw.failure) from error
+            raise _make_write_error(path, raw.failure) from error
         raise raw.failure from None
     finally:
         with suppress(OSError):  # closing writes again what could not be written
@@ -98,10 +99,10 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def name_write_errors(path: str | Path) -> Iterator[None]:
-    """Raise errors that name the file, in a ``with`` block that writes it.
+    """Replace an OSError of a ``with`` block by an error that names the file it writes.
 
     Raises:
-        UsageError: if there cannot be such a file: it is a folder, or its folder does not exist.
+        UsageError: if ``path`` is a folder or too long, or its folder does not exist.
         StorageError: for any other OSError.
     """
     try:
@@ -109,17 +110,18 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
-        raise _write_error(Path(path), error) from error
+        raise _make_write_error(Path(path), error) from error
 
 
-def _write_error(path: Path, error: OSError) -> PosError:
+def _make_write_error(path: Path, error: OSError) -> PosError:
     """Return the error about a file that cannot be written."""
-    folder, is_too_long = path.absolute().parent, error.errno == errno.ENAMETOOLONG
-    if not is_too_long and not os.path.isdir(folder):
+    folder = path.absolute().parent
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"cannot write {shown(str(path))}: {error.strerror}")
+    if not os.path.isdir(folder):
         return UsageError(f"cannot write {path}: folder {path.parent} does not exist")
-    if is_too_long or os.path.isdir(path):
-        reason = error.strerror if is_too_long else "it is a folder"
-        return UsageError(f"cannot write {shown(str(path))}: {reason}")
+    if os.path.isdir(path):
+        return UsageError(f"cannot write {shown(str(path))}: it is a folder")
     free = ""
     if error.errno in _FULL and (path.is_file() or not path.exists()):
         free = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
@@ -137,12 +139,11 @@ def _sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, doing: str) -> Iterator[None]:
+def lock_folder(folder: Path, action: str) -> Iterator[None]:
     """Lock a folder for this process in a ``with`` block; the lock ends with the process.
 
     Raises:
-        UsageError: if another process holds the lock; says which, and what it is ``doing``
-            ("searched").
+        UsageError: if another process holds the lock; ``action`` (``searched``) tells what it does.
     """
     if fcntl is None:
         yield
@@ -156,10 +157,10 @@ def lock_folder(folder: Path, doing: str) -> Iterator[None]:
             if error.errno in _HELD:
                 file.seek(0)
                 raise UsageError(
-                    f"{folder} is being {doing} by {file.read().strip() or 'another process'}; "
+                    f"{folder} is being {action} by {file.read().strip() or 'another process'}; "
                     "wait for it, or stop it first"
                 ) from error
-        with suppress(OSError):  # on a full disk the message above says less
+        with suppress(OSError):  # if the disk is full, messages cannot name this process
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
@@ -172,16 +173,17 @@ def replace_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder to fill, which then replaces another in one step.
 
-    If anything fails, ``folder`` stays as it was. What a killed process has left is cleared by the
-    next one, which also restores the former folder if it was killed between two renames.
+    If anything fails, ``folder`` stays as it was. The next call clears what a killed process has
+    left, and restores the former folder if the process was killed between the two renames.
 
     Args:
-        folder: the folder to replace, which need not exist; of a link, its target.
-        keep: whether a file or folder in the former folder is taken over; all are by default.
+        folder: the folder to replace, which need not exist; if it is a link, its target.
+        keep: returns whether a file or folder of the former folder is kept; all are by default.
     """
     folder = Path(folder)
     target = folder.resolve()
-    unfinished, former = (target.with_name(f".{target.name}.{end}") for end in ("new", "old"))
+    unfinished = target.with_name(f".{target.name}.new")
+    former = target.with_name(f".{target.name}.old")
     new_parents = [parent for parent in target.parents if not parent.exists()]
     with name_write_errors(folder):
         unfinished.mkdir(parents=True, exist_ok=True)
@@ -190,11 +192,7 @@ def replace_folder(
             with name_write_errors(folder):
                 if former.exists() and not target.exists():
                     os.replace(former, target)
-                for path in (former, *unfinished.iterdir()):
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                    elif path.name != LOCK:
-                        path.unlink(missing_ok=True)
+                _remove([former, *(path for path in unfinished.iterdir() if path.name != LOCK)])
             yield unfinished
             with name_write_errors(folder):
                 if target.exists():
@@ -215,6 +213,15 @@ def replace_folder(
             raise
         (target / LOCK).unlink(missing_ok=True)
         shutil.rmtree(former, ignore_errors=True)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders that exist."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _link(source: Path, link: Path) -> None:
@@ -240,7 +247,7 @@ def digest_file(path: Path, algorithm: str = "sha256") -> str:
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:
-    """Remove the unfinished versions of files of a killed process; only for their only writer."""
+    """Remove unfinished versions of files, which a killed process has left; for their writer."""
     for file in files:
         for unfinished in file.parent.glob(f".{glob.escape(file.name)}*.tmp"):
             unfinished.unlink(missing_ok=True)

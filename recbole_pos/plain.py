@@ -12,7 +12,7 @@ SPARSE = "scipy.sparse.csr"  # kind of a mapping that stands for a sparse matrix
 
 
 def to_plain(value: Any) -> Any:
-    """Return tensors and plain values that ``weights_only=True`` accepts, recursively."""
+    """Return a value as tensors and plain values, or raise a TypeError if it has others within."""
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
@@ -32,7 +32,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return the value of which :func:`to_plain` made this one; arrays stay tensors."""
+    """Return a value of :func:`to_plain` with its sparse matrices restored; arrays stay tensors."""
     if not isinstance(value, dict):
         return value
     if value.get("kind") == SPARSE:

@@ -12,10 +12,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from recbole_pos.compat import patches, wraps
+from recbole_pos.compat import patch_module, wrap_function
 
 
-@wraps("recbole.utils.utils", "get_model")
+@wrap_function("recbole.utils.utils", "get_model")
 def _get_model(get_model: Any, model_name: str) -> type:
     """Return the class of a model, the plugin's included."""
     from recbole_pos.model.models import OURS
@@ -23,10 +23,10 @@ def _get_model(get_model: Any, model_name: str) -> type:
     return OURS[model_name] if model_name in OURS else get_model(model_name)
 
 
-@patches("recbole.data.dataset")
-@patches("recbole.trainer")
+@patch_module("recbole.data.dataset")
+@patch_module("recbole.trainer")
 def _add_class(module: ModuleType) -> None:
-    """Make a module have ``<model>Dataset`` or ``<model>Trainer`` for the plugin's models."""
+    """Let RecBole find ``<model>Dataset`` or ``<model>Trainer`` in a module for our models."""
     suffix, submodule, class_name = {
         "recbole.trainer": ("Trainer", "experiment.trainer", "PosTrainer"),
         "recbole.data.dataset": ("Dataset", "data.dataset", "PosSequentialDataset"),
@@ -42,38 +42,46 @@ def _add_class(module: ModuleType) -> None:
     vars(module)["__getattr__"] = find_class  # called for names that the module lacks (PEP 562)
 
 
-@wraps("recbole.config.configurator", "Config._load_internal_config_dict")
+@wrap_function("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
     """Add the plugin's defaults to a configuration of RecBole, and check its options."""
     from recbole.config import Config
 
-    from recbole_pos.config import checks, defaults
-    from recbole_pos.config.presets import list_positions
+    from recbole_pos.config.defaults import add_time_field, own_defaults, plugin_defaults
     from recbole_pos.model.models import served
 
     load(self, model, model_class, dataset)
     internal, options = self.internal_config_dict, self.external_config_dict
     if not served(model):  # RecBole's model, or a custom one in RecBole's form
-        internal.update(defaults.own_defaults(model))
+        internal.update(own_defaults(model))
         return
-    added = defaults.plugin_defaults(model, options.get("position"), options.get("loss_type"))
-    internal.update(added)
+    defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
+    internal.update(defaults)
     if type(self) is Config:  # PosConfig merges and checks more
         if isinstance(options.get("eval_args"), dict):  # RecBole would replace all of it
-            options["eval_args"] = {**added["eval_args"], **options["eval_args"]}
-        free = defaults.free_options(model, list_positions(options.get("position"), model))
-        for key in options.keys() & added.keys():
-            checks.check_value("configuration", key, options[key], added[key], key in free)
-        all_options = {**added, **options}
-        checks.check_sizes({k: v for k, v in all_options.items() if k not in free}, model)
-    load_col = {"load_col": internal.get("load_col")}
-    internal["load_col"] = defaults.add_time_field({**internal, **options, **load_col})
+            options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
+        _check_options(options, defaults, model)
+    load_col = internal.get("load_col")
+    internal["load_col"] = add_time_field({**internal, **options, "load_col": load_col})
+
+
+def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
+    """Refuse options of the plugin that do not fit their defaults, or each other."""
+    from recbole_pos.config.checks import check_sizes, check_value
+    from recbole_pos.config.defaults import free_options
+    from recbole_pos.config.presets import list_positions
+
+    free = free_options(model, list_positions(options.get("position"), model))
+    for key in options.keys() & defaults.keys():
+        check_value("configuration", key, options[key], defaults[key], key in free)
+    all_options = {**defaults, **options}
+    check_sizes({k: v for k, v in all_options.items() if k not in free}, model)
 
 
 # --- checkpoints ---
 
 
-def _read(file: Any) -> dict[str, Any]:
+def _read_checkpoint(file: Any) -> dict[str, Any]:
     """Read a checkpoint without running code that it names."""
     from recbole_pos.experiment.recbole_file import read
 
@@ -81,12 +89,12 @@ def _read(file: Any) -> dict[str, Any]:
 
 
 def _load_weights(model: Any, state: dict[str, Any]) -> None:
-    """Load weights, and what the model keeps beside them."""
+    """Load the weights of a checkpoint into a model, and its ``other_parameter``."""
     model.load_state_dict(state["state_dict"])
     model.load_other_parameter(state.get("other_parameter"))
 
 
-@wraps("recbole.trainer.trainer", "Trainer.evaluate")
+@wrap_function("recbole.trainer.trainer", "Trainer.evaluate")
 def _evaluate(
     evaluate: Any,
     self: Any,
@@ -97,29 +105,31 @@ def _evaluate(
 ) -> Any:
     """Evaluate with the best weights, read without running code."""
     if eval_data and load_best_model:
-        _load_weights(self.model, _read(model_file or self.saved_model_file))
-    return evaluate(self, eval_data, False, None, show_progress)
+        _load_weights(self.model, _read_checkpoint(model_file or self.saved_model_file))
+    return evaluate(self, eval_data, load_best_model=False, show_progress=show_progress)
 
 
-@wraps("recbole.trainer.trainer", "Trainer.resume_checkpoint")
+@wrap_function("recbole.trainer.trainer", "Trainer.resume_checkpoint")
 def _resume_checkpoint(original: Any, self: Any, resume_file: Any) -> None:
     """Resume from a checkpoint, read without running code."""
-    state = _read(resume_file)
-    self.saved_model_file, self.start_epoch = str(resume_file), state["epoch"] + 1
-    self.cur_step, self.best_valid_score = state["cur_step"], state["best_valid_score"]
+    state = _read_checkpoint(resume_file)
+    self.saved_model_file = str(resume_file)
+    self.start_epoch = state["epoch"] + 1
+    self.cur_step = state["cur_step"]
+    self.best_valid_score = state["best_valid_score"]
     _load_weights(self.model, state)
     self.optimizer.load_state_dict(state["optimizer"])
     self.logger.info(f"Checkpoint loaded. Resume training from epoch {self.start_epoch}")
 
 
-@wraps("recbole.quick_start.quick_start", "load_data_and_model")
+@wrap_function("recbole.quick_start.quick_start", "load_data_and_model")
 def _load_data_and_model(original: Any, model_file: Any) -> tuple[Any, ...]:
-    """Load a trained model with its data from a checkpoint, read without running code."""
+    """Return config, model, dataset and three loaders of a checkpoint, without running its code."""
     from recbole.quick_start import quick_start
 
     from recbole_pos.experiment.checkpoint import require_same_data
 
-    state = _read(model_file)
+    state = _read_checkpoint(model_file)
     config = state["config"]
     quick_start.init_seed(config["seed"], config["reproducibility"])
     quick_start.init_logger(config)

@@ -28,14 +28,14 @@ SCRIPTS = ("__main__", "__mp_main__")  # the second is what a spawned process ca
 
 @dataclass(frozen=True)
 class Registration:
-    """A registered class, which is not the plugin's own.
+    """A class that was registered, unlike the plugin's own classes.
 
     Attributes:
         cls: the class.
-        given: the defaults it was registered with; None for those of the class.
+        given: the defaults it was registered with, or None.
         defaults: defaults of all its options.
         own_options: options that neither the plugin nor RecBole has.
-        module: the module whose import registers it again; None if none does (a notebook).
+        module: the module whose import registers it again; None if no import does (a notebook).
     """
 
     cls: type
@@ -51,8 +51,11 @@ class Registry(Mapping[str, type]):
     Args:
         kind: what the classes are, in one word.
         paths: name -> ``module:Class``, of the plugin's classes.
-        folder: folder of ``properties/`` with a yaml file for each of these.
-        find_owner: returns who reserves a name, or None.
+        folder: folder of ``properties/`` with a yaml file for each of the plugin's classes.
+        find_owner: returns the package that reserves a name, or None.
+
+    Attributes:
+        added: name -> registration of a registered class.
     """
 
     def __init__(
@@ -80,13 +83,9 @@ class Registry(Mapping[str, type]):
     def __len__(self) -> int:
         return len(self.paths) + len(self.added)
 
-    def add(self, name: str, added: Registration) -> None:
-        """Register a class; a class of the same ``module:Class`` replaces an earlier one.
-
-        Raises:
-            UsageError: if the name is not an identifier, or another class has it.
-        """
-        path = import_path(added.cls)
+    def add(self, name: str, registration: Registration) -> None:
+        """Register a class; refuse a name that is no identifier, or that another path has."""
+        path = import_path(registration.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
                 f"{self.kind} {path}: found the name {shown(name)}, expected letters, digits and "
@@ -99,7 +98,7 @@ class Registry(Mapping[str, type]):
             raise UsageError(
                 f"{self.kind} {shown(name)}: the name is taken by {owner}; give {path} another"
             )
-        self.added[name] = added
+        self.added[name] = registration
 
     def defaults(self, name: str) -> dict[str, Any]:
         """Return the default of each option of a class."""
@@ -108,48 +107,48 @@ class Registry(Mapping[str, type]):
         return read_yaml(ROOT / self.folder / f"{name}.yaml")
 
     def find_registration(self, cls: type) -> Registration | None:
-        """Return the registration of a class, or of an earlier one of the same path."""
+        """Return the registration of a class of the same ``module:Class``, or None."""
         path = import_path(cls)
         return next((r for r in self.added.values() if import_path(r.cls) == path), None)
 
-    def registered_name(self, cls: type) -> str | None:
-        """Return a name of a class, its own rather than another, without importing any."""
+    def find_name(self, cls: type) -> str | None:
+        """Return a name of a class, if possible its ``__name__``; None if it has none."""
         path = import_path(cls)
-        names = [name for name, known in self.paths.items() if known == path]
+        names = [name for name, own_path in self.paths.items() if own_path == path]
         names += [name for name, added in self.added.items() if added.cls is cls]
         return cls.__name__ if cls.__name__ in names else next(iter(names), None)
 
 
 @contextmanager
 def without_working_directory() -> Iterator[None]:
-    """Import nothing from a folder that depends on where the user is, in a ``with`` block.
+    """Import nothing from the working directory in a ``with`` block.
 
-    These are the working directory, which ``python -m`` and notebooks search, and relative entries
-    of PYTHONPATH.
+    ``python -m`` and notebooks search it. Relative entries of PYTHONPATH, which depend on it, are
+    excluded, too.
     """
-    before = list(sys.path)
+    path_before = list(sys.path)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     relative = [os.path.realpath(entry) for entry in entries if not os.path.isabs(entry)]
     excluded = {os.path.realpath("."), *relative}
-    sys.path[:] = [entry for entry in before if os.path.realpath(entry) not in excluded]
+    sys.path[:] = [entry for entry in path_before if os.path.realpath(entry) not in excluded]
     try:
         yield
     finally:
-        added = [entry for entry in sys.path if entry not in before]
-        sys.path[:] = [*before, *added]
+        new_entries = [entry for entry in sys.path if entry not in path_before]
+        sys.path[:] = [*path_before, *new_entries]
 
 
 def import_path(cls: type) -> str:
-    """Return ``module:Class``; that of a script is the same in the processes that it spawns."""
+    """Return ``module:Class``; a script's module is ``__main__`` in spawned processes, too."""
     module = SCRIPTS[0] if cls.__module__ in SCRIPTS else cls.__module__
     return f"{module}:{cls.__qualname__}"
 
 
 def find_importing_module(frame: FrameType) -> str | None:
-    """Return the module whose import runs a line again; None in functions, scripts, notebooks."""
+    """Return the module whose import runs a frame again; None for functions, scripts, notebooks."""
     name = frame.f_globals.get("__name__")
-    at_import = frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None
-    return name if at_import and name not in SCRIPTS else None
+    is_import = frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None
+    return name if is_import and name not in SCRIPTS else None
 
 
 def find_home_module(cls: type) -> str | None:
@@ -165,16 +164,16 @@ def gather_defaults(
     read_shipped: Callable[[type], dict[str, Any]],
     find_registration: Callable[[type], Registration | None],
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the defaults of a class: of the classes that it extends, then its own, then ``given``.
+    """Return the defaults of a class; its own replace those of its bases, ``given`` replaces both.
 
     Args:
-        cls: the class; its attribute ``defaults``, and those of the classes it extends, count.
-        given: to :func:`recbole_pos.register_model` or :func:`recbole_pos.register_scheme`.
-        read_shipped: returns the yaml of a class of the plugin's or RecBole's; ``{}`` for others.
-        find_registration: returns how a class was registered.
+        cls: the class; it and its bases may have an attribute ``defaults``.
+        given: the defaults that it is registered with, or None.
+        read_shipped: returns the yaml of a class of the plugin or RecBole; ``{}`` for others.
+        find_registration: returns the registration of a class, or None.
 
     Returns:
-        The defaults, and the names of those that are in no such yaml.
+        The defaults, and the options that no yaml of the plugin or RecBole has.
     """
     defaults: dict[str, Any] = {}
     shipped_names: set[str] = set()
@@ -182,16 +181,15 @@ def gather_defaults(
         shipped = read_shipped(base)
         shipped_names |= set(shipped)
         defaults |= shipped | read_defaults(vars(base).get("defaults"), base)
-        registration = find_registration(base)
         if base is cls:
             defaults |= read_defaults(given, cls)
-        elif registration is not None:
+        elif (registration := find_registration(base)) is not None:
             defaults |= read_defaults(registration.given, base)
     return defaults, frozenset(set(defaults) - shipped_names)
 
 
 def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
-    """Read defaults as given: a dict, or a yaml file, beside the class or where the user is."""
+    """Return defaults as given, or from a yaml file beside the class or in the current folder."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
@@ -202,7 +200,7 @@ def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
             f"found {shown(given)}"
         )
     module_file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    folders = [*([Path(module_file).parent] if module_file else []), Path.cwd()]
+    folders = [Path(module_file).parent, Path.cwd()] if module_file else [Path.cwd()]
     for folder in folders:
         if (folder / given).is_file():
             return read_yaml(folder / given)

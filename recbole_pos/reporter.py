@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from rich import progress
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column, Table
 
 from recbole_pos.errors import StorageError, UsageError
@@ -36,11 +29,12 @@ WIDE = 200  # columns of the log file, and of output that is not a terminal
 
 @dataclass
 class Task:
-    """A long step, and its progress.
+    """A long task, and its progress.
 
     Attributes:
-        total, done: number of steps, if known, and how many are done.
-        targets: training targets so far, for the speed; 0 where there are none.
+        total, done: number of steps, if known, and number of those that are done.
+        targets: number of training targets so far, for the speed; 0 without training.
+        began: seconds of :func:`time.monotonic` at its start.
     """
 
     title: str
@@ -50,13 +44,13 @@ class Task:
     began: float = field(default_factory=time.monotonic)
 
     def advance(self, targets: int = 0) -> None:
-        """Count one more step, with so many training targets."""
+        """Count one more step, and its number of training targets."""
         self.done += 1
         self.targets += targets
 
     @property
     def speed(self) -> str:
-        """Targets a second, in words; empty without targets."""
+        """Training targets per second as text; empty without targets."""
         seconds = time.monotonic() - self.began
         return f"{self.targets / max(seconds, 1e-9):,.0f} targets/s" if self.targets else ""
 
@@ -89,25 +83,27 @@ class Reporter:
         self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
     ) -> None:
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
-        ipython = sys.modules.get("IPython")
-        in_notebook = hasattr(ipython and ipython.get_ipython(), "kernel")
-        self.has_cell = in_notebook and not is_quiet
+        is_notebook = _is_notebook()
+        self.shows_in_cell = is_notebook and not is_quiet
         self._cell_output: Any = None
         self.console = _Console(
             quiet=is_quiet,
             highlight=False,
             force_jupyter=False,
-            # variables of a notebook may pretend a terminal that there is not
-            force_terminal=False if in_notebook else None,
+            # environment variables of a notebook may claim a terminal that is not there
+            force_terminal=False if is_notebook else None,
         )
         if not self.console.is_terminal:
             self.console.width = WIDE
         self._json_files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
         self._logs: list[Console] = []
-        if log is None:
-            return
+        if log is not None:
+            self._open_log(log, as_json)
+
+    def _open_log(self, log: str | Path, as_json: bool) -> None:
+        """Open the log file, which stays open; raise a UsageError if it cannot be written."""
         try:
-            file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as this)
+            file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
             raise UsageError(f"log: cannot write {shown(str(log))}: {error.strerror}") from error
         if as_json:
@@ -137,53 +133,59 @@ class Reporter:
         self._write(content, [self.console, *self._logs] if on_screen else self._logs)
 
     def _write(self, content: RenderableType, consoles: list[Console]) -> None:
+        """Print text or a table on consoles; text is never cut off."""
         for console in consoles:
-            with name_write_errors(_name(console.file)):
-                # [a] is text and not markup; nothing is cut off in a file
+            with name_write_errors(_get_name(console.file)):
+                # without markup, since [a] in a text is only text
                 console.print(content, soft_wrap=isinstance(content, str), markup=False)
 
-    def event(self, name: str, content: dict[str, Any]) -> None:
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Print a json object, if json was requested."""
         for file in self._json_files:
-            with name_write_errors(_name(file)):
+            with name_write_errors(_get_name(file)):
                 print(json.dumps({"event": name, **content}), file=file, flush=True)
 
     @contextmanager
     def task(self, title: str, total: int | None = None, shown: bool = True) -> Iterator[Task]:
-        """Show the progress of something of ``total`` steps, if known, in a ``with`` block."""
+        """Yield a task of ``total`` steps, if known; in a ``with`` block, show its progress."""
         task = Task(title, total)
-        with ExitStack() as shows:
+        with ExitStack() as stack:
             if shown:
-                self._show(task, shows)
+                self._show(task, stack)
             yield task
 
-    def _show(self, task: Task, shows: ExitStack) -> None:
-        """Show a task until the stack is closed: a bar, the cell, or a line a minute."""
-        minutely = list(self._logs)
-        if self.has_cell:
-            shows.enter_context(call_every(SECOND, lambda: self.update_cell(str(task))))
+    def _show(self, task: Task, stack: ExitStack) -> None:
+        """Show a task as a bar, in the cell, or as a line a minute, until the stack is closed."""
+        consoles = list(self._logs)  # that get a line a minute
+        if self.shows_in_cell:
+            stack.enter_context(call_every(SECOND, lambda: self.update_cell(str(task))))
         elif self.console.is_terminal and not self.console.quiet:
-            known = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            bar = Progress(
-                TextColumn("{task.description}"),
-                *(known if task.total else (BarColumn(), TimeElapsedColumn())),
-                TextColumn("{task.fields[speed]}"),
-                console=self.console,
-                transient=True,
-            )
-            row = bar.add_task(task.title, total=task.total, speed="")
-            shows.enter_context(bar)
-            shows.enter_context(
-                call_every(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
-            )
+            self._show_bar(task, stack)
         elif not self.console.quiet:
-            minutely.append(self.console)
-        if minutely:
-            shows.enter_context(call_every(self.every, lambda: self._write(str(task), minutely)))
+            consoles.append(self.console)
+        if consoles:
+            stack.enter_context(call_every(self.every, lambda: self._write(str(task), consoles)))
+
+    def _show_bar(self, task: Task, stack: ExitStack) -> None:
+        """Show a progress bar of a task on the terminal, until the stack is closed."""
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            *([progress.MofNCompleteColumn()] if task.total else []),
+            progress.TimeRemainingColumn() if task.total else progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[speed]}"),
+            console=self.console,
+            transient=True,
+        )
+        row = bar.add_task(task.title, total=task.total, speed="")
+        stack.enter_context(bar)
+        stack.enter_context(
+            call_every(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
+        )
 
     def update_cell(self, text: str) -> None:
-        """Replace the text that a notebook's cell shows."""
-        if not self.has_cell:
+        """Replace the text that a notebook's cell shows; do nothing elsewhere."""
+        if not self.shows_in_cell:
             return
         from IPython.display import display  # installed wherever a notebook runs
 
@@ -193,26 +195,28 @@ class Reporter:
         else:
             self._cell_output.update(content, raw=True)
 
-    def epoch(self, line: dict[str, Any], metric: str, is_best: bool) -> None:
+    def show_epoch(self, line: dict[str, Any], metric: str, is_best: bool) -> None:
         """Print an epoch's line of metrics.jsonl with a validation metric, marked if it is best."""
+        validation = ""
         score = (line.get("valid") or {}).get(metric)
-        scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if is_best else '  '}"
+        if score is not None:
+            validation = f"  valid {metric} {score:.4f}{' *' if is_best else '  '}"
         text = (
-            f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{scored}  "
+            f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{validation}  "
             f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
         )
-        self._print(text, on_screen=not self.has_cell)
+        self._print(text, on_screen=not self.shows_in_cell)
         self.update_cell(text)
-        self.event("epoch", {**line, "best": is_best})
+        self.write_json("epoch", {**line, "best": is_best})
 
-    def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
+    def show_results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
         """Print a table with a column for each phase (or model) and a row for each metric."""
         scores = {name: metrics for name, metrics in columns.items() if metrics}
         table = Table("metric", *(Column(name, justify="right") for name in scores))
         for metric in dict.fromkeys(metric for metrics in scores.values() for metric in metrics):
             table.add_row(metric, *(f"{metrics[metric]:.4f}" for metrics in scores.values()))
         self.line(title)
-        if not self.has_cell:  # the result of a notebook's cell shows the metrics itself
+        if not self.shows_in_cell:  # the result of a notebook's cell shows the metrics itself
             self.line(table)
 
 
@@ -247,6 +251,12 @@ class _Console(Console):
         raise  # noqa: PLE0704
 
 
-def _name(file: IO[str]) -> str:
+def _is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _get_name(file: IO[str]) -> str:
     """Return the name of a file for messages."""
     return "standard output" if file is sys.stdout else str(getattr(file, "name", "the output"))

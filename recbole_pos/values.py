@@ -31,7 +31,7 @@ class Options(Protocol):
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number of at most 64 bits, and not a boolean."""
+    """Return whether a value is a finite number that a float can hold, and not a boolean."""
     try:
         is_numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_numeric and math.isfinite(value)
@@ -45,44 +45,36 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a value that an option does not have.
-
-    Raises:
-        UsageError: naming option, value and choices.
-    """
+    """Raise a UsageError if the value of option ``key`` is not one of its choices."""
     if value not in choices:
         hint = suggest(str(value), choices)
         raise UsageError(f"{key}: {shown(value)} is not one of {', '.join(choices)}{hint}")
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it, the beginning only if it is long.
-
-    Of a large value only the beginning is read, even if it holds itself.
-    """
+    """Return the repr of a value for a message; of a large value only the beginning is read."""
     text = _brief_repr(value, [_MAX_PARTS])
     return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH // 2]} ..."
 
 
 def _brief_repr(value: Any, budget: list[int]) -> str:
-    """Return the repr, with ... after ``budget[0]`` parts; scalars of numpy as plain ones."""
+    """Return the repr of a value, with ``...`` after ``budget[0]`` parts, which is decreased."""
     budget[0] -= 1
     if budget[0] < 0:
         return "..."
-    if getattr(value, "shape", None) == ():  # of numpy or torch
+    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
     if isinstance(value, str) and len(value) > _MAX_LENGTH:
         return f"{value[: _MAX_LENGTH // 2]!r} ... ({len(value):,} characters)"
-    if type(value) in (list, tuple, dict):
-        texts = []
-        for item in itertools.islice(value, _MAX_LENGTH):
-            text = _brief_repr(item, budget)
-            is_key = isinstance(value, dict)
-            texts.append(f"{text}: {_brief_repr(value[item], budget)}" if is_key else text)
-        joined = ", ".join(texts)
-        if isinstance(value, tuple):
-            return f"({joined},)" if len(value) == 1 else f"({joined})"
-        return f"[{joined}]" if isinstance(value, list) else f"{{{joined}}}"
+    if type(value) is dict:
+        pairs = itertools.islice(value.items(), _MAX_LENGTH)
+        texts = [f"{_brief_repr(key, budget)}: {_brief_repr(v, budget)}" for key, v in pairs]
+        return f"{{{', '.join(texts)}}}"
+    if type(value) in (list, tuple):
+        joined = ", ".join(_brief_repr(item, budget) for item in value[:_MAX_LENGTH])
+        if type(value) is list:
+            return f"[{joined}]"
+        return f"({joined},)" if len(value) == 1 else f"({joined})"
     try:
         return repr(value)
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
@@ -90,19 +82,21 @@ def _brief_repr(value: Any, budget: list[int]) -> str:
 
 
 def short(text: str) -> str:
-    """Return a text as a message shows it, the beginning only if it is long."""
-    return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
+    """Return a text for a message; of a long one, the beginning and the number of characters."""
+    if len(text) <= _MAX_LENGTH:
+        return text
+    return f"{text[: _MAX_LENGTH // 2]} ... ({len(text):,} characters)"
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a cell of a csv file with a ``'`` before what a spreadsheet takes for a formula."""
-    if not (isinstance(value, str) and value[:1] in tuple("=+-@\t\r")):
+    """Return a cell of a csv file, with a ``'`` before what a spreadsheet takes for a formula."""
+    if not isinstance(value, str) or not value.startswith(tuple("=+-@\t\r")):
         return value
     return value if _NUMBER.fullmatch(value) else f"'{value}"
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Return names as a message lists them: the first 12, long ones cut off, and how many."""
+    """Return names for a message: the first 12, cut off where long, and the number of all."""
     names = list(map(str, names))
     first = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_MAX_NAMES])
     more = f", ... ({len(names):,} in all)" if len(names) > _MAX_NAMES else ""
@@ -110,7 +104,7 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def _find_similar(word: str, known: Iterable[str]) -> list[str]:
-    """Return up to 3 known words like a misspelt one, or that it is a part of; nearest first."""
+    """Return up to 3 known words, nearest first: similar ones, else those that contain the word."""
     by_lower = {str(name).lower(): str(name) for name in known}
     word = word[:100].lower()
     matches = difflib.get_close_matches(word, by_lower, n=3, cutoff=0.75)
@@ -120,7 +114,7 @@ def _find_similar(word: str, known: Iterable[str]) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; nearest known: a, b``, or all known words if they are few, or nothing."""
+    """Return ``; nearest known: a, b`` or, if none is near, all known words if they are few."""
     known = list(known)
     if similar := _find_similar(word, known):
         return f"; nearest known: {', '.join(similar)}"
@@ -128,6 +122,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean a or b?)`` with the nearest known words, or nothing."""
+    """Return `` (did you mean a or b?)`` to end a message; empty if no known word is near."""
     similar = _find_similar(word, known)
     return f" (did you mean {' or '.join(similar)}?)" if similar else ""

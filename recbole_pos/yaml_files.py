@@ -25,7 +25,8 @@ _PER_VALUE = 100  # characters of a text that count as one value
 _MAX_DIGITS = 1000  # of a number; Python reads longer ones in quadratic time, or not at all
 
 
-def _yaml_error(problem: str, node: yaml.Node) -> yaml.YAMLError:
+def _make_error(problem: str, node: yaml.Node) -> yaml.YAMLError:
+    """Return an error about a node, with its line."""
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
@@ -33,11 +34,12 @@ class _Rules(yaml.constructor.SafeConstructor):
     """Rules of the package's yaml: plain values, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         names = set()
         for key in keys:
             if key.value in names:
-                raise _yaml_error(f"key {shown(key.value)} is given twice", key)
+                raise _make_error(f"key {shown(key.value)} is given twice", key)
             names.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -49,35 +51,40 @@ class YamlLoader(_Rules, yaml.SafeLoader):
     """
 
     def get_single_node(self) -> yaml.Node | None:
-        """Compose the text, unless it has more values than a file may."""
+        """Return the node of the text, None if it is empty; refuse one beyond the bounds."""
         try:
-            if (node := super().get_single_node()) is not None:
+            node = super().get_single_node()
+            if node is not None:
                 _count_values(node, {})
             return node
         except RecursionError:
             raise yaml.YAMLError("values are nested too deeply") from None
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return a value; one that contradicts its tag, as in ``!!bool x``, is not yaml."""
+        """Return the value of a node; refuse one that contradicts its tag, as in ``!!bool x``."""
         try:
             return super().construct_object(node, deep)
         except (AttributeError, LookupError) as error:
-            raise _yaml_error(f"it is not what its tag {shown(node.tag)} says", node) from error
+            raise _make_error(f"it is not what its tag {shown(node.tag)} says", node) from error
 
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: int = 0) -> int:
-    """Return the number of values of a node, those of aliases each time, within the bounds."""
-    # counts has the numbers of nodes that were counted, and None for nodes around this one
+    """Return the number of values in a node; refuse one beyond the bounds.
+
+    An alias counts as all that it stands for. ``counts`` is extended in place: node -> its number
+    of values, None while it is being counted.
+    """
     if node in counts:
-        if (count := counts[node]) is None:
-            raise _yaml_error("an alias stands within its own anchor", node)
-        return count
+        known_count = counts[node]
+        if known_count is None:
+            raise _make_error("an alias stands within its own anchor", node)
+        return known_count
     if depth > _MAX_DEPTH:
-        raise _yaml_error(f"values are nested more than {_MAX_DEPTH} deep", node)
+        raise _make_error(f"values are nested more than {_MAX_DEPTH} deep", node)
     counts[node] = None
     if isinstance(node, yaml.ScalarNode):
         if len(node.value) > _MAX_DIGITS and node.tag.endswith((":int", ":float")):
-            raise _yaml_error(f"a number has {len(node.value):,} characters", node)
+            raise _make_error(f"a number has {len(node.value):,} characters", node)
         count = 1 + len(node.value) // _PER_VALUE
     else:
         is_mapping = isinstance(node, yaml.MappingNode)
@@ -85,7 +92,7 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: i
         count = 1 + sum(_count_values(child, counts, depth + 1) for child in children)
     if count > _MAX_VALUES:
         problem = f"there are more than {_MAX_VALUES:,} values, those of aliases counted"
-        raise _yaml_error(problem, node)
+        raise _make_error(problem, node)
     counts[node] = count
     return count
 
@@ -119,11 +126,11 @@ def parse_scalar(text: str, where: str) -> Any:
     """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
 
     Raises:
-        UsageError: if the text begins like a list, mapping or quotation and is not one; names
-            ``where`` it stands.
+        UsageError: if the text begins like a list, mapping or quotation and is not one; the message
+            begins with ``where``.
     """
     bare = text.strip()
-    if bare in ("|", ">"):  # separators, and no block of lines
+    if bare in ("|", ">"):  # a separator of fields, which yaml takes for a block of lines
         return text
     try:
         return yaml.load(text, Loader=YamlLoader)
@@ -139,25 +146,26 @@ def parse_scalar(text: str, where: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a yaml file; ``{}`` for an empty one."""
+    """Return the mapping in a yaml file, ``{}`` if it is empty; raise a UsageError for another."""
     loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
     return _read_mapping(path, "config file", loader)[0]
 
 
-def overall_defaults() -> dict[str, Any]:
-    """Return defaults of the plugin for every model, its own and RecBole's."""
+def read_overall_defaults() -> dict[str, Any]:
+    """Return the plugin's defaults for every model, RecBole's models included."""
     return read_yaml(ROOT / "overall.yaml")
 
 
 def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
-    """Return the mapping in a yaml file, and the lines of its parts.
+    """Return the mapping in a yaml file, and the line of each of its values.
 
     Args:
         path: path of the file.
         what: kind of the file, for messages: study, space file.
 
     Returns:
-        The mapping; and path of keys and places in lists -> file and line.
+        The mapping, and a dict of the lines: ``("runs", 0)`` -> ``study.yaml, line 7`` for the
+        first value of the list ``runs``.
 
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
@@ -169,7 +177,7 @@ def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[t
 def _read_mapping(
     path: str | Path, what: str, loader_class: Any
 ) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """Return the mapping in a yaml file, and its node."""
+    """Return the mapping in a yaml file, and its node, None if the file is empty."""
     name = short(str(path))
     try:
         with open(path, encoding="utf-8") as file:
@@ -199,7 +207,7 @@ def _read_mapping(
 
 
 def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
-    """Yield the path and the line of every key and every value of a list in a node."""
+    """Yield the path (keys and indices of lists) and the line of each value in a node."""
     children: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key, value) for key, value in node.value]

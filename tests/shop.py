@@ -181,7 +181,7 @@ def shaken(made: Experiment) -> Any:
 def all_windows(made: Experiment) -> PackedSequences:
     """Every training window of the shop as one batch."""
     loader = made.trainer.training_loader(made.loaders["train"])
-    batch = loader.gather(np.concatenate(loader._batches()))
+    batch = loader.gather(np.concatenate(loader._get_batches()))
     source = np.ones(len(batch.log_rows), dtype=bool)
     if batch.positions is not None:
         source[:] = False

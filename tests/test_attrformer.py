@@ -138,7 +138,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
     model, log, part = shaken(made), made.dataset.log, made.dataset.part
     counts = np.bincount(log.items.numpy()[part == TRAIN], minlength=model.n_items).tolist()
     loader = made.trainer.training_loader(made.loaders["train"])
-    batch = loader.gather(np.concatenate(loader._batches()))
+    batch = loader.gather(np.concatenate(loader._get_batches()))
     futures, users = [], log.users.tolist()
     for event in batch.log_rows.tolist():
         ahead = range(event + 1, min(event + 4, len(log)))

@@ -22,7 +22,7 @@ from recbole_pos.yaml_files import (
     ROOT,
     PackagedLoader,
     YamlLoader,
-    overall_defaults,
+    read_overall_defaults,
     read_yaml,
 )
 
@@ -125,7 +125,7 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
     make_loggers(config)
     keys = set(read_yaml(ROOT / "model" / f"{model}.yaml"))
     if model in MODELS:
-        keys |= set(overall_defaults())
+        keys |= set(read_overall_defaults())
     for name in config["position"] or ():
         keys |= set(read_yaml(ROOT / "position" / f"{name}.yaml"))
     elsewhere = {"metrics", "tensorboard"}  # RecBole's Config reads them

@@ -115,8 +115,8 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
     make_orders().to_csv(tmp_path / "orders.csv", index=False)
     report = convert(tmp_path / "orders.csv", tmp_path, **ROLES)
     tables = {s: TextTable(tmp_path / "shop" / f"shop.{s}", CONFIG) for s in ("item", "user")}
-    assert tables["item"].columns == {"item_id": "token", "brand": "token", "tags": "token_seq"}
-    assert tables["user"].columns == {"user_id": "token", "country": "token"}
+    assert tables["item"].kinds == {"item_id": "token", "brand": "token", "tags": "token_seq"}
+    assert tables["user"].kinds == {"user_id": "token", "country": "token"}
     assert set(tables["user"].read(["user_id"])["user_id"]) == set(USERS)
     brands = tables["item"].read(["item_id", "brand"])
     assert {f"Brand {int(i.split()[1]) % 7}" for i in brands["item_id"]} >= set(brands["brand"])
@@ -232,7 +232,7 @@ def test_what_is_kept_comes_back(tmp_path: Path, rows: list[tuple[str, ...]]) ->
     lost = {int(place.split(":")[1]) - 1 for d in found.dropped.values() for place in d["first"]}
     kept = frame.drop(index=list(lost))
     file = TextTable(tmp_path / "shop" / "shop.inter", CONFIG)
-    table = file.read(file.columns)
+    table = file.read(file.kinds)
     assert table["user_id"].tolist() == kept["u"].tolist()
     assert table["item_id"].tolist() == kept["i"].tolist()
     assert table["timestamp"].tolist() == kept["t"].astype(float).tolist()

@@ -28,14 +28,14 @@ from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.loss_watch import LATE
 from recbole_pos.inspect.attention import (
-    attention_maps,
-    kernel_factors,
+    average_attention,
+    compute_kernel_factors,
+    compute_positional_weights,
     measure_attention,
-    positional_weights,
     sample_histories,
 )
-from recbole_pos.inspect.attention_report import learned_periods
-from recbole_pos.inspect.encoding import learned_encodings, session_vectors
+from recbole_pos.inspect.attention_report import find_periods
+from recbole_pos.inspect.encoding import compute_session_vectors, select_encodings
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.schemes import SCHEMES
 
@@ -237,7 +237,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
         made = there(model, tiny, **options)
         loader = made.trainer.training_loader(made.loaders["train"])
         near = list(loader)
-        far = iter(loader.batches_on(ELSEWHERE, "auto"))
+        far = iter(loader.iterate_batches(ELSEWHERE, "auto"))
         got = [next(far)]
         with no_reads():
             got += far
@@ -250,7 +250,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
         fresh = make_training_loader(
             made.config, made.loaders["train"]._dataset, made.trainer.adapter.requirements()
         )
-        copied = list(fresh.batches_on(ELSEWHERE, "never"))
+        copied = list(fresh.iterate_batches(ELSEWHERE, "never"))
         assert [len(batch) for batch in copied] == [len(batch) for batch in near]
         assert torch.equal(copied[-1].items.cpu(), near[-1].items)
 
@@ -263,8 +263,10 @@ def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:
             sample = sample_histories(made.model, made.loaders["test"], 20, 3, seed=0)
             assert all(np.isfinite(m).all() for m in measure_attention(made.model, sample).layers)
         made = there("KernelAttention", tiny)
-        assert kernel_factors(made.model) and attention_maps(made.model, made.loaders["test"])
-        assert positional_weights(there("FPARec", tiny).model)
-        assert learned_periods(there("TORoPE", tiny, learn_frequencies="free").model)
-        encodings = learned_encodings(there("PosRec", tiny).model, ["ldpe"])
-        assert session_vectors(encodings["ldpe"], 5).shape == (5, SMALL["hidden_size"])
+        assert compute_kernel_factors(made.model) and average_attention(
+            made.model, made.loaders["test"]
+        )
+        assert compute_positional_weights(there("FPARec", tiny).model)
+        assert find_periods(there("TORoPE", tiny, learn_frequencies="free").model)
+        encodings = select_encodings(there("PosRec", tiny).model, ["ldpe"])
+        assert compute_session_vectors(encodings["ldpe"], 5).shape == (5, SMALL["hidden_size"])

@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor, nn
 
-from recbole_pos.distributed import Shard, SharedLoss, over_whole_batch
+from recbole_pos.distributed import Shard, SharedLoss, make_global_loss
 from recbole_pos.experiment.environment import Rank
 from recbole_pos.experiment.launch import find_free_port
 from recbole_pos.experiment.rendezvous import Rendezvous
@@ -79,7 +79,7 @@ def sampled_losses(rank: int) -> list[dict[str, Any]]:
         def compute(loss: Any, index: Tensor, e=encoder, i=items, x=x, t=targets) -> Tensor:
             return loss(e(x[index]), i.weight, t[index])
 
-        together = functools.partial(compute, over_whole_batch(alone, shard))
+        together = functools.partial(compute, make_global_loss(alone, shard))
         shared = SharedLoss(model, together)
         torch.manual_seed(50 + rank)
         value = shared(shard.take(torch.arange(rows))) * shard.weight

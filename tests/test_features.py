@@ -145,7 +145,7 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
 
     loader = experiment.loaders["train"]
     batch = map_tensors(
-        loader.gather(np.concatenate(loader._batches())),
+        loader.gather(np.concatenate(loader._get_batches())),
         lambda x: x.double() if x.is_floating_point() else x,
     )
     ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=batch.features)
@@ -153,7 +153,7 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
         found = model.embed(batch.items, ctx)
     events = [
         e
-        for w in np.concatenate(loader._batches())
+        for w in np.concatenate(loader._get_batches())
         for e in range(loader.windows.start[w], loader.windows.end[w])
     ]
     named = [("inter", name) for name in FEATURES["event_features"]]

@@ -191,7 +191,7 @@ def test_reprs(fitted: rp.Recommender) -> None:
 
 
 def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> None:
-    pop = rp.fit("Pop", fitted.source[0], **UNTRAINED)
+    pop = rp.fit("Pop", fitted.resources[0], **UNTRAINED)
     both = rp.compare([fitted.folder.path, pop.folder.path], run_dir=tmp_path, verbose=False)
     assert set(both.table["row"]) == {"PosSASRec", "Pop"} and "ndcg@10" in set(both.table["metric"])
     assert "| Pop |" in repr(both) and ">Pop</th>" in both._repr_html_()
@@ -226,7 +226,7 @@ class Notes(rp.Callback):
 
 def test_callbacks(fitted: rp.Recommender, tmp_path: Path) -> None:
     notes, options = Notes(), {**SHORT, "epochs": 9}
-    data = fitted.source[0]
+    data = fitted.resources[0]
     model = rp.fit("PosSASRec", data, callbacks=[notes], run_dir=tmp_path, **options)
     steps = [("step", n + 1) for n in range(len(model.loaders["train"]))]
     after = [("validation", 0, "hit@5"), ("epoch", 0), ("end", 1)]
@@ -241,7 +241,7 @@ def test_loggers(fitted: rp.Recommender, tmp_path: Path, monkeypatch: Any) -> No
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    data = fitted.source[0]
+    data = fitted.resources[0]
     options = {**SHORT, "logger": ["csv", "tensorboard", "mlflow"]}
     model = rp.fit("PosSASRec", data, run_dir=tmp_path / "run", **options)
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()

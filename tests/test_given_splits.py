@@ -117,7 +117,7 @@ def test_histories_end_with_earlier_files(log: pd.DataFrame, tmp_path: Path) -> 
     found = dataset.split.summary["leaks"]
     assert found["in_earlier_part"] == {"valid": 0, "test": repeated} and repeated > 5
     assert found["before_earlier_part"] == {"valid": 0, "test": early} and early > 5
-    windows = dataset.parts["train"].training_windows()
+    windows = dataset.parts["train"].make_training_windows()
     learned = np.concatenate(
         [dataset.part[s : e + 1] for s, e in zip(windows.start, windows.end, strict=True)]
     )

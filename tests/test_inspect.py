@@ -19,13 +19,13 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect import attention
 from recbole_pos.inspect.attention import (
-    attention_layers,
-    attention_maps,
-    kernel_factors,
-    layer_inputs,
-    measure,
+    average_attention,
+    compute_kernel_factors,
+    compute_layer_inputs,
+    compute_positional_weights,
+    find_attention_layers,
     measure_attention,
-    positional_weights,
+    measure_weights,
     sample_histories,
 )
 from recbole_pos.inspect.attention_report import inspect_attention
@@ -48,7 +48,7 @@ def test_kernel_factors_are_the_matrices_of_equation_9(experiment) -> None:
     with torch.no_grad():
         for parameter in (*kernels[0].parameters(), *kernels[1].U.parameters()):
             parameter += torch.randn_like(parameter)
-    factors = kernel_factors(model)
+    factors = compute_kernel_factors(model)
     assert list(factors) == ["U, layer 1", "U, layer 2", "L, all layers"]
     low, at = factors["L, all layers"], 0
     for i in range(12):
@@ -57,7 +57,7 @@ def test_kernel_factors_are_the_matrices_of_equation_9(experiment) -> None:
             assert factors["U, layer 2"][j, i] == kernels[1].U.weight[at]
             at += 1
     assert (np.triu(low, 1) == 0).all() and (np.tril(factors["U, layer 1"], -1) == 0).all()
-    assert kernel_factors(experiment("PosSASRec").model) == {}
+    assert compute_kernel_factors(experiment("PosSASRec").model) == {}
 
 
 def test_attention_maps_average_the_weights(experiment) -> None:
@@ -65,7 +65,7 @@ def test_attention_maps_average_the_weights(experiment) -> None:
     made = experiment("PosSASRec", position=["cape", "rope"])
     shake(made.model)
     model, loader, newest = made.model.eval(), made.loaders["test"], 5
-    found = attention_maps(model, loader, newest)
+    found = average_attention(model, loader, newest)
     total, count = np.zeros((newest, newest)), 0
     layer = model.trm_encoder.layer[0].multi_head_attention
     for batch in loader:
@@ -78,10 +78,12 @@ def test_attention_maps_average_the_weights(experiment) -> None:
                 count += 1
     assert [m.shape for m in found.weights] == [(2, newest, newest)] * 2
     np.testing.assert_allclose(found.weights[0][1], total / count, rtol=1e-4, atol=1e-6)
-    assert found.histories == count and found.longest == 12
+    assert found.num_histories == count and found.max_length == 12
     fparec = experiment("FPARec").model  # by position
-    assert attention_maps(fparec, loader) is None and positional_weights(made.model) == []
-    for layer in positional_weights(fparec):
+    assert (
+        average_attention(fparec, loader) is None and compute_positional_weights(made.model) == []
+    )
+    for layer in compute_positional_weights(fparec):
         np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
         assert layer.shape == (1, 12, 12) and (np.triu(layer, 1) == 0).all()
 
@@ -110,14 +112,14 @@ def test_measures_are_the_sums(double) -> None:
     ctx = SequenceContext.from_lengths(torch.tensor(LENGTHS), 9, times)
     weights = torch.randn(len(LENGTHS), 2, 9, 9).tril()
     weights[0, 0, 2, 1] = weights[1, 1, 5] = 0
-    found = measure(weights, ctx)
+    found = measure_weights(weights, ctx)
     assert found.shape == (4, 2, 3, 2)
     for row, (length, part) in enumerate(zip(LENGTHS, rows_of(LENGTHS), strict=True)):
         for head in range(2):
             want = in_loops(weights[row, head, :length, :length], times[part])
             np.testing.assert_allclose(found[row, :, :, head], want, rtol=1e-12, atol=1e-10)
     without = SequenceContext.from_lengths(ctx.lengths, 9)
-    assert torch.equal(measure(weights, without), found[:, :, :2])
+    assert torch.equal(measure_weights(weights, without), found[:, :, :2])
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,9 @@ def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options
     sample = sample_histories(model, loader, 9, 5, seed=1)
     assert len(sample.rows) == 9 and len(set(sample.lengths)) > 2
     found = measure_attention(model, sample)
-    layers, want = attention_layers(model), []
+    layers, want = find_attention_layers(model), []
     for number in sample.rows.tolist():
-        inputs, ctx = layer_inputs(model, layers, loader.collate_fn([number])[0])
+        inputs, ctx = compute_layer_inputs(model, layers, loader.collate_fn([number])[0])
         t = int(ctx.lengths)
         for layer, x in zip(layers, inputs, strict=True):
             scheme = next(iter(layer.position.schemes.values()), None)
@@ -150,7 +152,7 @@ def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options
             want.append([in_loops(head.detach(), ctx.times) for head in weights])
     want = np.array(want).reshape(9, 2, -1, 2, 3).mean(0).transpose(0, 2, 3, 1)
     np.testing.assert_allclose(found.layers, want, rtol=1e-9, atol=1e-9)
-    assert found.rescaled == ("positional_mask" in options)
+    assert found.is_rescaled == ("positional_mask" in options)
 
 
 def test_samples_are_users(experiment) -> None:
@@ -161,7 +163,7 @@ def test_samples_are_users(experiment) -> None:
     user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
     assert len(set(user)) < len(user)
     everyone = sample_histories(model, loader, 10**6, 6, seed=0)
-    assert everyone.qualified == len(everyone.rows)
+    assert everyone.num_qualified == len(everyone.rows)
     assert set(user[everyone.rows]) == set(user[length >= 6])
     for row in everyone.rows:
         assert row == np.flatnonzero(user == user[row])[-1]
@@ -267,13 +269,13 @@ def test_layers_are_given_what_predictions_give_them(folder: Path, double) -> No
     model = shop.shaken(made)
     assert not model.needs_time
     rows = made.loaders["test"]._dataset[np.arange(6)]
-    layers = attention_layers(model)
+    layers = find_attention_layers(model)
     seen: list[torch.Tensor] = []
     hooks = [m.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for m in layers]
     model.full_sort_predict(rows)
     for hook in hooks:
         hook.remove()
-    inputs, ctx = layer_inputs(model, layers, rows)
+    inputs, ctx = compute_layer_inputs(model, layers, rows)
     assert ctx.relations.edges and len(inputs) == 3
     assert all(torch.equal(found, want) for found, want in zip(inputs, seen, strict=True))
     want = [t for row in range(6) for t in rows["timestamp_list"][row, : ctx.lengths[row]].tolist()]
@@ -285,12 +287,12 @@ def test_layers_are_given_what_predictions_give_them(folder: Path, double) -> No
 def test_a_history_does_not_depend_on_its_batch(folder: Path, double, inference: str) -> None:
     made = shop.open_shop(folder, inference_relations=inference)
     model = shop.shaken(made)
-    layers = attention_layers(model)
+    layers = find_attention_layers(model)
     rows = made.loaders["valid"]._dataset[np.arange(6)]
-    together, ctx = layer_inputs(model, layers, rows)
+    together, ctx = compute_layer_inputs(model, layers, rows)
     assert (ctx.relations is None) == (inference == "none")
     for row in range(6):
-        alone, _ = layer_inputs(model, layers, rows[row : row + 1])
+        alone, _ = compute_layer_inputs(model, layers, rows[row : row + 1])
         for x, one in zip(together, alone, strict=True):
             torch.testing.assert_close(x[ctx.row == row], one)
 

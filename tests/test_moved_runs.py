@@ -84,7 +84,7 @@ def test_what_needs_no_data(here, moved) -> None:
         without.recommend(users=["u9"])
     with pytest.warns(RunWarning):
         loaded = ModelHolder("run").load()
-    assert loaded.about["items"] == 40 == len(loaded.recommender.items)
+    assert loaded.facts["items"] == 40 == len(loaded.recommender.items)
     if importlib.util.find_spec("onnxruntime"):
         assert main("export run --to out -k 5 --format torch_export".split()) == 0
 

@@ -21,11 +21,11 @@ from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import Measured
 from recbole_pos.inspect.attention_report import Periods, draw_measures, draw_periods
 from recbole_pos.inspect.encoding import (
-    agreement,
+    build_encodings,
+    compute_agreement,
+    compute_session_vectors,
     draw_encoding,
-    encodings_in,
-    fixed_encodings,
-    session_vectors,
+    find_encodings,
 )
 from recbole_pos.inspect.pictures import new_figure, write
 from recbole_pos.inspect.relation_use import RelationUse, draw_relations
@@ -155,8 +155,8 @@ def test_fixed_encodings(tmp_path: Path, monkeypatch, capsys) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["encoding_dpe.png", "encoding_spe.png"]
     assert row(printed, "spe") == ["spe", "0-99", "no", "yes"]
     assert row(printed, "dpe") == ["dpe", "0-49", "50-99", "yes"]
-    scheme = fixed_encodings(["dpe"], 20, None)["dpe"]
-    short, long = (session_vectors(scheme, length) for length in (10, 20))
+    scheme = build_encodings(["dpe"], 20, None)["dpe"]
+    short, long = (compute_session_vectors(scheme, length) for length in (10, 20))
     np.testing.assert_array_equal(short, np.hstack((long[:10, :50], long[10:, 50:])))
     assert short.shape == (10, 100) and long[0, 50] == pytest.approx(np.sin(19))
     # in float32 sines of the slowest columns would be straight lines
@@ -173,9 +173,9 @@ def test_encodings_of_a_trained_model(run: Path, capsys) -> None:
     assert row(printed, "learned")[1:] == ["no", "0-7", "yes"]  # from the newest by default
     assert (run / "encoding_ldpe.png").read_bytes().startswith(PNG)
     model = recbole_pos.load(run).model.cpu()
-    assert list(encodings_in(model)) == ["ldpe", "learned"]
+    assert list(find_encodings(model)) == ["ldpe", "learned"]
     weight = model.position_embedding.schemes["ldpe"].weight.detach().numpy()
-    found = session_vectors(encodings_in(model)["ldpe"], 5)
+    found = compute_session_vectors(find_encodings(model)["ldpe"], 5)
     np.testing.assert_array_equal(found, np.hstack((weight[:5, :4], weight[4::-1, 4:])))
 
 
@@ -211,9 +211,9 @@ def test_agreement_of_positions_is_that_of_the_paper() -> None:
         logits = [sum(p[i, c] * p[j, c] for c in range(d)) / math.sqrt(d) for j in range(i + 1)]
         for j in range(i + 1):
             expected[i, j] = math.exp(logits[j]) / max(map(math.exp, logits))
-    np.testing.assert_allclose(agreement(p), expected, rtol=1e-12)
-    assert np.isfinite(agreement(1e3 * p)).all()  # long vectors, too
-    assert (agreement(np.zeros((t, d))) == np.tri(t)).all()
+    np.testing.assert_allclose(compute_agreement(p), expected, rtol=1e-12)
+    assert np.isfinite(compute_agreement(1e3 * p)).all()  # long vectors, too
+    assert (compute_agreement(np.zeros((t, d))) == np.tri(t)).all()
 
 
 # --- every picture, in its extremes: one of everything, and much of it with long names ---

@@ -175,10 +175,10 @@ def test_prefix_windows_give_the_loss_of_recboles_rows(experiment, name: str) ->
     model = made.model.double().eval()
     loader = made.trainer.training_loader(made.loaders["train"])
     sizes = [len(batch) for batch in loader]
-    assert sum(sizes) == loader.targets == len(made.loaders["train"]._dataset)
+    assert sum(sizes) == loader.num_targets == len(made.loaders["train"]._dataset)
     assert 14 <= min(sizes) <= max(sizes) <= 16  # train_batch_size counts prefixes
-    total = sum(model.window_loss(batch) * len(batch) for batch in loader) / loader.targets
-    rows = made.loaders["train"]._dataset[np.arange(loader.targets)]
+    total = sum(model.window_loss(batch) * len(batch) for batch in loader) / loader.num_targets
+    rows = made.loaders["train"]._dataset[np.arange(loader.num_targets)]
     torch.testing.assert_close(total, model.calculate_loss(rows), rtol=1e-9, atol=1e-9)
     scores, table = model.full_sort_predict(rows[:20]), model.item_embedding.weight
     for row in range(20):

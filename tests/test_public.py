@@ -19,8 +19,8 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.public import build_dataset as building
-from recbole_pos.public.described import public_log, public_logs
-from recbole_pos.public.recipes import RECIPES, movielens
+from recbole_pos.public.described import find_public_dataset, read_public_datasets
+from recbole_pos.public.recipes import RECIPES, read_movielens
 from recbole_pos.yaml_files import DATASETS, read_yaml
 
 USERS, ITEMS = 7, 6
@@ -190,8 +190,8 @@ def test_other_files_than_the_published(tmp_path: Path, small: Path, capsys) -> 
     found, text = hashlib.md5(file.read_bytes()).hexdigest(), described.read_text()
     building.build("ml-1m", [file], tmp_path / "other")
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"is not the ml-1m.zip of {public_log('ml-1m').source}: md5 {found}" in printed
-    described.write_text(text.replace(public_log("ml-1m").md5["ml-1m.zip"], found))
+    assert f"is not the ml-1m.zip of {find_public_dataset('ml-1m').source}: md5 {found}" in printed
+    described.write_text(text.replace(find_public_dataset("ml-1m").md5["ml-1m.zip"], found))
     building.build("ml-1m", [file], tmp_path / "same")
     assert "is not the" not in capsys.readouterr().out
     described.write_text(text.replace(f"events: {USERS * ITEMS}", "events: 1"))
@@ -277,7 +277,7 @@ def test_damaged_files_are_refused(name: str, tmp_path: Path, small: Path) -> No
 def test_the_list_has_every_log(capsys) -> None:
     assert main(["data"]) == 0
     printed = capsys.readouterr().out
-    for name, log in public_logs().items():
+    for name, log in read_public_datasets().items():
         assert name in printed and log.recipe in RECIPES
         assert main(["data", name]) == 0
         assert log.licence in (page := capsys.readouterr().out) and str(log.yaml) in page
@@ -285,4 +285,7 @@ def test_the_list_has_every_log(capsys) -> None:
         assert set(read_yaml(log.yaml)["load_col"]["inter"]) >= {"item_id", "timestamp"}
         config = PosConfig("Pop", name, None, {"data_path": str(DATASETS)})
         assert config.expected_counts == log.counts
-    assert public_log("ml-1m").counts["events"] == 999_611 and movielens is RECIPES["movielens"]
+    assert (
+        find_public_dataset("ml-1m").counts["events"] == 999_611
+        and read_movielens is RECIPES["movielens"]
+    )

@@ -115,8 +115,8 @@ def test_all_positions_and_prefix_rows_give_the_same_loss(experiment) -> None:
     made = experiment("PosSASRec", **AS_RECBOLE, MAX_ITEM_LIST_LENGTH=30)
     model = made.model.double().eval()
     windows = made.trainer.training_loader(made.loaders["train"])
-    total = sum(model.window_loss(batch) * len(batch) for batch in windows) / windows.targets
-    rows = made.loaders["train"]._dataset[np.arange(windows.targets)]
+    total = sum(model.window_loss(batch) * len(batch) for batch in windows) / windows.num_targets
+    rows = made.loaders["train"]._dataset[np.arange(windows.num_targets)]
     torch.testing.assert_close(total, model.calculate_loss(rows), rtol=1e-9, atol=1e-9)
 
 
@@ -179,7 +179,7 @@ def test_same_loss_as_recboles_rows(made, model: str, windows: str) -> None:
         scores = experiment.model.full_sort_predict(rows)
         target = scores.gather(1, rows["item_id"][:, None])[:, 0]
         want = (scores[:, 1:].logsumexp(1) - target).sum()  # padding is no candidate
-    assert len(rows) == loader.targets
+    assert len(rows) == loader.num_targets
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
     assert "gather_indexes" not in vars(experiment.model)
 

@@ -108,7 +108,7 @@ def test_a_log_that_cannot_be_written(tiny, tmp_path, capsys) -> None:
     for as_json in (False, True):
         full = Reporter(False, as_json, "/dev/full")
         with pytest.raises(StorageError, match="/dev/full"):
-            full.event("start", {}) if as_json else full.line("start")
+            full.write_json("start", {}) if as_json else full.line("start")
 
 
 def test_an_application_decides_where_messages_go(monkeypatch, capsys, caplog) -> None:
@@ -140,10 +140,10 @@ def test_progress_in_a_notebook_is_one_output(monkeypatch, capsys) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels of notebooks have it
     reporter = Reporter()
     line = {"epoch": 0, "loss": 1.0, "valid": None, "seconds": 1.0, "targets_per_second": 5.0}
-    reporter.epoch(line, "ndcg@10", False)
+    reporter.show_epoch(line, "ndcg@10", False)
     with reporter.task("epoch 1/9", 40):
         wait(lambda: len(shown) > 3)
-    reporter.epoch({**line, "epoch": 1}, "ndcg@10", False)
+    reporter.show_epoch({**line, "epoch": 1}, "ndcg@10", False)
     assert shown.count("new") == 1 and shown[-1].startswith("epoch   1  loss 1.0000")
     assert any(text.startswith("epoch 1/9: ") for text in shown)
     assert capsys.readouterr().out == ""

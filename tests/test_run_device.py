@@ -142,14 +142,14 @@ def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
 )
 def test_weights_that_cannot_fit(tiny, monkeypatch, model, options) -> None:
     """Refused before the memory is used, as they are made or with their gradients."""
-    monkeypatch.setattr(memory, "free_memory", lambda: 2**28)
+    monkeypatch.setattr(memory, "get_free_memory", lambda: 2**28)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError, match=f"{model}: .* memory, for 41 items"):
         prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny), **options}))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
-    monkeypatch.setattr(build, "memory", lambda: 2**10)
+    monkeypatch.setattr(build, "get_memory_limit", lambda: 2**10)
     with pytest.raises(UsageError, match=f"{model}: .* memory"):
         prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny)}))
 
@@ -159,14 +159,14 @@ def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> Non
     """Of all items; of a part of them where a model is evaluated part by part."""
     monkeypatch.setattr(evaluation, "PART", 10)
     assert experiment(model, eval_batch_size=50).trainer.part_size == part
-    monkeypatch.setattr(memory, "memory", lambda: 1000)
+    monkeypatch.setattr(memory, "get_memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):
         experiment(model, eval_batch_size=50)
 
 
 def test_memory_is_limited_by_the_shell(monkeypatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (12_345, resource.RLIM_INFINITY))
-    assert memory.memory() == 12_345
+    assert memory.get_memory_limit() == 12_345
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")

@@ -76,7 +76,7 @@ def test_the_same_to_the_bit(folder: Path, name: str, options: dict[str, Any], m
     sizes, empty = [], Scratch.empty
 
     def counted(self: Scratch, shape: Any, dtype: Any) -> np.ndarray:
-        sizes.append(self.rows)
+        sizes.append(self.block_rows)
         return empty(self, shape, dtype)
 
     monkeypatch.setattr(Scratch, "empty", counted)
@@ -93,7 +93,7 @@ def test_auto_is_half_of_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPa
     config = PosConfig("PosSASRec", "text", None, {"data_path": str(folder)})
     needed = 3 * files[0].stat().st_size
     for free, fits in ((2 * needed, True), (2 * needed - 2, False)):
-        monkeypatch.setattr("recbole_pos.data.scratch.free_memory", lambda free=free: free)
+        monkeypatch.setattr("recbole_pos.data.scratch.get_free_memory", lambda free=free: free)
         assert (Scratch.where_needed(config, files) is None) == fits
     for wrong in ("4 horses", -1):
         with pytest.raises(UsageError, match="memory_limit"):

@@ -165,7 +165,7 @@ def test_training_sees_nothing_that_is_held_out(
     log, part = made.dataset.log, made.dataset.part
     assert trained_items(made) == set(log.items[part == TRAIN].tolist())
     firsts = 0 if model in BUILTIN_GENERAL else len(set(log.users[part == TRAIN].tolist()))
-    assert made.loaders["train"].targets == (part == TRAIN).sum() - firsts
+    assert made.loaders["train"].num_targets == (part == TRAIN).sum() - firsts
 
 
 @pytest.mark.parametrize(("model", "mode"), [("Pop", "valid_and_test"), ("BPR", "test_only")])

@@ -305,7 +305,7 @@ def column(tmp_path: Path, cells: Any, called: str) -> pd.Series:
     file = tmp_path / "x.inter.parquet"
     parquet.write_table(pa.table({called: cells}), file)
     table = ParquetTable(file, {"seq_separator": " ", "column_types": None})
-    return table.read(table.columns).iloc[:, 0]
+    return table.read(table.kinds).iloc[:, 0]
 
 
 def test_cells_of_parquet(tmp_path: Path) -> None:
@@ -346,4 +346,4 @@ def test_damaged_parquet(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(UsageError, match="cannot be read as parquet"):
             table = ParquetTable(file, {"seq_separator": " ", "column_types": None})
-            table.read(table.columns)
+            table.read(table.kinds)

@@ -93,10 +93,10 @@ def test_targets_are_those_of_the_kind(folder: Path, split: dict, wanted: dict) 
         found += [(*row, phase) for row in zip(*columns, strict=True)]
     assert sorted(found) == brute_force(split, bought)
     loader = made.loaders["train"]
-    batches = [loader.gather(batch) for batch in loader._batches()]
+    batches = [loader.gather(batch) for batch in loader._get_batches()]
     trained = set(np.flatnonzero(dataset._is_target("train")))
-    assert sum(map(len, batches)) == len(trained) == loader.targets
-    for windows, batch in zip(loader._batches(), batches, strict=True):
+    assert sum(map(len, batches)) == len(trained) == loader.num_targets
+    for windows, batch in zip(loader._get_batches(), batches, strict=True):
         places = [e for w in windows for e in range(loader.windows.start[w], loader.windows.end[w])]
         assert batch.items.tolist() == log.items[places].tolist()  # all kinds
         after = range(len(places)) if batch.positions is None else batch.positions

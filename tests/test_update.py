@@ -230,7 +230,7 @@ def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here, capsys, more)
         assert main("recommend old --data_path . --users u9 -k 2".split()) == 0
     assert len(warned) == 1
     with pytest.warns(RunWarning, match=advice):
-        assert advice in ModelHolder("old", ".").load().about["unfinished"]
+        assert advice in ModelHolder("old", ".").load().facts["unfinished"]
     assert main(words(2)) == 2 and not Path("new").exists()
     assert advice in capsys.readouterr().err
 

@@ -55,7 +55,7 @@ def test_windows_train_every_event_once(case, data) -> None:
         for target in range(max(s + 1, e - longest_back), e)
     }
     assert set(trained) == want and max(trained.values(), default=1) == 1
-    assert windows.counts.sum() == len(want)
+    assert windows.num_targets.sum() == len(want)
 
 
 def test_augmentation_none_keeps_one_row_per_user(experiment) -> None:
@@ -85,9 +85,9 @@ def open_loader(experiment, model: str = "PosSASRec", **options: Any) -> WindowL
 def test_an_epoch_has_every_window_once(experiment, mode: str, pool: int) -> None:
     """Targets follow their inputs; another epoch has another order."""
     loader = open_loader(experiment, train_windows=mode, length_pool=pool, train_batch_size=7)
-    batches = loader._batches()
+    batches = loader._get_batches()
     assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
-    assert sum(len(batch) for batch in loader) == loader.targets
+    assert sum(len(batch) for batch in loader) == loader.num_targets
     items = loader.log.items
     for window in batches[0]:
         batch = loader.gather(np.array([window]))
@@ -95,14 +95,14 @@ def test_an_epoch_has_every_window_once(experiment, mode: str, pool: int) -> Non
         assert batch.items.tolist() == items[s:e].tolist()
         assert batch.targets.tolist() == items[f + 1 : e + 1].tolist()
     loader.set_epoch(1)
-    assert not all(map(np.array_equal, batches, loader._batches()))
+    assert not all(map(np.array_equal, batches, loader._get_batches()))
     loader.set_epoch(0)
-    assert all(map(np.array_equal, batches, loader._batches()))
+    assert all(map(np.array_equal, batches, loader._get_batches()))
 
 
 def test_batches_are_of_like_lengths_in_random_order(experiment) -> None:
     loader = open_loader(experiment, length_pool=50, train_batch_size=8)
-    lengths = [loader.windows.lengths[batch] for batch in loader._batches()]
+    lengths = [loader.windows.lengths[batch] for batch in loader._get_batches()]
     spans = [(one.min(), one.max()) for one in lengths]
     ordered = sorted(spans)
     assert len(spans) > 4 and spans != ordered
@@ -116,7 +116,7 @@ def test_blocks_are_read_together_in_random_order(experiment) -> None:
     count, orders = len(loader.windows.start), []
     for epoch in range(2):
         loader.set_epoch(epoch)
-        orders.append(np.concatenate(loader._batches()).tolist())
+        orders.append(np.concatenate(loader._get_batches()).tolist())
         assert sorted(orders[-1]) == list(range(count))
         place = np.argsort(loader._order_groups(np.random.default_rng(epoch), count))
         pairs = place[: count // 2 * 2].reshape(-1, 2)  # of the windows of a block
@@ -131,7 +131,7 @@ def test_no_batch_has_more_events_than_it_may(experiment, mode: str, most: int) 
     """A longer window stands by itself; no batch is cut where it fits."""
     options = {"train_windows": mode, "train_batch_size": 16, "length_pool": 3}
     loader = open_loader(experiment, **options, train_batch_events=most)
-    batches, whole = loader._batches(), open_loader(experiment, **options)._batches()
+    batches, whole = loader._get_batches(), open_loader(experiment, **options)._get_batches()
     assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
     events = [loader.windows.lengths[batch].sum() for batch in batches]
     assert all(n <= most or len(batch) == 1 for n, batch in zip(events, batches, strict=True))
@@ -149,7 +149,7 @@ def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> N
         own = [loader.shard.num_targets for _ in loader]
         steps.add(len(own))
         targets += sum(own)
-    assert steps == {len(loader)} and targets == loader.targets
+    assert steps == {len(loader)} and targets == loader.num_targets
 
 
 def test_linked_windows_of_a_user_are_in_one_batch(experiment) -> None:
@@ -157,9 +157,9 @@ def test_linked_windows_of_a_user_are_in_one_batch(experiment) -> None:
     given = {"train_batch_events": 10, "MAX_ITEM_LIST_LENGTH": 4}
     loader = open_loader(experiment, "AttrFormer", **given)
     of_window = loader.log.users[loader.windows.start]
-    users = [of_window[batch].unique().tolist() for batch in loader._batches()]
+    users = [of_window[batch].unique().tolist() for batch in loader._get_batches()]
     assert sum(map(len, users)) == len(of_window.unique())
-    events = [int(loader.windows.lengths[batch].sum()) for batch in loader._batches()]
+    events = [int(loader.windows.lengths[batch].sum()) for batch in loader._get_batches()]
     assert all(n <= 10 or len(one) == 1 for n, one in zip(events, users, strict=True))
     assert max(events) > 10
 
@@ -235,7 +235,7 @@ def test_graphs_are_made_by_a_thread_one_batch_ahead(experiment) -> None:
         return batch
 
     object.__setattr__(loader.requirements, "prepare", prepare)
-    assert len(list(loader.batches_on(torch.device("cpu"), "auto"))) == len(loader)
+    assert len(list(loader.iterate_batches(torch.device("cpu"), "auto"))) == len(loader)
     assert not threads  # a CPU has the model do it
-    next(loader.batches_on(torch.device("meta"), "auto"))
+    next(loader.iterate_batches(torch.device("meta"), "auto"))
     assert threads and threading.get_ident() not in threads

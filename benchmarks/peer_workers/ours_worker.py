@@ -47,7 +47,7 @@ def main() -> None:
         experiment = prepare(config)
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
-    common.check_targets(loader.targets, job)
+    common.check_targets(loader.num_targets, job)
     model, dataset = experiment.model, experiment.dataset
 
     def score(histories: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ def main() -> None:
     clock, epoch = common.make_clock(job, ids, model, score, 0), 0
     while not clock.done:
         trainer._train_epoch(loader, epoch)
-        clock.tick(loader.targets)
+        clock.tick(loader.num_targets)
         epoch += 1
     packages = {"recbole_pos": __version__, **common.versions("recbole")}
     common.report(clock, dataset.item_num - 1, model, packages)

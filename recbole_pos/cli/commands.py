@@ -144,13 +144,13 @@ def _data(args: argparse.Namespace) -> None:
     files (data build NAME FILE ...) and check its counts.
     """
     from recbole_pos.cli.listing import describe_log, list_logs
-    from recbole_pos.public.described import public_log
+    from recbole_pos.public.described import find_public_dataset
 
     match args.words:
         case []:
             list_logs(args.data_path)
         case ["build", name]:
-            log = public_log(name)
+            log = find_public_dataset(name)
             raise UsageError(f"data build {log.name}: name the raw files, {' '.join(log.files)}")
         case ["build", name, *files] if files:
             from recbole_pos.public.build_dataset import build
@@ -456,7 +456,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
     else:
-        Reporter().results(f"{args.run_dir}, best epoch", {args.part: scores})
+        Reporter().show_results(f"{args.run_dir}, best epoch", {args.part: scores})
 
 
 @_command(

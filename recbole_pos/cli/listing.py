@@ -23,7 +23,7 @@ from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
+from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 200  # columns of a table
 _MIN_TEXT_WIDTH = 32  # columns of the text beside the others
@@ -83,10 +83,10 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
 
 def list_logs(data_path: str) -> None:
     """Print the public datasets, and which of them are in a folder."""
-    from recbole_pos.public.described import public_logs
+    from recbole_pos.public.described import read_public_datasets
 
     rows, columns = [], ("users", "items", "events")
-    for name, log in public_logs().items():
+    for name, log in read_public_datasets().items():
         is_here = (Path(data_path) / name / f"{name}.inter").is_file()
         counts = [f"{log.counts[column]:,}" if column in log.counts else "?" for column in columns]
         description = f"{log.title} ({', '.join(log.papers)}). {log.source}"
@@ -96,9 +96,9 @@ def list_logs(data_path: str) -> None:
 
 def describe_log(name: str) -> None:
     """Print what is known of a public dataset."""
-    from recbole_pos.public.described import public_log
+    from recbole_pos.public.described import find_public_dataset
 
-    log = public_log(name)
+    log = find_public_dataset(name)
     counts = (
         ", ".join(f"{count:,} {counted}" for counted, count in log.counts.items()) or "not known"
     )
@@ -153,7 +153,7 @@ def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any]
     recbole_folder = Path(spec.submodule_search_locations[0]) / "properties"
     training = recbole_folder / "overall.yaml"
     data = recbole_folder / "dataset" / "sample.yaml"
-    overall = overall_defaults()
+    overall = read_overall_defaults()
     sources = [
         ("options of the plugin", overall, [ROOT / "overall.yaml"]),
         ("options of RecBole: training and evaluation", read_yaml(training), [training]),

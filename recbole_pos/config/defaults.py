@@ -9,7 +9,7 @@ from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
+from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
 
 def own_defaults(model: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def plugin_defaults(
     the model's own where None; a model without a default of ``position`` takes no schemes.
     """
     own = own_defaults(model)
-    defaults = overall_defaults()
+    defaults = read_overall_defaults()
     if "position" in own:
         for name in scheme_names(own["position"] if position is None else position):
             defaults.update(SCHEMES.defaults(name))

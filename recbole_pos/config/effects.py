@@ -280,11 +280,11 @@ def check_types(config: Options, defaults: Options, dataset: Dataset) -> None:
     """
     if config["model"] in ADDED:
         return
-    from recbole_pos.data.attributes import loaded_fields
+    from recbole_pos.data.attributes import map_fields_to_tables
 
     names = [name for name in _list_fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
-    tables = loaded_fields(dataset)
+    tables = map_fields_to_tables(dataset)
     reads_users = any(tables.get(name) == "user" for name in names)
     for key, is_read, needed in (
         ("normalize_all", any("float" in kind for kind in types), "numbers"),

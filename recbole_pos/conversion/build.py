@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.cells import INNER, Cells, convert_cells, encode, guess, read_whole_ids
+from recbole_pos.conversion.cells import INNER, Cells, convert_cells, encode, guess_kind, read_ids
 from recbole_pos.conversion.interaction_table import InteractionTable
-from recbole_pos.conversion.report import FIRST, Column, Lines, Report
+from recbole_pos.conversion.report import MAX_LISTED, Column, Lines, Report
 from recbole_pos.conversion.roles import find_by_name, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table
@@ -31,13 +31,13 @@ _MAX_TOKEN_BYTES = 1 << 30  # of the array in which RecBole keeps the names of a
 # Of the contradictions expected by chance, a column of items or users has at most this share.
 _CONTRADICTION_SHARE = 0.1
 _PROBED_ROWS = 1 << 20  # interactions that decide where a column goes
-# Values that the user gives for single columns, by column, by option: types, tables, names of
-# fields, and separators of numbers.
+# What the user sets for single columns (type, table, name of the field, separators of numbers):
+# option -> column -> value.
 Overrides = Mapping[str, Mapping[str, str]]
 
 
 def check_overrides(overrides: Overrides, columns: Iterable[str]) -> None:
-    """Refuse overrides of columns that no file has, and impossible values."""
+    """Refuse overrides of columns that no file has, and impossible values, by a UsageError."""
     for option, values in overrides.items():
         for column, value in values.items():
             require_column(column, columns, option)
@@ -80,15 +80,15 @@ class EntityIndex:
     """
 
     def __init__(self, cells: Cells) -> None:
-        numbers = pa.array(cells.codes).dictionary_encode()
-        self.codes = numbers.indices.to_numpy()
-        self.cells = replace(cells, codes=numbers.dictionary.to_numpy(), kind="token")
+        encoded = pa.array(cells.codes).dictionary_encode()
+        self.codes = encoded.indices.to_numpy()
+        self.cells = replace(cells, codes=encoded.dictionary.to_numpy(), kind="token")
 
     def __len__(self) -> int:
         return len(self.cells.codes)
 
     def find(self, names: Cells) -> np.ndarray:
-        """Return [rows] number of the entity that each cell names, -1 for none."""
+        """Return [rows] number of the entity that each cell of ``names`` names, -1 for none."""
         known = self.cells.values.take(pa.array(self.cells.codes))
         numbers = pc.index_in(names.values, known).fill_null(-1).to_numpy()
         return np.where(names.codes > 0, numbers[names.codes], -1)
@@ -97,10 +97,10 @@ class EntityIndex:
 def find_first_values(
     cells: Cells, entities: np.ndarray, num_entities: int
 ) -> tuple[Cells, np.ndarray]:
-    """Return the first value of every item (user), and which rows have a different one.
+    """Return the first value of each item (user), and which rows contradict it.
 
     Args:
-        cells: [rows] of a column; empty ones (code 0) are neither first nor different.
+        cells: [rows] cells of a column; empty ones (code 0) are neither first nor contradict.
         entities: [rows] number of the item (user) of each row, from 0.
         num_entities: number of items (users).
 
@@ -108,7 +108,8 @@ def find_first_values(
         Cells [num_entities], empty where an item has no value, and [rows] bool.
     """
     filled = np.flatnonzero(cells.codes)
-    codes, owners = cells.codes[filled], entities[filled]
+    codes = cells.codes[filled]
+    owners = entities[filled]
     first = np.zeros(num_entities, dtype=cells.codes.dtype)
     first[owners[::-1]] = codes[::-1]  # reversed, since the last assignment to an element stays
     is_contradicting = np.zeros(len(cells.codes), dtype=bool)
@@ -117,13 +118,13 @@ def find_first_values(
 
 
 def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
-    """Return where a column of the interactions belongs: item, user or inter.
+    """Return the table (item, user or inter) to which a column of the interactions belongs.
 
     A column belongs to items (users) if values of one item (user) differ at most a tenth as often
-    as by chance. If no item (user) has two values, this cannot be tested, and it does not.
+    as by chance. If no item (user) has two values, this cannot be tested, and it does not belong.
     """
     cells = cells[np.arange(min(len(cells.codes), _PROBED_ROWS))]
-    shares = {}
+    ratios = {}
     for table, index in entities.items():
         first, is_contradicting = find_first_values(cells, index.codes[:_PROBED_ROWS], len(index))
         num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
@@ -133,17 +134,18 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
         chance = 1 - float(((counts / counts.sum()) ** 2).sum())
         share = np.count_nonzero(is_contradicting) / num_repeated
         if share <= _CONTRADICTION_SHARE * chance:
-            shares[table] = share / chance if share else 0.0
-    return min(shares, key=lambda table: shares[table], default="inter")
+            ratios[table] = share / chance if share else 0.0
+    return min(ratios, key=lambda table: ratios[table], default="inter")
 
 
 class Builder:
     """Makes the tables of a dataset, and reports every column.
 
     Attributes:
-        fields: names of the fields of user, item and time, by role.
-        entities: the items and the users.
-        tables: cells (seconds for the time) by field, by table; see :meth:`finish`.
+        roles: role (user, item, time) -> column.
+        fields: role -> name of its field.
+        entities: role -> all items or users.
+        tables: table -> field -> cells (of the time: seconds); see :meth:`finish`.
     """
 
     def __init__(
@@ -158,11 +160,11 @@ class Builder:
         self.overrides, self.report = overrides, report
         defaults = {"user": "user_id", "item": "item_id", "time": "timestamp"}
         self.fields = {r: overrides["rename"].get(roles[r], name) for r, name in defaults.items()}
-        names = {"item": interactions.item, "user": interactions.user}
-        self.entities = {role: EntityIndex(cells) for role, cells in names.items()}
+        ids = {"item": interactions.item, "user": interactions.user}
+        self.entities = {role: EntityIndex(cells) for role, cells in ids.items()}
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {"inter": {}}
         for role in ("user", "item"):
-            self._add(roles[role], source, "inter", names[role].as_kind("token"), role)
+            self._add(roles[role], source, "inter", ids[role].as_kind("token"), role)
         self.tables["inter"][self.fields["time"]] = interactions.seconds
         for role, index in self.entities.items():
             self.tables[role] = {self.fields[role]: index.cells}
@@ -170,10 +172,10 @@ class Builder:
 
     def _report_time(self) -> None:
         """Report the column of times."""
-        name, interactions = self.roles["time"], self.interactions
+        name = self.roles["time"]
         column = Column(name, self.source.path.name, self.fields["time"], "float", "inter")
-        column.different = len(np.unique(interactions.seconds))
-        column.notes = [*interactions.forms]
+        column.different = len(np.unique(self.interactions.seconds))
+        column.notes = [*self.interactions.forms]
         if self.has_time:
             examples = self.source.columns[name].slice(0, 1000).drop_null().slice(0, 3)
             column.examples = list(map(str, examples.to_pylist()))
@@ -182,41 +184,43 @@ class Builder:
 
     @property
     def has_time(self) -> bool:
-        """Whether a column has the times, which else are the order of the rows."""
+        """Whether a column holds times; without one, the order of the rows serves as time."""
         return self.roles["time"] in self.source.columns
 
     def add_file(self, source: Source, role: str) -> None:
-        """Add attributes of items or users (``role``) from a separate file."""
-        key, index, notes = self._find_key(source, role), self.entities[role], self.report.notes
-        names = read_whole_ids(encode(source.columns[key], key))
-        entities = index.find(names)
-        notes += [f"{source.path.name}, {key}: {note}" for note in names.notes]
-        if not (entities >= 0).any():
+        """Add attributes of items or users (``role``) from a file; refuse one of other items."""
+        key = self._find_key(source, role)
+        index = self.entities[role]
+        ids = read_ids(encode(source.columns[key], key))
+        entities = index.find(ids)
+        self.report.notes += [f"{source.path.name}, {key}: {note}" for note in ids.notes]
+        rows = np.flatnonzero(entities >= 0)
+        if not len(rows):
             known = index.cells
             raise UsageError(
                 f"{role}s: no {role} of {source.path} has an interaction: {key} has such as "
-                f"{shown(names.values[min(names.different, 1)].as_py())}, {self.roles[role]} of "
+                f"{shown(ids.values[min(ids.different, 1)].as_py())}, {self.roles[role]} of "
                 f"the interactions {shown(known.values[int(known.codes[0])].as_py())}; write both "
                 "in one way"
             )
         dropped = {
-            f"no {role} ({key})": np.flatnonzero(names.codes == 0),
-            f"{role} without an interaction": np.flatnonzero((entities < 0) & (names.codes > 0)),
+            f"no {role} ({key})": np.flatnonzero(ids.codes == 0),
+            f"{role} without an interaction": np.flatnonzero((entities < 0) & (ids.codes > 0)),
         }
-        dropped = {reason: rows for reason, rows in dropped.items() if len(rows)}
         self.report.lines[f"{role}s"] = Lines.count(source, dropped)
-        rows = np.flatnonzero(entities >= 0)
-        if num_without := len(index) - len(np.unique(entities[rows])):
-            notes.append(
-                f"{num_without:,} of {len(index):,} {role}s with interactions have no row in "
+        num_without_row = len(index) - len(np.unique(entities[rows]))
+        if num_without_row:
+            self.report.notes.append(
+                f"{num_without_row:,} of {len(index):,} {role}s with interactions have no row in "
                 f"{source.path.name}: their attributes are empty"
             )
         for column in source.columns:
-            if column != key and (cells := self._read(source, column)) is not None:
+            cells = None if column == key else self._read_column(source, column)
+            if cells is not None:
                 self._add_attribute(column, source, role, cells[rows], entities[rows], rows)
 
     def _find_key(self, source: Source, role: str) -> str:
-        """Find the column that names items or users: as in the interactions, by its name, or id."""
+        """Return the column of ids: called as in the interactions, by a usual name, or ``id``."""
         named = [name for name in source.columns if name == self.roles[role]]
         called_id = [name for name in source.columns if name.lower() == "id"]
         for names in (named, find_by_name(role, source.columns), called_id):
@@ -233,9 +237,12 @@ class Builder:
         """Add all other columns of the interactions, each to the table where it belongs."""
         rows = self.interactions.rows
         for column in self.source.columns:
-            if column in self.roles.values() or (cells := self._read(self.source, column)) is None:
+            has_role = column in self.roles.values()
+            cells = None if has_role else self._read_column(self.source, column)
+            if cells is None:
                 continue
-            cells = cells[rows] if len(rows) < self.source.rows else cells
+            if len(rows) < self.source.num_rows:
+                cells = cells[rows]
             table = self.overrides["table"].get(column) or choose_table(cells, self.entities)
             check_choice(f"table: {column}", table, TABLES)
             if table == "inter":
@@ -244,8 +251,8 @@ class Builder:
                 codes = self.entities[table].codes
                 self._add_attribute(column, self.source, table, cells, codes, rows)
 
-    def _read(self, source: Source, column: str) -> Cells | None:
-        """Return the typed cells of a column; None if it is left out, which the report notes."""
+    def _read_column(self, source: Source, column: str) -> Cells | None:
+        """Return the typed cells of a column; None if it is left out, which is reported."""
         try:
             if _NAMELESS.fullmatch(column):
                 raise UsageError("has no name")
@@ -255,9 +262,10 @@ class Builder:
             self.report.columns.append(left_out)
             return None
         separators = [self.overrides[option].get(column) for option in ("decimal", "thousands")]
-        if kind := self.overrides["type"].get(column, "float" if any(separators) else ""):
+        kind = self.overrides["type"].get(column, "float" if any(separators) else "")
+        if kind:
             return convert_cells(cells, kind, column, source.decimal_comma, *separators)
-        return guess(cells, column, source.decimal_comma)
+        return guess_kind(cells, column, source.decimal_comma)
 
     def _add_attribute(
         self,
@@ -268,19 +276,22 @@ class Builder:
         entities: np.ndarray,
         rows: np.ndarray,
     ) -> None:
-        """Add the first value of each item or user; report rows of the source that contradict it.
+        """Add the first value of each item (user); report rows that contradict it.
 
-        ``cells``, numbers of ``entities`` and ``rows`` of the source are [n].
+        ``cells``, numbers of the items in ``entities``, and ``rows`` of the source are [n] each.
         """
         first, is_contradicting = find_first_values(cells, entities, len(self.entities[table]))
-        if source is self.source and (num_empty := int((cells.codes == 0).sum())):
+        num_empty = int((cells.codes == 0).sum())
+        if num_empty and source is self.source:
             total = f"{num_empty:,} of {len(cells.codes):,}"
             note = f"{total} interactions have none: those of the {table}"
             first = first.as_kind(cells.kind, note)
         name = self._add(column, source, table, first)
-        if num_rows := int(is_contradicting.sum()):
-            places = source.places(rows[np.flatnonzero(is_contradicting)[:FIRST]])
-            self.report.contradictions[name] = {"table": table, "lines": num_rows, "first": places}
+        wrong = rows[is_contradicting]
+        if len(wrong):
+            places = source.locate_rows(wrong[:MAX_LISTED])
+            entry = {"table": table, "lines": len(wrong), "first": places}
+            self.report.contradictions[name] = entry
 
     def _add(self, column: str, source: Source, table: str, cells: Cells, role: str = "") -> str:
         """Add cells to a table, report the column, and return the name of its field."""
@@ -301,13 +312,14 @@ class Builder:
         return name
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
-        """Return the tables to write, and by table the fields that a run should load."""
+        """Return table -> field -> cells to write, and table -> fields that a run should load."""
+        not_loaded = {column.field for column in self.report.columns if not column.loaded}
         tables: dict[str, Table] = {}
+        loaded = {}
         for name, table in self.tables.items():
             if name == "inter" or len(table) > 1:  # items or users have attributes
                 tables[name] = table
-        not_loaded = {column.field for column in self.report.columns if not column.loaded}
-        loaded = {n: [f for f in table if f not in not_loaded] for n, table in tables.items()}
+                loaded[name] = [field for field in table if field not in not_loaded]
         return tables, loaded
 
 

@@ -30,8 +30,8 @@ _MIN_PIPED = 0.05  # of the different cells must have a | for all of them to be 
 _SEPARATORS = ((".", ","), (".", " "), (".", "'"), (",", "."), (",", " "), (",", "'"))
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
-_FIRST = 200  # cells that are looked at before all are
-_MAX_WRONG = 0.1  # share of different cells that are no numbers, for a note on the column
+_FIRST = 200  # cells that are read first, since they mostly decide
+_MAX_WRONG = 0.1  # of the different cells may be no number for a note on them
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Cells:
 
     Attributes:
         codes: [rows] index of each cell in ``values``; 0 where it is missing.
-        values: [different cells + 1] text, the first empty; names of a sequence with ``INNER``
-            between them.
+        values: [different cells + 1] text, the first empty; ``INNER`` separates the names of a
+            sequence.
         kind: token, token_seq, float or float_seq; empty before it is guessed.
         notes: what to report about the column.
     """
@@ -61,11 +61,11 @@ class Cells:
         return replace(self, codes=self.codes[rows])
 
     def as_kind(self, kind: str, *notes: str) -> Cells:
-        """Return the same cells of a kind, with further notes; empty ones are left out."""
+        """Return the same cells with a kind and further notes; empty notes are left out."""
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
-        """Return cells with other text of each value but the first; an empty one is missing."""
+        """Return cells with other texts [different cells]; where a text is empty, it is missing."""
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
         is_empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(is_empty, 0, np.cumsum(~is_empty)).astype(np.int32)
@@ -79,49 +79,55 @@ class Cells:
 
 
 def encode(column: pa.ChunkedArray, name: str) -> Cells:
-    """Encode a column of any Arrow type that has text, numbers, times, or lists of them.
+    """Encode a column of text, numbers, times, or lists of them; refuse another Arrow type.
 
-    Raises:
-        UsageError: for another type.
+    Cells with words such as NaN become missing.
     """
-    dtype, kind, note, types = column.type, "", "", pa.types
+    kind = note = ""
+    dtype, types = column.type, pa.types
     try:
         if types.is_timestamp(dtype) or types.is_date(dtype):
-            seconds = pa.array(read_times(column, name).seconds, from_pandas=True)
-            column, kind, note = pa.chunked_array([seconds]), "float", "seconds since 1970, UTC"
+            kind, note = "float", "seconds since 1970, UTC"
+            seconds = read_times(column, name).seconds
+            column = pa.chunked_array([pa.array(seconds, from_pandas=True)])
         elif is_list(dtype):
             kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
-            column = pa.chunked_array([_join(chunk) for chunk in column.chunks], pa.string())
+            column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
         elif types.is_decimal(dtype) and dtype.scale == 0:  # ids, which no float holds
             column = column.cast(pa.string())
         elif types.is_floating(dtype) or types.is_decimal(dtype):
             column = column.cast(pa.float64())
         elif not (types.is_string(dtype) or types.is_integer(dtype) or types.is_dictionary(dtype)):
             column = column.cast(pa.string())
-        if not types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        encoded = column.unify_dictionaries().combine_chunks()
-        if isinstance(encoded, pa.ChunkedArray):  # of no rows
-            encoded = pa.array([], pa.string()).dictionary_encode()
-        values = encoded.dictionary
-        # 1.0 is called 1, and 1e15 by its digits
-        is_floating = types.is_floating(values.type)
-        text = format_numbers(values) if is_floating else values.cast(pa.string())
+        codes, text = _encode_texts(column)
     except pa.ArrowException as error:
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field") from error
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
     cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]), kind, (note,) if note else ())
     is_missing = pc.is_in(cells.values, _MISSING_WORDS)
     if not (pc.any(is_missing).as_py() or pc.any(pc.equal(text, "")).as_py()):
         return cells
-    count = int(is_missing.to_numpy(zero_copy_only=False)[codes].sum())
+    num_missing = int(is_missing.to_numpy(zero_copy_only=False)[codes].sum())
     words = ", ".join(map(repr, cells.values.filter(is_missing).to_pylist()[:4]))
-    note = f"{count:,} cells {words} read as missing" if count else ""
+    note = f"{num_missing:,} cells {words} read as missing" if num_missing else ""
     return cells.recode(pc.if_else(is_missing, "", cells.values)[1:], kind, note)
 
 
-def _join(chunk: Any) -> pa.Array:
-    """Return lists as text with ``INNER`` between what they hold; an empty list is missing."""
+def _encode_texts(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+    """Return [rows] code of each cell, 0 if it is null, and the text of codes from 1."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    encoded = column.unify_dictionaries().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):  # of no rows
+        encoded = pa.array([], pa.string()).dictionary_encode()
+    values = encoded.dictionary
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
+    if pa.types.is_floating(values.type):
+        return codes, format_numbers(values)
+    return codes, values.cast(pa.string())
+
+
+def _join_lists(chunk: Any) -> pa.Array:
+    """Return lists as text with ``INNER`` between values; an empty list becomes an empty text."""
     if pa.types.is_fixed_size_list(chunk.type):
         chunk = chunk.cast(pa.list_(chunk.type.value_type))
     values = chunk.values.cast(pa.string()).fill_null("")
@@ -132,7 +138,7 @@ def _join(chunk: Any) -> pa.Array:
 
 
 def format_numbers(numbers: Any) -> pa.Array:
-    """Return [n] float64 as the shortest exact text: whole numbers without a point, nan empty."""
+    """Return the shortest exact text of [n] float64: 1.0 as 1, 1e15 by its digits, nan empty."""
     numbers = np.asarray(numbers, dtype=np.float64)
     is_whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 2**53)
     text = pa.array(numbers).cast(pa.string())
@@ -142,10 +148,11 @@ def format_numbers(numbers: Any) -> pa.Array:
     return pc.if_else(pa.array(np.isnan(numbers)), "", text)
 
 
-def guess(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
-    """Guess the kind of a column, and convert its cells to it.
+def guess_kind(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
+    """Return the cells of a column with the kind that they most likely have.
 
-    Numbers in a column that ends in _id or the like are tokens; ``decimal_comma``: 12,99 is one.
+    Numbers in a column whose name ends in _id or the like are tokens. With ``decimal_comma`` 12,99
+    is a number.
     """
     values = cells.values[1:]
     if cells.kind:
@@ -157,7 +164,7 @@ def guess(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
     if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _MIN_PIPED * len(values):
         return convert_cells(cells, "token_seq", column).as_kind("token_seq", "lists, split at |")
     if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, r"^[+-]?0\d"):
-        return read_whole_ids(cells).as_kind("token")
+        return read_ids(cells).as_kind("token")
     numbers, note = read_numbers(values, column, decimal_comma=decimal_comma)
     if numbers is not None:
         return cells.recode(format_numbers(numbers), "float", note)
@@ -176,10 +183,9 @@ def convert_cells(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """Convert cells to the kind that the user gives, numbers as :func:`read_numbers` reads them.
+    """Return cells of the kind that the user gives, or raise a UsageError if they cannot be of it.
 
-    Raises:
-        UsageError: for an unknown type, or if cells cannot be of it.
+    Separators are those of :func:`read_numbers`.
     """
     check_choice(f"type: {column}", kind, KINDS)
     values = cells.values[1:]
@@ -190,29 +196,35 @@ def convert_cells(
         if numbers is not None:
             return cells.recode(format_numbers(numbers), kind, note)
         if not note:
-            wrong = describe_wrong(find_wrong(values, decimal, thousands), values)
+            wrong = _describe_non_numbers(_find_non_numbers(values, decimal, thousands), values)
             note = f"{wrong}; correct them or take token"
         raise UsageError(f"type: {column}=float: {note}")
     if not cells.kind.endswith("_seq"):
-        if len(values) and (lists := parse_lists(values)) is not None:
+        lists = parse_lists(values) if len(values) else None
+        if lists is not None:
             cells = _as_sequences(cells, lists)
         else:
             separators = (sep for sep in (r"\|", r"\s+") if _any_match(values, sep))
             pattern = rf"\s*{next(separators, ',')}\s*"
             cells = cells.recode(pc.replace_substring_regex(values, pattern, INNER), kind)
     if kind == "float_seq":
-        texts = pc.split_pattern(cells.values, INNER).flatten()
-        try:
-            numbers = texts.filter(pc.not_equal(texts, "")).cast(pa.float64()).to_numpy()
-        except pa.ArrowException as error:
-            raise UsageError(f"type: {column}=float_seq: {str(error)[:200]}") from error
-        if not np.isfinite(numbers).all():
-            raise UsageError(f"type: {column}=float_seq: a number is not finite")
+        _require_finite(cells, column)
     return cells.as_kind(kind)
 
 
-def read_whole_ids(cells: Cells) -> Cells:
-    """Write ids such as 1034.0 as whole numbers, unless others have decimals, as versions do."""
+def _require_finite(cells: Cells, column: str) -> None:
+    """Refuse sequences with values that are not finite numbers."""
+    texts = pc.split_pattern(cells.values, INNER).flatten()
+    try:
+        numbers = texts.filter(pc.not_equal(texts, "")).cast(pa.float64()).to_numpy()
+    except pa.ArrowException as error:
+        raise UsageError(f"type: {column}=float_seq: {str(error)[:200]}") from error
+    if not np.isfinite(numbers).all():
+        raise UsageError(f"type: {column}=float_seq: a number is not finite")
+
+
+def read_ids(cells: Cells) -> Cells:
+    """Return ids such as 1034.0 as 1034, unless others have decimals, as versions do."""
     values = cells.values[1:]
     is_float = pc.match_substring_regex(values, r"^-?\d+\.0$")
     has_decimals = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), is_float)
@@ -220,7 +232,8 @@ def read_whole_ids(cells: Cells) -> Cells:
         return cells
     text = pc.if_else(is_float, pc.utf8_slice_codeunits(values, 0, -2), values)
     example = values.filter(is_float)[0].as_py()
-    num_cells = int(np.append(False, is_float.to_numpy(zero_copy_only=False))[cells.codes].sum())
+    is_float_by_code = np.append(False, is_float.to_numpy(zero_copy_only=False))
+    num_cells = int(is_float_by_code[cells.codes].sum())
     note = f"{num_cells:,} cells such as {example} read as {example[:-2]}"
     return cells.recode(text, cells.kind, note)
 
@@ -234,7 +247,7 @@ def _any_match(values: pa.Array, regex: str) -> bool:
 
 
 def parse_lists(texts: pa.Array) -> list[list[Any]] | None:
-    """Return the lists that are written in json (or as Python writes them); None if one is not."""
+    """Return the lists written in json or as Python literals; None if a text is not a list."""
     if not _all_match(texts, _LIST):
         return None
     lists = []
@@ -253,6 +266,7 @@ def parse_lists(texts: pa.Array) -> list[list[Any]] | None:
 
 
 def _as_sequences(cells: Cells, lists: list[list[Any]]) -> Cells:
+    """Return cells whose different values are lists as sequences."""
     is_float = any(isinstance(value, float) for values in lists for value in values)
     texts = [INNER.join("" if v is None else str(v) for v in values) for values in lists]
     kind = "float_seq" if is_float else "token_seq"
@@ -272,11 +286,11 @@ def read_numbers(
         values: [n] texts.
         column: name of the column, for notes.
         decimal, thousands: separators that the user gives; None to try all.
-        decimal_comma: whether a comma that may be either separator is that of decimals.
+        decimal_comma: whether a comma that may be either separator is the decimal one.
 
     Returns:
-        [n] float64, or None if a value is not a number or can be read in two ways; and a note on
-        how they are read, or why they are not.
+        [n] float64 numbers, None if a value is not a number or can be read in two ways; and a note
+        on how they are read, or why they are not.
     """
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
@@ -293,7 +307,7 @@ def read_numbers(
             if not any(np.array_equal(numbers, other) for other in readings.values()):
                 readings[point, mark] = numbers
     if not readings:
-        return None, "" if decimal or thousands else _note_near_numbers(values)
+        return None, "" if decimal or thousands else _describe_near_numbers(values)
     if len(readings) > 1:
         with_comma = [pair for pair in readings if decimal_comma and pair[0] == ","]
         if not with_comma:
@@ -301,8 +315,8 @@ def read_numbers(
         chosen = with_comma[0]
     else:
         (chosen,) = readings
-        is_given, has_point = decimal or thousands, _any_match(text, re.escape(chosen[0]))
-        if chosen[1] == " " and not is_given and not has_point:  # 101 205 may be two names
+        has_spaces_only = chosen[1] == " " and not _any_match(text, re.escape(chosen[0]))
+        if has_spaces_only and not (decimal or thousands):  # 101 205 may be two names
             return None, f"{values[0]} may be a number or a list: --thousands {column}=' '"
     return readings[chosen], f"decimal separator {chosen[0]!r}, thousands {chosen[1]!r}"
 
@@ -310,7 +324,7 @@ def read_numbers(
 def _describe_ambiguity(
     readings: dict[tuple[str, str], np.ndarray], values: pa.Array, column: str
 ) -> str:
-    """Return which value differs between readings, and the options that choose one."""
+    """Return a note on a value that can be read in several ways, and the options to choose one."""
     first, second, *_ = readings.values()
     index = int(np.flatnonzero(first != second)[0])
     options = [
@@ -323,32 +337,33 @@ def _describe_ambiguity(
     )
 
 
-def find_wrong(values: pa.Array, decimal: str | None, thousands: str | None) -> pa.Array:
-    """Return the values that are no numbers, in the reading with most numbers."""
+def _find_non_numbers(values: pa.Array, decimal: str | None, thousands: str | None) -> pa.Array:
+    """Return the values that are no numbers, by the separators that most numbers have."""
     text = _normalize(values)
     masks = [
         pc.match_substring_regex(text, _number_pattern(*separators))
         for separators in _possible_separators(decimal, thousands)
     ]
-    return values.filter(pc.invert(max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)))
+    is_number = max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)
+    return values.filter(pc.invert(is_number))
 
 
-def describe_wrong(wrong: pa.Array, values: pa.Array) -> str:
-    """Return how many of the values are wrong, with one of them."""
+def _describe_non_numbers(wrong: pa.Array, values: pa.Array) -> str:
+    """Return how many of the values are wrong, with an example."""
     return (
         f"{len(wrong):,} of {len(values):,} different cells are no number, such as "
         f"{wrong[0].as_py()[:60]!r}"
     )
 
 
-def _note_near_numbers(values: pa.Array) -> str:
+def _describe_near_numbers(values: pa.Array) -> str:
     """Return a note on why a column of nearly only numbers is text; empty for other columns."""
     first = values[:_FIRST]
-    if not len(values) or len(find_wrong(first, None, None)) > len(first) / 2:
+    if not len(values) or len(_find_non_numbers(first, None, None)) > len(first) / 2:
         return ""
-    wrong = find_wrong(values, None, None)
+    wrong = _find_non_numbers(values, None, None)
     is_near = 0 < len(wrong) <= _MAX_WRONG * len(values)
-    return f"text, as {describe_wrong(wrong, values)}" if is_near else ""
+    return f"text, as {_describe_non_numbers(wrong, values)}" if is_near else ""
 
 
 def _normalize(values: pa.Array) -> pa.Array:
@@ -358,8 +373,8 @@ def _normalize(values: pa.Array) -> pa.Array:
 
 
 def _possible_separators(decimal: str | None, thousands: str | None) -> list[tuple[str, str]]:
-    """Return the possible pairs of decimal and thousands separators, by those that are given."""
-    given = decimal or ("," if thousands == "." else "."), thousands or " "
+    """Return the pairs of decimal and thousands separators that agree with the given ones."""
+    given = (decimal or ("," if thousands == "." else "."), thousands or " ")
     return [
         (point, mark)
         for point, mark in dict.fromkeys([*_SEPARATORS, given])
@@ -368,6 +383,7 @@ def _possible_separators(decimal: str | None, thousands: str | None) -> list[tup
 
 
 def _number_pattern(decimal: str, thousands: str) -> str:
+    """Return the regular expression of numbers with these separators."""
     point, mark = (rf"\x{{{ord(separator):x}}}" for separator in (decimal, thousands))
     whole = rf"(?:\d+|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+)"
     return rf"^[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?$"

@@ -21,7 +21,7 @@ from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
 from recbole_pos.conversion.interaction_table import find_copies, read_interactions
 from recbole_pos.conversion.lists import explode_lists
-from recbole_pos.conversion.reading import read, read_frame
+from recbole_pos.conversion.reading import read_files, read_frame
 from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.roles import NAMES, find_roles, require_column
 from recbole_pos.conversion.source import Source
@@ -37,7 +37,7 @@ _UNREADABLE = (
     *(OSError, EOFError, UnicodeError, RecursionError, MemoryError),
     *(pa.ArrowException, csv.Error, zlib.error),
 )
-_DEFAULT_CUTOFF = 20  # the largest of rankings
+_DEFAULT_CUTOFF = 20  # the longest ranking that metrics read by default
 _MODEL = "PosSASRec"
 # Names of frames in messages.
 _FRAMES = {"events": "interactions", "item": "items", "user": "users"}
@@ -61,11 +61,11 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     Args:
         events: csv, tsv or json lines (.gz as well), parquet, or a folder of files of one of these;
             or a frame, as :meth:`recbole_pos.Dataset.from_frame` takes it.
-        settings: arguments of :class:`~recbole_pos.config.arguments.ConvertArguments`.
-        given: single ones of them by name; types, tables and rename as dicts.
+        settings: all arguments, as :class:`~recbole_pos.config.arguments.ConvertArguments`.
+        given: single arguments of this class by name; types, tables and rename as dicts.
 
     Returns:
-        what became of every column and row, as ``convert.json`` has it.
+        A report on every column and row, as ``convert.json`` has it.
 
     Raises:
         UsageError: if a file cannot be read, a column is not there or cannot be guessed, a date
@@ -101,7 +101,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
 
 
 def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
-    """Convert as :func:`convert` does; ``path`` is the file, or the name of a frame."""
+    """Make a dataset as :func:`convert` does; ``path`` is the file, or the name of a frame."""
     name = args.name or (path.name or path.resolve().name).split(".")[0]
     folder = Path(args.data_path) / name
     _require_name(name, folder, args)
@@ -112,11 +112,12 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
     check_overrides(overrides, {name for source in sources.values() for name in source.columns})
-    named = {role: getattr(args, role) for role in NAMES}
-    source = explode_lists(sources.pop("events"), named)
-    roles = find_roles(source.columns, named, args.date_format)
-    if guessed := [role for role in roles if named[role] is None]:
-        reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
+    given_names = {role: getattr(args, role) for role in NAMES}
+    source = explode_lists(sources.pop("events"), given_names)
+    roles = find_roles(source.columns, given_names, args.date_format)
+    guessed = [f"--{role} {column}" for role, column in roles.items() if given_names[role] is None]
+    if guessed:
+        reporter.line(f"guessed: {', '.join(guessed)}")
     interactions = read_interactions(source, roles, args.date_format)
     if args.rm_copies:
         is_copy = find_copies(interactions)
@@ -127,11 +128,12 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     report.lines["events"] = Lines.count(source, interactions.dropped)
     report.times = dict(interactions.forms)
     builder = Builder(source, interactions, roles, overrides, report)
-    for role, other in sources.items():
-        builder.add_file(other, role)
+    for role, attributes in sources.items():
+        builder.add_file(attributes, role)
     builder.add_columns()
     tables, loaded = builder.finish()
-    _add_counts(report, builder, 0 if args.rm_copies else int(find_copies(interactions).sum()))
+    num_copies = 0 if args.rm_copies else int(find_copies(interactions).sum())
+    _add_counts(report, builder, num_copies)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={args.data_path}")
@@ -140,7 +142,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         reporter.line("nothing is written (dry_run)")
         return report
 
-    options = _dataset_options(report, builder, loaded, choose_separator(tables))
+    options = _make_options(report, builder, loaded, choose_separator(tables))
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
         options["benchmark_filename"] = ["train", *source.cuts]
@@ -155,7 +157,7 @@ def _write_dataset(
     report: Report,
     reporter: Reporter,
 ) -> None:
-    """Write all files of a dataset, in place of those of one that is there."""
+    """Write all files of a dataset; they replace the files of an earlier one."""
     name = report.name
     with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
         write_text(new_folder / f"{name}.yaml", format_yaml(name, options))
@@ -163,30 +165,33 @@ def _write_dataset(
         for suffix, table in tables.items():
             with reporter.task(f"writing {folder / name}.{suffix}"):
                 write_table(new_folder / f"{name}.{suffix}", table, options["seq_separator"])
-    reporter.line(f"wrote {folder}: {listed([REPORT, *find_dataset(folder, name)])}")
+    reporter.line(f"wrote {folder}: {listed([REPORT, *list_dataset_files(folder, name)])}")
     reporter.line(report.command)
 
 
-def _add_counts(report: Report, builder: Builder, copies: int) -> None:
-    """Add what is counted of the interactions that are kept."""
-    seconds, counts = builder.interactions.seconds, report.counts
-    counts |= {"events": len(seconds)}
-    counts |= {f"{role}s": len(builder.entities[role]) for role in ("user", "item")}
-    counts |= dict.fromkeys(("first", "last"))
-    if builder.has_time:
-        counts |= {"first": _format_time(seconds.min()), "last": _format_time(seconds.max())}
-    counts["copies"] = copies
-    if copies:
+def _add_counts(report: Report, builder: Builder, num_copies: int) -> None:
+    """Add counts of the kept interactions, and their first and last time, to the report."""
+    seconds = builder.interactions.seconds
+    has_time = builder.has_time
+    report.counts |= {
+        "events": len(seconds),
+        "users": len(builder.entities["user"]),
+        "items": len(builder.entities["item"]),
+        "first": _format_time(seconds.min()) if has_time else None,
+        "last": _format_time(seconds.max()) if has_time else None,
+        "copies": num_copies,
+    }
+    if num_copies:
         report.notes.append(
-            f"{copies:,} of {len(seconds):,} interactions are exact copies of an earlier one "
+            f"{num_copies:,} of {len(seconds):,} interactions are exact copies of an earlier one "
             "(user, item and time); --rm_copies leaves them out"
         )
 
 
-def _dataset_options(
-    report: Report, builder: Builder, loaded: Any, separator: str
+def _make_options(
+    report: Report, builder: Builder, loaded: dict[str, list[str]], separator: str
 ) -> dict[str, Any]:
-    """Return the options of the yaml that is read for every run on the dataset."""
+    """Return the options of the dataset's yaml; ``loaded`` are the fields to load by table."""
     relations = []
     for column in report.columns:
         max_different = {"token": math.inf, "token_seq": _MAX_LISTS}.get(column.kind, 0)
@@ -199,7 +204,8 @@ def _dataset_options(
     options: dict[str, Any] = {
         "field_separator": "\t",
         "seq_separator": separator,
-        **{f"{role.upper()}_ID_FIELD": builder.fields[role] for role in ("user", "item")},
+        "USER_ID_FIELD": builder.fields["user"],
+        "ITEM_ID_FIELD": builder.fields["item"],
         "TIME_FIELD": builder.fields["time"],
         **({"timestamp_unit": "seconds"} if builder.has_time else {}),
         "load_col": loaded,
@@ -211,11 +217,11 @@ def _dataset_options(
 
 
 def _split_parts(inter: Table, cuts: dict[str, int], rows: np.ndarray) -> dict[str, Table]:
-    """Return a table of interactions for each part; ``rows`` are [interactions] in the source."""
+    """Return a table for each part; ``rows`` [interactions] are those of the source."""
     tables: dict[str, Table] = {}
-    numbers = np.searchsorted(list(cuts.values()), rows, side="right")
-    for i, part in enumerate(("train", *cuts)):
-        in_part = np.flatnonzero(numbers == i)
+    part_numbers = np.searchsorted(list(cuts.values()), rows, side="right")
+    for number, part in enumerate(("train", *cuts)):
+        in_part = np.flatnonzero(part_numbers == number)
         if not len(in_part):
             raise UsageError(f"{part}: none of its interactions is left; see what was dropped")
         tables[f"{part}.inter"] = {field: cells[in_part] for field, cells in inter.items()}
@@ -236,8 +242,8 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
     return is_unfinished or file.name in (*files, CACHE, LOCK)
 
 
-def find_dataset(folder: Path, name: str) -> list[str]:
-    """Return the names of the tables and the yaml of a dataset that are in a folder."""
+def list_dataset_files(folder: Path, name: str) -> list[str]:
+    """Return the names of a dataset's tables and yaml in a folder; none if it has no dataset."""
     files = sorted(folder.iterdir()) if folder.is_dir() else ()
     return [
         file.name
@@ -247,13 +253,14 @@ def find_dataset(folder: Path, name: str) -> list[str]:
 
 
 def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
-    """Refuse a name that no dataset can have, or one that exists, unless it is overwritten."""
+    """Refuse a name that no dataset can have, and a dataset that exists unless overwritten."""
     if not (_NAME.fullmatch(name) and len(name.encode()) <= _MAX_NAME_BYTES):
         raise UsageError(
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
             f"most {_MAX_NAME_BYTES}, as in --name {make_field_name(name[:40], ())}"
         )
-    if (files := find_dataset(folder, name)) and not (args.overwrite or args.dry_run):
+    files = list_dataset_files(folder, name)
+    if files and not (args.overwrite or args.dry_run):
         raise UsageError(
             f"{folder} holds a dataset already ({', '.join(files)}); take another --name, or "
             "replace it with --overwrite"
@@ -276,13 +283,8 @@ def _read_pairs(option: str, words: Any) -> dict[str, str]:
 
 
 def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
-    """Read all files or frames, by role: events (held-out parts below), item, user."""
-    if min(args.min_user, args.min_item, args.core) < 1:
-        raise UsageError("min_user, min_item, core: expected numbers of interactions, at least 1")
-    if args.separator is not None and len(args.separator) != 1:
-        raise UsageError(f"separator: {shown(args.separator)} must be one character")
-    if args.valid is not None and args.test is None:
-        raise UsageError("valid: interactions to test with are missing; give --test, too")
+    """Return the sources of events (with held-out parts at their end), item and user, if given."""
+    _check_arguments(args)
     tables = {"events": events, "valid": args.valid, "test": args.test}
     tables |= {"item": args.items, "user": args.users}
     sources = {}
@@ -292,7 +294,7 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
             if getattr(args, option) and option != "columns":
                 raise UsageError(f"{option}: found no file of {role}s; add --{role}s FILE")
         elif isinstance(table, (str, os.PathLike)):
-            sources[role] = read(Path(table), args, option)
+            sources[role] = read_files(Path(table), args, option)
         elif getattr(args, option):
             raise UsageError(f"{option}: a frame names its columns; leave the option out")
         else:
@@ -309,8 +311,18 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
     return sources
 
 
+def _check_arguments(args: ConvertArguments) -> None:
+    """Refuse values of arguments that fit no file."""
+    if min(args.min_user, args.min_item, args.core) < 1:
+        raise UsageError("min_user, min_item, core: expected numbers of interactions, at least 1")
+    if args.separator is not None and len(args.separator) != 1:
+        raise UsageError(f"separator: {shown(args.separator)} must be one character")
+    if args.valid is not None and args.test is None:
+        raise UsageError("valid: interactions to test with are missing; give --test, too")
+
+
 def _format_time(seconds: float) -> str:
-    """Return a time for people."""
-    if abs(seconds) > 1e17:  # more than numpy's years
+    """Return seconds since 1970 as a date with a clock in UTC."""
+    if abs(seconds) > 1e17:  # more than the years that numpy has
         return f"{seconds:g}"
     return str(np.datetime64(int(np.floor(seconds)), "s")).replace("T", " ")

@@ -66,16 +66,16 @@ class Dataset(os.PathLike[str]):
         object with ``__arrow_c_stream__``. Rows are numbered from 0 in what is reported.
 
         Args:
-            frame: a row an interaction.
-            user: the column of who did it; guessed by its name if None, and so are the next two.
-            item: the column of what with.
-            time: the column of when; ``row_order`` where none exists.
+            frame: interactions, one in each row.
+            user: column of the user; None to guess it by its name, as for the next two.
+            item: column of the item.
+            time: column of the time; ``row_order`` where none exists.
             items: a frame (or file) with attributes of items.
             users: a frame (or file) with attributes of users.
             valid: interactions to validate with, which no split then chooses; needs ``test``.
             test: interactions to test with.
-            path: the folder to make, of which the last part names the dataset; a temporary one if
-                None, which is removed with the last object that needs it.
+            path: the folder to make, whose name is that of the dataset; None for a temporary one,
+                which is removed with the last object that needs it.
             given: other arguments of :func:`convert`, such as ``core``, ``types`` and ``drop``.
 
         Raises:
@@ -92,15 +92,19 @@ class Dataset(os.PathLike[str]):
         folder = Path(os.path.abspath(path or ""))
         given |= {"user": user, "item": item, "time": time, "items": items, "users": users}
         given |= {"valid": valid, "test": test}
-        data = cls(folder)
-        data.home = home
+        dataset = cls(folder)
+        dataset.home = home
         target = {"name": folder.name, "data_path": folder.parent, "verbose": False}
-        data.report = convert(frame, **{**target, **given})
-        data._source = frame, given
-        return data
+        dataset.report = convert(frame, **{**target, **given})
+        dataset._source = frame, given
+        return dataset
 
     def with_parts(self, valid: Any = None, test: Any = None) -> Dataset:
-        """Return a dataset of the same frame, with interactions to validate and test with."""
+        """Return a dataset of the same frame, with interactions to validate and test with.
+
+        Raises:
+            UsageError: if this dataset is not made of a frame.
+        """
         if self._source is None:
             raise UsageError(
                 f"test: {self.path} is not made of a frame; Dataset.from_frame(frame, test=...) "
@@ -112,12 +116,12 @@ class Dataset(os.PathLike[str]):
 
     @property
     def name(self) -> str:
-        """Name of the dataset, which is that of its folder."""
+        """Name of the dataset and of its folder."""
         return self.path.name
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of interactions (``events``), users and items, first and last time; or empty."""
+        """Numbers of interactions (``events``), users and items, first and last time, if known."""
         if self.report is not None:
             return dict(self.report.counts)
         try:
@@ -156,6 +160,6 @@ class Dataset(os.PathLike[str]):
 
 
 def find_folder_beside(dataset: Any, name: str) -> Path | None:
-    """Return the folder for runs on a temporary dataset, beside its files; None for others."""
+    """Return the folder ``name`` beside the files of a temporary dataset; None for others."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.cells import Cells, encode, read_whole_ids
+from recbole_pos.conversion.cells import Cells, encode, read_ids
 from recbole_pos.conversion.source import Source, is_list
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.errors import UsageError
@@ -27,11 +27,11 @@ class InteractionTable:
     """Interactions in the order of their rows.
 
     Attributes:
-        rows: [interactions] int64 row of the source of each.
-        user, item: names of the user and the item of each.
-        seconds: [interactions] float64 times in seconds since 1970.
-        forms: number of rows by the form of their times.
-        dropped: rows of the source that are left out, by reason.
+        rows: [interactions] int64 row of each in the source.
+        user, item: [interactions] names of the user and the item of each.
+        seconds: [interactions] float64 time of each in seconds since 1970.
+        forms: form of times -> number of rows.
+        dropped: reason -> rows of the source that are left out.
     """
 
     rows: np.ndarray
@@ -52,7 +52,7 @@ class InteractionTable:
         self.user, self.item = self.user[kept], self.item[kept]
 
     def keep_core(self, min_user: int, min_item: int) -> None:
-        """Drop users and items with fewer interactions, repeatedly until none has fewer."""
+        """Drop users and items with fewer interactions until none has fewer; refuse to drop all."""
         num_before = -1
         while len(self.rows) != num_before:
             num_before = len(self.rows)
@@ -70,7 +70,7 @@ class InteractionTable:
 def read_interactions(
     source: Source, roles: Mapping[str, str], date_format: str | None
 ) -> InteractionTable:
-    """Read the interactions of a source, without the rows that have no user, item or time."""
+    """Read the interactions of a source; drop rows that are none, and refuse to drop all."""
     columns = source.columns
     for name in roles.values():
         if name in columns and is_list(columns[name].type):
@@ -78,32 +78,17 @@ def read_interactions(
                 f"{source.path}: {name} holds lists, expected an interaction a row: pandas makes "
                 "them by frame.explode([item, time])"
             )
-    user, item = (
-        read_whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item")
-    )
+    user, item = (read_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item"))
     time_column = columns.get(roles["time"])
     if time_column is None:  # ROW_ORDER
         if date_format:
             raise UsageError(f"date_format: with --time {ROW_ORDER} there are no dates to read")
-        times = Times(_rank_rows(user.codes), Counter({_ORDER_NOTE: source.rows}))
+        times = Times(_rank_rows(user.codes), Counter({_ORDER_NOTE: source.num_rows}))
         time_column = pa.chunked_array([pa.array(times.seconds)])
     else:
         times = read_times(time_column, roles["time"], date_format)
-    table = InteractionTable(np.arange(source.rows), user, item, times.seconds, times.forms)
-    if np.isnan(times.seconds).any() or not (user.codes.all() and item.codes.all()):
-        has_no_time = time_column.is_null().to_numpy()
-        is_blank = has_no_time & (user.codes == 0) & (item.codes == 0)
-        table.keep(~is_blank, "empty line")
-        table.keep(table.user.codes > 0, f"no user ({roles['user']})")
-        table.keep(table.item.codes > 0, f"no item ({roles['item']})")
-        table.keep(~has_no_time[table.rows], f"no time ({roles['time']})")
-        table.keep(~np.isnan(table.seconds), f"time cannot be read ({roles['time']})")
-    for role in ("user", "item"):
-        cells = getattr(table, role)
-        is_wrong = pc.match_substring_regex(cells.values, _UNWRITABLE)
-        is_wrong = is_wrong.to_numpy(zero_copy_only=False)
-        if is_wrong.any():
-            table.keep(~is_wrong[cells.codes], f"{role} with a line break, or called [PAD]")
+    table = InteractionTable(np.arange(source.num_rows), user, item, times.seconds, times.forms)
+    _drop_incomplete(table, roles, time_column.is_null().to_numpy())
     if not len(table.rows):
         reasons = ", ".join(
             f"{reason}: {len(rows):,} rows" for reason, rows in table.dropped.items()
@@ -117,26 +102,44 @@ def read_interactions(
     return table
 
 
-def _rank_rows(codes: np.ndarray) -> np.ndarray:
+def _drop_incomplete(
+    table: InteractionTable, roles: Mapping[str, str], has_no_time: np.ndarray
+) -> None:
+    """Drop rows without user, item or time (``has_no_time``: it is empty), or with a wrong name."""
+    is_blank = has_no_time & (table.user.codes == 0) & (table.item.codes == 0)
+    table.keep(~is_blank, "empty line")
+    table.keep(table.user.codes > 0, f"no user ({roles['user']})")
+    table.keep(table.item.codes > 0, f"no item ({roles['item']})")
+    table.keep(~has_no_time[table.rows], f"no time ({roles['time']})")
+    table.keep(~np.isnan(table.seconds), f"time cannot be read ({roles['time']})")
+    for role in ("user", "item"):
+        cells = getattr(table, role)
+        matches = pc.match_substring_regex(cells.values, _UNWRITABLE)
+        is_unwritable = matches.to_numpy(zero_copy_only=False)[cells.codes]
+        table.keep(~is_unwritable, f"{role} with a line break, or called [PAD]")
+
+
+def _rank_rows(user_codes: np.ndarray) -> np.ndarray:
     """Return [rows] float64 number of earlier rows of the same user, which serves as time."""
-    order = np.argsort(codes, kind="stable")
-    counts = np.bincount(codes)
-    ranks = np.empty(len(codes))
-    ranks[order] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = np.argsort(user_codes, kind="stable")
+    counts = np.bincount(user_codes)
+    first = np.cumsum(counts) - counts  # position of each user's first row in the order
+    ranks = np.empty(len(user_codes))
+    ranks[order] = np.arange(len(user_codes)) - np.repeat(first, counts)
     return ranks
 
 
 def find_copies(table: InteractionTable) -> np.ndarray:
-    """Return [interactions] bool: exact copies (user, item, time) of an earlier one."""
+    """Return [interactions] bool, true for copies (same user, item, time) of an earlier one."""
     seconds = table.seconds
-    pairs = table.user.codes.astype(np.uint64) << np.uint64(32)
+    pairs = table.user.codes.astype(np.uint64) << np.uint64(32)  # user and item as one number
     pairs |= table.item.codes.astype(np.uint64)
-    # equal interactions have equal hashes, others hardly ever: only those of equal hashes are
-    # compared below
+    # copies have equal hashes, other interactions hardly ever; only equal hashes are compared below
     pair_factor, time_factor = map(np.uint64, _HASH_FACTORS)
     hashes = pairs * pair_factor ^ seconds.view(np.uint64) * time_factor
     ordered = np.sort(hashes)
-    rows = np.flatnonzero(np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]]))
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    rows = np.flatnonzero(np.isin(hashes, repeated))
     rows = rows[np.lexsort((rows, seconds[rows], pairs[rows]))]
     earlier, later = rows[:-1], rows[1:]
     is_same = (pairs[later] == pairs[earlier]) & (seconds[later] == seconds[earlier])

@@ -19,41 +19,44 @@ _BRACKETS = r"^\s*[\[(]"
 _WORDS = re.compile(r"^(sequence|seq|list|history)_|_(sequence|seq|list|history)$")
 
 
-def explode_lists(source: Source, named: Mapping[str, str | None]) -> Source:
+def explode_lists(source: Source, given_names: Mapping[str, str | None]) -> Source:
     """Return a source with a row for each interaction if it has lists of items, else as it is.
 
-    Lists as long as those of items are split; other columns are repeated. Columns of lists lose
-    what calls them so, unless ``named`` (role -> the user's choice) has them: sequence_item_ids is
-    item_id.
+    Lists as long as those of items are split into rows; other columns are repeated. A split column
+    gets the name of its entries, such as item_id for sequence_item_ids, unless it is one of
+    ``given_names`` (role -> column that the user names).
 
     Raises:
         UsageError: for a row whose lists of items and times have different lengths.
     """
-    new_names = {
-        name: name if name in named.values() else _find_single(name) for name in source.columns
-    }
     lists = {}
     for name, column in source.columns.items():
-        if (cells := _read_lists(column, name != _find_single(name))) is not None:
+        cells = _read_lists(column, is_called_list=name != _find_singular(name))
+        if cells is not None:
             lists[name] = cells
+    new_names = {
+        name: name if name in given_names.values() else _find_singular(name) for name in lists
+    }
+    items = [n for n in lists if n == given_names["item"] or find_by_name("item", [new_names[n]])]
     scalars = [name for name in source.columns if name not in lists]
-    items = [n for n in lists if n == named["item"] or find_by_name("item", [new_names[n]])]
-    if len(items) != 1 or source.cuts or (not named["item"] and find_by_name("item", scalars)):
+    has_single_items = not given_names["item"] and find_by_name("item", scalars)
+    if len(items) != 1 or source.cuts or has_single_items:
         return source
     lengths = {n: cells.value_lengths().fill_null(0).to_numpy() for n, cells in lists.items()}
     num_items = lengths[items[0]]
     for name in lists:
-        if name == named["time"] or find_by_name("time", [new_names[name]]):
-            if (wrong := np.flatnonzero(lengths[name] != num_items)).size:
-                raise UsageError(
-                    f"{source.places(wrong[:1])[0]}: {items[0]} has {num_items[wrong[0]]} entries "
-                    f"and {name} {lengths[name][wrong[0]]}; expected lists of one length"
-                )
+        is_time = name == given_names["time"] or find_by_name("time", [new_names[name]])
+        wrong = np.flatnonzero(lengths[name] != num_items)
+        if is_time and len(wrong):
+            raise UsageError(
+                f"{source.locate_rows(wrong[:1])[0]}: {items[0]} has {num_items[wrong[0]]} entries "
+                f"and {name} {lengths[name][wrong[0]]}; expected lists of one length"
+            )
     rows = pa.array(np.repeat(np.arange(len(num_items)), num_items))
-    columns, split = {}, []
+    split = [name for name in lists if np.array_equal(lengths[name], num_items)]
+    columns = {}
     for name, column in source.columns.items():
-        if name in lists and np.array_equal(lengths[name], num_items):
-            split.append(name)
+        if name in split:
             columns[new_names[name]] = pa.chunked_array([lists[name].flatten()])
         else:
             columns[name] = column.take(rows)
@@ -62,16 +65,16 @@ def explode_lists(source: Source, named: Mapping[str, str | None]) -> Source:
     return replace(source, parts=[part], columns=columns, form=form)
 
 
-def _find_single(name: str) -> str:
-    """Return the usual name of an entry of a list of this name; other names as they are."""
-    single = _WORDS.sub("", to_snake_case(name)).removesuffix("s")
+def _find_singular(name: str) -> str:
+    """Return item_id for a column sequence_item_ids, and so on; other names as they are."""
+    singular = _WORDS.sub("", to_snake_case(name)).removesuffix("s")
     is_usual = any(find_by_name(role, [name]) for role in NAMES)
-    has_usual_entry = any(find_by_name(role, [single]) for role in NAMES)
-    return single if has_usual_entry and not is_usual else name
+    has_usual_entry = any(find_by_name(role, [singular]) for role in NAMES)
+    return singular if has_usual_entry and not is_usual else name
 
 
 def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListArray | None:
-    """Return a column of lists, or of text in brackets or, if called a list, with commas."""
+    """Return lists, text in brackets or, if called a list, with commas as lists; else None."""
     if is_list(column.type):
         return column.combine_chunks().cast(pa.large_list(column.type.value_type))
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):

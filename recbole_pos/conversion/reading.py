@@ -1,4 +1,4 @@
-"""Read a file, or a folder of files, in the format that its name tells; or a frame, by Arrow."""
+"""Reads a file, or a folder of files, in the format that its name tells; or a frame, by Arrow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
@@ -49,50 +50,57 @@ _HEAD = 1 << 20  # bytes by which types are chosen
 _MAX_CHUNK_ROWS = 1 << 20  # of a frame, so that the text of a chunk has under 2 GiB
 
 
-def read(path: Path, args: ConvertArguments, names_option: str) -> Source:
+def read_files(path: Path, args: ConvertArguments, names_option: str) -> Source:
     """Read a file, or all files of a folder that have one format.
 
     Args:
         path: the file or folder.
         args: separator, quotation marks and encoding of text.
-        names_option: which argument may name the columns of text without a header.
+        names_option: argument that may name the columns of text without a header.
 
     Raises:
-        UsageError: if it is not of a format that can be read, or most of its rows are broken.
+        UsageError: if no format that can be read is found, or most lines are broken.
     """
     files = _find_files(path)
-    form = _find_format(files[0]) or ""
-    if getattr(args, names_option) and form != "csv":
+    file_format = _find_format(files[0])
+    if getattr(args, names_option) and file_format != "csv":
         raise UsageError(f"{names_option}: {files[0]} names its columns; leave the option out")
     decimal_comma = False
-    if form == "csv":
+    if file_format == "csv":
         reader = TextReader(files[0], args, names_option)
         parts = [reader.read(file) for file in files]
         form = f"text separated by {shown(reader.separator)}"
         decimal_comma = reader.separator == ";"
-    elif form == "json":
-        parts, form = [read_json(file) for file in files], "json lines"
+    elif file_format == "json":
+        parts = [read_json(file) for file in files]
+        form = "json lines"
     else:
-        parts = []
-        for file in files:
-            table = parquet.read_table(file, partitioning=None)
-            parts.append(Part(file, flatten_records(table), table.num_rows))
+        parts = [_read_parquet(file) for file in files]
+        form = "parquet"
     for part in parts:
-        if not part.rows and not part.broken:
-            header = "; if it has no header, give --columns" if form.startswith("text") else ""
-            raise UsageError(f"{part.path} has no line of data{header}")
-        if len(part.broken) > part.rows:
+        num_broken = len(part.broken_lines)
+        num_lines = part.num_rows + num_broken
+        if not num_lines:
+            hint = "; if it has no header, give --columns" if file_format == "csv" else ""
+            raise UsageError(f"{part.path} has no line of data{hint}")
+        if num_broken > part.num_rows:
             raise UsageError(
-                f"{part.path}: {len(part.broken):,} of {part.rows + len(part.broken):,} lines are "
-                f"broken, the first: {part.describe_broken()[0]}"
+                f"{part.path}: {num_broken:,} of {num_lines:,} lines are broken, the first: "
+                f"{part.describe_broken()[0]}"
             )
         _add_partitions(part, path)
-    columns = stack_columns([(part.columns, part.rows) for part in parts])
+    columns = stack_columns([(part.columns, part.num_rows) for part in parts])
     return Source(path, parts, columns, form, decimal_comma)
 
 
+def _read_parquet(file: Path) -> Part:
+    """Read a parquet file, without columns of its folders."""
+    table = parquet.read_table(file, partitioning=None)
+    return Part(file, flatten_records(table), table.num_rows)
+
+
 def read_frame(frame: Any, name: str) -> Source:
-    """Read a frame of pandas, polars, pyarrow, or anything that Arrow reads."""
+    """Read a frame of pandas, polars, pyarrow, or whatever Arrow reads; refuse an empty one."""
     if hasattr(frame, "iloc"):  # pandas, whose index is columns if it has names
         has_names = any(name is not None for name in frame.index.names)
         table = pa.Table.from_pandas(frame, preserve_index=has_names)
@@ -111,7 +119,7 @@ def read_frame(frame: Any, name: str) -> Source:
         column: cells.cast(simplify_type(cells.type))
         for column, cells in flatten_records(table).items()
     }
-    part = Part(Path(name), columns, table.num_rows, first=0)
+    part = Part(Path(name), columns, table.num_rows, first_number=0)
     return Source(Path(name), [part], columns, "frame")
 
 
@@ -125,7 +133,7 @@ def _require_distinct(source: str | Path, names: Iterable[str]) -> None:
 
 
 def _find_files(path: Path) -> list[Path]:
-    """Return the file at a path, or all data files of a folder, which must have one format."""
+    """Return the file at a path, or all data files of a folder; refuse files of two formats."""
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
     if path.is_file():
@@ -148,11 +156,11 @@ def _find_files(path: Path) -> list[Path]:
 
 
 def _find_format(file: Path) -> str | None:
-    """Return csv, json or parquet by the name of a file; None for another."""
+    """Return csv, json or parquet by the name of a file; None for another name."""
     if not _is_gzip(file):
         return _FORMATS.get(file.suffix.lower())
-    form = _FORMATS.get(file.with_suffix("").suffix.lower())
-    return None if form == "parquet" else form
+    file_format = _FORMATS.get(file.with_suffix("").suffix.lower())
+    return None if file_format == "parquet" else file_format
 
 
 def _is_gzip(file: Path) -> bool:
@@ -165,7 +173,10 @@ def _open(file: Path) -> IO[bytes]:
 
 
 def _add_partitions(part: Part, folder: Path) -> None:
-    """Add columns by names of folders, such as country=NO; of another column: country (folder)."""
+    """Add a column for each folder that is called such as country=NO.
+
+    It is called ``country (folder)`` if the file has a column country with other values.
+    """
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
         if not (column and equals):
@@ -173,9 +184,9 @@ def _add_partitions(part: Part, folder: Path) -> None:
         cell = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
         if column in part.columns:
             if part.columns[column].cast(pa.string()).unique().to_pylist() == [cell.as_py()]:
-                continue
+                continue  # the file says the same
             column = f"{column} (folder)"
-        cells = pa.repeat(cell, part.rows).dictionary_encode()
+        cells = pa.repeat(cell, part.num_rows).dictionary_encode()
         part.columns[column] = pa.chunked_array([cells])
 
 
@@ -185,25 +196,28 @@ class TextReader:
     Args:
         file: the first of the files, which decides on separator, names and types.
         args: separator, quotation marks and encoding, where the user gives them.
-        names_option: which argument may name the columns.
+        names_option: argument that may name the columns.
     """
 
     def __init__(self, file: Path, args: ConvertArguments, names_option: str) -> None:
-        self.encoding, self.has_quotes = args.encoding, not args.no_quotes
-        self.names_option, names = names_option, getattr(args, names_option)
+        self.encoding = args.encoding
+        self.has_quotes = not args.no_quotes
+        self.names_option = names_option
+        names = getattr(args, names_option)
         self.given_names = names.split(",") if isinstance(names, str) else list(names)
-        first_line, number = self._read_first_line(file)
+        first_line, line_number = self._read_first_line(file)
         self.separator = args.separator or self._find_separator(file, first_line)
-        cells = self._split(first_line, self.separator)
-        self.names = list(map(str, range(len(cells))))
+        num_columns = len(self._split(first_line, self.separator))
+        self.names = list(map(str, range(num_columns)))
         self.types = dict.fromkeys(self.names, pa.string())
         with _open(file) as stream:
-            head = pa.py_buffer(stream.read(_HEAD) + stream.readline())
-        try:
-            columns, broken = self._read_table(file, pa.BufferReader(head), number, False)
-        except UsageError:  # reading the whole file raises it again
-            columns, broken = {}, []
-        if not args.separator and (len(cells) < 2 or self.separator == " " and broken):
+            head = pa.BufferReader(pa.py_buffer(stream.read(_HEAD) + stream.readline()))
+        columns: Columns = {}
+        bad_rows: list[tuple[int, str]] = []
+        with suppress(UsageError):  # reading the whole file raises it again
+            columns, bad_rows = self._read_table(file, head, line_number, use_threads=False)
+        has_one_column = num_columns < 2 or (self.separator == " " and bad_rows)
+        if has_one_column and not args.separator:
             raise UsageError(
                 f"{file}: the first line, {first_line[:80]!r}, has one column; cells may be "
                 "separated by comma, semicolon, tab or |, another is given with --separator"
@@ -215,24 +229,24 @@ class TextReader:
                 self.types[name] = pa.dictionary(pa.int32(), pa.string())
 
     def read(self, file: Path) -> Part:
-        """Read one of the files, whose first line must be like that of the first file."""
-        first_line, number = self._read_first_line(file)
+        """Read one of the files; refuse it if its first line differs from the first file's."""
+        first_line, line_number = self._read_first_line(file)
         if self._name_columns(file, first_line) != self.names:
             raise UsageError(
                 f"{file}: its first line, {first_line[:80]!r}, is not that of the other files; "
                 "files with different columns are converted one by one (--items, --users)"
             )
-        num_header = number - 1 if self.given_names else number  # lines above the first row
+        num_header = line_number - 1 if self.given_names else line_number  # lines above the rows
         compression = "gzip" if _is_gzip(file) else None
-        for use_threads in (True, False):  # with several, Arrow does not number broken lines
+        for use_threads in (True, False):  # with threads, Arrow does not number bad rows
             with pa.input_stream(str(file), compression=compression, buffer_size=_BLOCK) as stream:
-                columns, broken = self._read_table(file, stream, num_header, use_threads)
-            if not broken:
+                columns, bad_rows = self._read_table(file, stream, num_header, use_threads)
+            if not bad_rows:
                 break
-        return Part(file, columns, len(next(iter(columns.values()))), broken, num_header + 1)
+        return Part(file, columns, len(next(iter(columns.values()))), bad_rows, num_header + 1)
 
     def _read_first_line(self, file: Path) -> tuple[str, int]:
-        """Return the first line with text, and its number."""
+        """Return the first line with text, and its number from 1."""
         try:
             with _open(file) as stream:
                 for number, line in enumerate(io.TextIOWrapper(stream, self.encoding), 1):
@@ -240,10 +254,11 @@ class TextReader:
                     if line.strip():
                         return line, number
         except (UnicodeError, LookupError) as error:
-            raise self._unreadable(file, error) from error
+            raise self._make_error(file, error) from error
         raise UsageError(f"{file} is empty")
 
-    def _unreadable(self, file: Path, reason: object) -> UsageError:
+    def _make_error(self, file: Path, reason: object) -> UsageError:
+        """Return the error about a file that cannot be read."""
         return UsageError(
             f"{file} cannot be read as {self.encoding} text: {reason}. Give --encoding if it "
             "has another one (cp1252 is what spreadsheets write in the West), or --no_quotes if "
@@ -251,7 +266,7 @@ class TextReader:
         )
 
     def _find_separator(self, file: Path, line: str) -> str:
-        """Return a tab if a name ends in .tsv, else the mark that cuts a line into most cells."""
+        """Return a tab for .tsv, else the mark that cuts a line into most cells, else a space."""
         if ".tsv" in [suffix.lower() for suffix in file.suffixes]:
             return "\t"
         counts = {mark: len(self._split(line, mark)) for mark in _SEPARATORS}
@@ -265,7 +280,7 @@ class TextReader:
         return next(csv.reader([line], delimiter=separator))
 
     def _name_columns(self, file: Path, first_line: str) -> list[str]:
-        """Return the names of columns, from the options or the first line."""
+        """Return the names of columns, from the option or the first line; refuse repeated ones."""
         names = self._split(first_line, self.separator)
         if self.given_names:
             if len(self.given_names) != len(names):
@@ -278,49 +293,47 @@ class TextReader:
         return [name or f"(column {number})" for number, name in enumerate(names, 1)]
 
     def _read_table(
-        self, file: Path, stream: Any, num_header: int, use_threads: bool
+        self, file: Path, stream: pa.NativeFile, num_header: int, use_threads: bool
     ) -> tuple[Columns, list[tuple[int, str]]]:
-        """Return the columns below the header; number (without threads) and fault of bad rows."""
-        broken: list[tuple[int, str]] = []
+        """Return the columns, and number (from 0, exact without threads) and fault of bad rows."""
+        bad_rows: list[tuple[int, str]] = []
 
-        def skip_broken(row: Any) -> str:
+        def skip_row(row: csv_reader.InvalidRow) -> str:
             fault = f"{row.actual_columns} cells, the first line has {row.expected_columns}"
             if "\n" in row.text:
                 fault += "; a quotation mark opens that is not closed in its line (--no_quotes?)"
-            # the line of names, and lines above it, are no records
-            broken.append(((row.number or 0) - num_header - 1, fault))
+            # Arrow counts from 1, and counts the header
+            bad_rows.append(((row.number or 0) - num_header - 1, fault))
             return "skip"
 
+        read_options = csv_reader.ReadOptions(
+            use_threads=use_threads,
+            block_size=_BLOCK,
+            column_names=self.names,
+            skip_rows=num_header,
+            encoding=self.encoding,
+        )
+        parse_options = csv_reader.ParseOptions(
+            delimiter=self.separator,
+            quote_char='"' if self.has_quotes else False,
+            newlines_in_values=self.has_quotes,
+            ignore_empty_lines=False,  # every line is a row, so rows give line numbers
+            invalid_row_handler=skip_row,
+        )
+        convert_options = csv_reader.ConvertOptions(
+            column_types=self.types, null_values=[""], strings_can_be_null=True
+        )
         try:
-            table = csv_reader.read_csv(
-                stream,
-                csv_reader.ReadOptions(
-                    use_threads=use_threads,
-                    block_size=_BLOCK,
-                    column_names=self.names,
-                    skip_rows=num_header,
-                    encoding=self.encoding,
-                ),
-                csv_reader.ParseOptions(
-                    delimiter=self.separator,
-                    quote_char='"' if self.has_quotes else False,
-                    newlines_in_values=self.has_quotes,
-                    ignore_empty_lines=False,  # every line is a row, so rows give line numbers
-                    invalid_row_handler=skip_broken,
-                ),
-                csv_reader.ConvertOptions(
-                    column_types=self.types, null_values=[""], strings_can_be_null=True
-                ),
-            )
+            table = csv_reader.read_csv(stream, read_options, parse_options, convert_options)
         except (pa.ArrowException, UnicodeError) as error:
-            raise self._unreadable(file, error) from error
-        return flatten_records(table), broken
+            raise self._make_error(file, error) from error
+        return flatten_records(table), bad_rows
 
 
 def read_json(file: Path) -> Part:
     """Read a file of json lines in blocks: by Arrow, or by Python if a line is broken."""
-    tables: list[tuple[Columns, int]] = []
-    broken: list[tuple[int, str]] = []
+    tables: list[tuple[Columns, int]] = []  # columns and number of rows
+    broken_lines: list[tuple[int, str]] = []
     text_columns: dict[str, pa.DataType] = {}
     num_rows = 0
     with _open(file) as lines:
@@ -334,18 +347,18 @@ def read_json(file: Path) -> Part:
                     )
             table = _read_json_by_arrow(block, text_columns)
             if table is None:
-                first_line = num_rows + len(broken)
+                num_lines_before = num_rows + len(broken_lines)
                 table, faults = _read_json_by_python(block)
-                broken += [(first_line + number, fault) for number, fault in faults]
+                broken_lines += [(num_lines_before + number, fault) for number, fault in faults]
             tables.append((flatten_records(table), table.num_rows))
             num_rows += table.num_rows
-    return Part(file, stack_columns(tables), num_rows, broken)
+    return Part(file, stack_columns(tables), num_rows, broken_lines)
 
 
 def _read_json_by_arrow(block: bytes, text_columns: dict[str, pa.DataType]) -> pa.Table | None:
-    """Parse whole lines by Arrow; None if one is not an object that Arrow reads exactly.
+    """Return a table of whole lines; None if a line is not an object that Arrow reads exactly.
 
-    ``text_columns`` is extended by columns to read as text, since Arrow takes them for times.
+    Columns that Arrow takes for times are read as text, and added to ``text_columns``.
     """
     characters = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(characters == ord("\n"))
@@ -372,20 +385,20 @@ def _read_json_by_arrow(block: bytes, text_columns: dict[str, pa.DataType]) -> p
 
 
 def _read_json_by_python(block: bytes) -> tuple[pa.Table, list[tuple[int, str]]]:
-    """Parse whole lines by Python; also return number from 0 and fault of those not an object."""
+    """Return a table of whole lines, and number (from 0) and fault of lines without an object."""
     rows: list[dict[str, Any]] = []
-    broken: list[tuple[int, str]] = []
+    faults: list[tuple[int, str]] = []
     for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
         try:
             rows.append(_parse_object(line))
         except ValueError as error:
-            broken.append((number, f"no json: {error}" if line.strip() else "empty line"))
+            faults.append((number, f"no json: {error}" if line.strip() else "empty line"))
     names = dict.fromkeys(itertools.chain(*rows))
-    return pa.table({name: _make_array([row.get(name) for row in rows]) for name in names}), broken
+    return pa.table({name: _make_array([row.get(name) for row in rows]) for name in names}), faults
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
-    """Return the object of a line; ValueError if it is none, or too deep for a parser."""
+    """Return the object of a line; raise a ValueError if it is no object, or nested too deeply."""
     if line.count(b"[") + line.count(b"{") > _MAX_DEPTH:
         characters = np.frombuffer(_STRING.sub(b"", line), np.uint8)
         opens, closes = (np.isin(characters, tuple(marks)) for marks in (b"[{", b"]}"))
@@ -395,12 +408,13 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("not an object")
-    if b"\\u" in line:  # raises for a lone surrogate, which is no character
+    if b"\\u" in line:  # a lone surrogate is no character: encode() raises for it
         json.dumps(row, ensure_ascii=False).encode()
     return row
 
 
 def _make_array(values: list[Any]) -> pa.Array:
+    """Return values as an array, as text if they are of several types."""
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):  # numbers and text under one name

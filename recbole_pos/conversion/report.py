@@ -14,12 +14,15 @@ from rich.text import Text
 from recbole_pos.conversion.source import Source
 from recbole_pos.reporter import Reporter
 
-FIRST = 10  # rows that are named, of each reason
+MAX_LISTED = 10  # rows that are named for each reason
 
 
 @dataclass
 class Column:
-    """What became of a column; without a ``field`` it is left out."""
+    """What became of a column of a file; without a ``field`` it is left out of the dataset.
+
+    ``different`` is its number of different values, ``missing`` its number of empty cells.
+    """
 
     column: str
     file: str
@@ -35,7 +38,10 @@ class Column:
 
 @dataclass
 class Lines:
-    """What became of the rows of a source: each is kept, or dropped for one reason."""
+    """What became of the rows of a source: each is kept, or dropped for one reason.
+
+    ``read`` and ``kept`` are numbers of rows; ``dropped`` is reason -> number and first rows.
+    """
 
     source: str
     form: str
@@ -45,14 +51,17 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
-        """Count the rows of a source: read, kept, dropped by reason, and broken."""
+        """Count the rows of a source that were read, kept, and dropped (reason -> rows)."""
         reasons: dict[str, dict[str, Any]] = {}
-        if broken := [line for part in source.parts for line in part.describe_broken()]:
-            reasons["broken line"] = {"lines": len(broken), "first": broken[:FIRST]}
+        broken = [line for part in source.parts for line in part.describe_broken()]
+        if broken:
+            reasons["broken line"] = {"lines": len(broken), "first": broken[:MAX_LISTED]}
         for reason, rows in dropped.items():
-            reasons[reason] = {"lines": len(rows), "first": source.places(rows[:FIRST])}
-        read = source.rows + len(broken)
-        kept = read - sum(dropped["lines"] for dropped in reasons.values())
+            if len(rows):
+                first = source.locate_rows(rows[:MAX_LISTED])
+                reasons[reason] = {"lines": len(rows), "first": first}
+        read = source.num_rows + len(broken)
+        kept = read - sum(entry["lines"] for entry in reasons.values())
         return cls(str(source.path), source.form, read, kept, reasons)
 
 
@@ -61,12 +70,13 @@ class Report:
     """What became of the files of a dataset; ``asdict`` of it is convert.json.
 
     Attributes:
-        lines: of interactions, and of items and users where there are such files.
-        times: number of interactions by the form of their times.
-        contradictions: by field, how many rows differ from the first of an item or user, and where.
-        counts: interactions (``events``), users, items, the first and last time (None if times are
-            only an order), and exact copies of earlier interactions.
-        command: what to type next.
+        lines: rows of interactions (``events``), and of items and users where there are files.
+        times: form of times -> number of interactions.
+        contradictions: field -> number of rows that differ from the first of an item or user, and
+            the first of them.
+        counts: numbers of interactions (``events``), users, items and copies of earlier
+            interactions, and the first and last time (None if times are only an order).
+        command: the command that trains a model on the dataset.
     """
 
     name: str
@@ -84,31 +94,18 @@ class Report:
 
     def show(self, reporter: Reporter) -> None:
         """Show the table of columns; rows read, kept and dropped; contradictions and notes."""
-        columns = [
-            (
-                column.column,
-                column.field or "(left out)",
-                column.kind,
-                column.table,
-                f"{column.different:,}" if column.field else "",
-                f"{column.missing:,}" if column.field else "",
-                "  ".join(text if len(text) <= 24 else f"{text[:23]}…" for text in column.examples),
-                "; ".join(column.notes),
-            )
-            for column in self.columns
-        ]
-        heads = ("column", "field", "type", "table", "different", "missing", "examples", "")
-        reporter.line(_make_table(heads, columns))
-        for what, lines in self.lines.items():
-            reporter.line(f"{what}: {lines.source} ({lines.form})")
+        headers = ("column", "field", "type", "table", "different", "missing", "examples", "")
+        reporter.line(_make_table(headers, map(_describe_column, self.columns)))
+        for kind, lines in self.lines.items():
+            reporter.line(f"{kind}: {lines.source} ({lines.form})")
             counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
             for reason, dropped in lines.dropped.items():
                 counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _list_first(dropped)))
             reporter.line(_make_table(("rows", "", "first"), counts))
-        for name, rows in self.contradictions.items():
+        for field, entry in self.contradictions.items():
             reporter.line(
-                f"{name}: {rows['lines']:,} rows differ from the first of the {rows['table']}, "
-                f"which was taken: {_list_first(rows)}"
+                f"{field}: {entry['lines']:,} rows differ from the first of the {entry['table']}, "
+                f"which was taken: {_list_first(entry)}"
             )
         for note in self.notes:
             reporter.line(note)
@@ -116,18 +113,34 @@ class Report:
         totals = ", ".join(f"{self.counts[key]:,} {name}" for key, name in names.items())
         first, last = self.counts["first"], self.counts["last"]
         period = f"{first} to {last} UTC; " if first else ""
-        forms = ", ".join(f"{number:,} {form}" for form, number in self.times.items())
+        forms = ", ".join(f"{num_rows:,} {form}" for form, num_rows in self.times.items())
         reporter.line(f"{totals}, {period}times: {forms}")
 
 
-def _list_first(lines: dict[str, Any]) -> str:
-    more = ", ..." if lines["lines"] > len(lines["first"]) else ""
-    return ", ".join(lines["first"]) + more
+def _describe_column(column: Column) -> tuple[str, ...]:
+    """Return a column's row of the table on screen."""
+    return (
+        column.column,
+        column.field or "(left out)",
+        column.kind,
+        column.table,
+        f"{column.different:,}" if column.field else "",
+        f"{column.missing:,}" if column.field else "",
+        "  ".join(text if len(text) <= 24 else f"{text[:23]}…" for text in column.examples),
+        "; ".join(column.notes),
+    )
 
 
-def _make_table(names: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+def _list_first(entry: dict[str, Any]) -> str:
+    """Return the first rows of an entry, with ``...`` if there are more."""
+    more = ", ..." if entry["lines"] > len(entry["first"]) else ""
+    return ", ".join(entry["first"]) + more
+
+
+def _make_table(headers: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    """Return a table of plain text, whose cells are folded and not cut off."""
     table = Table()
-    for name in names:
+    for name in headers:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))

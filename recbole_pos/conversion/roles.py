@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,7 +39,7 @@ SAMPLE = 1000  # values by which the use of a column is guessed
 
 
 def to_snake_case(name: str) -> str:
-    """Return a name in lower case with _ between words: boughtAt, bought-at, Bought At are one."""
+    """Return a name in lower case with _ between words: bought_at for boughtAt and Bought At."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"\W+", "_", words).strip("_").lower()
 
@@ -48,10 +49,9 @@ def find_roles(
     given_names: Mapping[str, str | None],
     date_format: str | None,
 ) -> dict[str, str]:
-    """Find the columns of user, item and time, by role.
+    """Return role (user, item, time) -> column; refuse to guess if none or several may have a role.
 
-    ``given_names`` are those that the user gives by role; None to guess one by its name, or a time
-    by its values.
+    ``given_names`` is role -> column that the user names; None to guess it.
     """
     roles: dict[str, str] = {}
     for role, name in given_names.items():
@@ -61,31 +61,34 @@ def find_roles(
             if name in roles.values():
                 raise UsageError(f"{role}: column {shown(name)} is taken twice")
             roles[role] = name
-    for role in [role for role in NAMES if role not in roles]:
-        free = {name: c for name, c in columns.items() if name not in roles.values()}
-        names = _guess(role, free, date_format)
-        if len(names) != 1:
-            seen = listed(f"{name[:40]} ({_example(column)})" for name, column in columns.items())
-            problem, advice = f"{' and '.join(names)[:100]} may both be", ""
-            if not names:
-                problem = "no column is known to be"
-                advice = (
-                    "; if these are no names, the file has no header: give --columns user,item,..."
-                )
-            option = f"--{role} COLUMN"
-            if role == "time":
-                option += (
-                    f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
-                )
-            raise UsageError(
-                f"{problem} the {role}: name it with {option}. The columns are {seen}{advice}"
-            )
-        roles[role] = names[0]
+    for role in NAMES:
+        if role not in roles:
+            free = {name: c for name, c in columns.items() if name not in roles.values()}
+            names = _guess(role, free, date_format)
+            if len(names) != 1:
+                raise _make_guess_error(role, names, columns)
+            roles[role] = names[0]
     return roles
 
 
+def _make_guess_error(role: str, names: list[str], columns: Mapping[str, Any]) -> UsageError:
+    """Return the error about a role that no column, or several (``names``), may have."""
+    examples = listed(f"{name[:40]} ({_quote_example(column)})" for name, column in columns.items())
+    problem = f"{' and '.join(names)[:100]} may both be"
+    advice = ""
+    if not names:
+        problem = "no column is known to be"
+        advice = "; if these are no names, the file has no header: give --columns user,item,..."
+    option = f"--{role} COLUMN"
+    if role == "time":
+        option += f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
+    return UsageError(
+        f"{problem} the {role}: name it with {option}. The columns are {examples}{advice}"
+    )
+
+
 def require_column(name: str, columns: Iterable[str], option: str) -> None:
-    """Refuse a name that no column has."""
+    """Raise a UsageError that names the ``option`` if no column has its name."""
     if name not in columns:
         raise UsageError(
             f"{option}: found no column {shown(name)}{suggest(name, columns)}; there are "
@@ -94,15 +97,15 @@ def require_column(name: str, columns: Iterable[str], option: str) -> None:
 
 
 def find_by_name(role: str, names: Iterable[str]) -> list[str]:
-    """Return the columns with usual names of a role, of the surest group of names that occurs."""
+    """Return the columns whose names are usual for a role, in the surest group that has any."""
     for group in NAMES[role]:
         if matching := [name for name in names if to_snake_case(name) in group.split()]:
             return matching
     return []
 
 
-def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool:
-    """Return whether most of the first values of a column are times, ambiguous dates included."""
+def _holds_times(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool:
+    """Return whether most of the first values of a column are times; ambiguous dates are, too."""
     values = column.slice(0, SAMPLE).drop_null()
     if not len(values):
         return False
@@ -114,21 +117,23 @@ def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool
 
 
 def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None) -> list[str]:
-    """Return the columns, of the ``free`` ones, that may have a role; by name, times by value."""
+    """Return the columns among ``free`` ones that may have a role, by name; times also by value."""
     if role != "time":
         return [name for name in find_by_name(role, free) if _can_be_id(free[name].type)]
     time_like = [name for name in free if _TIME_LIKE.search(to_snake_case(name))]
     for names in (find_by_name(role, free), time_like, list(free)):
-        if times := [name for name in names if is_time(free[name], name, date_format)]:
+        if times := [name for name in names if _holds_times(free[name], name, date_format)]:
             return times
     return []
 
 
 def _can_be_id(dtype: pa.DataType) -> bool:
+    """Return whether values of an Arrow type can be ids."""
     types = pa.types
     return not (types.is_nested(dtype) or types.is_timestamp(dtype) or types.is_boolean(dtype))
 
 
-def _example(column: pa.ChunkedArray) -> str:
+def _quote_example(column: pa.ChunkedArray) -> str:
+    """Return the first value of a column for a message."""
     known = column.slice(0, SAMPLE).drop_null()
     return repr(str(known[0].as_py())[:30]) if len(known) else "empty"

@@ -21,27 +21,27 @@ class Part:
     """One file (or frame) as read.
 
     Attributes:
-        broken: broken lines: number from 0 among rows and broken lines, and what is wrong.
-        first: what the first of these is called in reports: its line, unless cells before it hold
+        broken_lines: number of each broken line, from 0 among rows and broken lines, and its fault.
+        first_number: number in reports of the first of these: its line, unless cells before it hold
             line breaks.
     """
 
     path: Path
     columns: Columns
-    rows: int
-    broken: list[tuple[int, str]] = field(default_factory=list)
-    first: int = 1
+    num_rows: int
+    broken_lines: list[tuple[int, str]] = field(default_factory=list)
+    first_number: int = 1
 
-    def places(self, rows: np.ndarray) -> list[str]:
+    def locate_rows(self, rows: np.ndarray) -> list[str]:
         """Return file and number of [n] rows, as ``orders.csv:17``."""
-        broken = np.array([number for number, _ in self.broken], np.int64)
+        broken = np.array([number for number, _ in self.broken_lines], np.int64)
         num_broken = np.searchsorted(broken - np.arange(len(broken)), rows, side="right")
-        return [f"{self.path.name}:{number}" for number in rows + num_broken + self.first]
+        return [f"{self.path.name}:{number}" for number in rows + num_broken + self.first_number]
 
     def describe_broken(self) -> list[str]:
-        """Return file, number and fault of the broken lines."""
-        name = self.path.name
-        return [f"{name}:{number + self.first} ({fault})" for number, fault in self.broken]
+        """Return file, number and fault of each broken line, as ``orders.csv:18 (empty line)``."""
+        first, name = self.first_number, self.path.name
+        return [f"{name}:{number + first} ({fault})" for number, fault in self.broken_lines]
 
 
 @dataclass
@@ -49,12 +49,12 @@ class Source:
     """What was read from a file, from all files of a folder, or from a frame.
 
     Attributes:
-        path: as given.
+        path: the file or folder, or the name of the frame.
         parts: the files.
-        columns: the cells of all of them, by the names of the columns.
-        form: what was read, for people.
-        decimal_comma: whether numbers may be written with one.
-        cuts: first row of each held-out part, by its name, see :meth:`add_part`.
+        columns: name of a column -> its cells in all files.
+        form: description of the format for people.
+        decimal_comma: whether numbers may have a decimal comma.
+        cuts: held-out part -> its first row, see :meth:`add_part`.
     """
 
     path: Path
@@ -65,38 +65,39 @@ class Source:
     cuts: dict[str, int] = field(default_factory=dict)
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """Number of rows of all files."""
-        return sum(part.rows for part in self.parts)
+        return sum(part.num_rows for part in self.parts)
 
     def add_part(self, name: str, other: Source) -> Source:
         """Return a source with the rows of ``other``, a held-out part, below its own."""
         return replace(
             self,
             parts=[*self.parts, *other.parts],
-            columns=stack_columns([(self.columns, self.rows), (other.columns, other.rows)]),
-            cuts={**self.cuts, name: self.rows},
+            columns=stack_columns([(self.columns, self.num_rows), (other.columns, other.num_rows)]),
+            cuts={**self.cuts, name: self.num_rows},
         )
 
-    def places(self, rows: np.ndarray) -> list[str]:
-        """Return file and number of [n] rows, which count through all files."""
-        places, first_row = [], 0
+    def locate_rows(self, rows: np.ndarray) -> list[str]:
+        """Return file and number of [n] rows, which count from 0 through all files."""
+        places: list[str] = []
+        first_row = 0
         for part in self.parts:
-            in_part = rows[(rows >= first_row) & (rows < first_row + part.rows)]
-            places += part.places(in_part - first_row)
-            first_row += part.rows
+            in_part = rows[(rows >= first_row) & (rows < first_row + part.num_rows)]
+            places += part.locate_rows(in_part - first_row)
+            first_row += part.num_rows
         return places
 
 
 def flatten_records(table: pa.Table) -> Columns:
-    """Return the columns of a table, those of records within as ``outer.inner``."""
+    """Return the columns of a table; a column of records becomes columns ``outer.inner``."""
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
 def stack_columns(tables: list[tuple[Columns, int]]) -> Columns:
-    """Stack the columns of tables (and their numbers of rows); null where a table has no such."""
+    """Stack tables (columns and number of rows); a column that a table lacks is null there."""
     stacked = {}
     for name in dict.fromkeys(itertools.chain(*(columns for columns, _ in tables))):
         parts = [columns.get(name, pa.chunked_array([pa.nulls(rows)])) for columns, rows in tables]
@@ -115,6 +116,7 @@ def stack_columns(tables: list[tuple[Columns, int]]) -> Columns:
 
 
 def _find_common_type(types: set[Any]) -> Any:
+    """Return the Arrow type to which columns of several types are cast."""
     if len(types) < 2:
         return next(iter(types), pa.null())
     if all(map(pa.types.is_integer, types)):
@@ -124,7 +126,7 @@ def _find_common_type(types: set[Any]) -> Any:
 
 
 def simplify_type(dtype: pa.DataType) -> pa.DataType:
-    """Return the type that a file has for one of a frame: text as ``string``, within lists too."""
+    """Return the type of a frame's column as files have it, such as ``string`` for large_string."""
     types = pa.types
     if isinstance(dtype, pa.BaseExtensionType):
         return simplify_type(dtype.storage_type)
@@ -137,6 +139,6 @@ def simplify_type(dtype: pa.DataType) -> pa.DataType:
 
 
 def is_list(dtype: pa.DataType) -> bool:
-    """Return whether an Arrow type is one of lists."""
+    """Return whether an Arrow type holds lists."""
     types = pa.types
     return types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)

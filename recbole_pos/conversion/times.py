@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-ROW_ORDER = "row_order"  # as the name of the time: none exists
+ROW_ORDER = "row_order"  # name of the column of times where none exists
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of an epoch, in a second
 _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _EPOCH = (10**8, 2 * 10**10)  # seconds that are taken for a date: 1973 to 2603
-_MIN_SHARE = 0.99  # of the numbers of a column must be of one unit
-_COMPACT = {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}  # by digits
+_MIN_SHARE = 0.99  # of the numbers of a column must be epochs of one unit
+_COMPACT = {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}  # number of digits -> form of a date
 _NUMBER = r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$"
 _ISO = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d(?::\d\d(?::\d\d(?:\.\d{1,6}(?P<long>\d{1,3})?)?)?)?"
@@ -56,16 +56,16 @@ class AmbiguousDate(UsageError):
 
 @dataclass
 class Times:
-    """Times read from a column: [rows] seconds since 1970 in UTC, and how many rows have a form."""
+    """Times of a column: [rows] seconds since 1970 in UTC (NaN: unread), and form -> row count."""
 
     seconds: np.ndarray
     forms: Counter[str] = field(default_factory=Counter)
 
     def add(self, form: str, rows: Any, seconds: np.ndarray) -> None:
-        """Set the seconds of rows that have none yet (NaN: not of the form), and count the form."""
+        """Set seconds (NaN: not of the form) where ``rows`` are unread, and count the form."""
         self.seconds[rows] = np.where(np.isnan(self.seconds[rows]), seconds, self.seconds[rows])
-        if count := int((~np.isnan(seconds)).sum()):
-            self.forms[form] += count
+        if num_rows := int((~np.isnan(seconds)).sum()):
+            self.forms[form] += num_rows
 
 
 def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = None) -> Times:
@@ -74,39 +74,43 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
     Args:
         column: [rows] of any Arrow type.
         name: name of the column, for messages.
-        date_format: s, ms, us or ns for numbers; or a form such as %d/%m/%Y %H:%M for text, of the
+        date_format: unit of numbers (s, ms, us or ns), or form of text such as %d/%m/%Y %H:%M, with
             directives of Python's strptime.
 
     Raises:
-        UsageError: if it is unclear what days or numbers mean, saying how to settle it; if the
-            column is of a type that is no time.
+        UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
-    kind, types = column.type, pa.types
+    dtype, types = column.type, pa.types
     times = Times(np.full(len(column), np.nan))
-    directives = set(re.findall("%(.)", (date_format or "").replace("%F", "%Y-%m-%d")))
-    is_form = "d" in directives and directives & set("mbB") and directives & set("yY")
-    if date_format and date_format not in _UNITS and not is_form:
+    if date_format and date_format not in _UNITS:
+        _require_date(date_format)
+    if types.is_timestamp(dtype) or types.is_date(dtype):
+        if date_format:
+            raise UsageError(f"{name} holds {dtype} already; leave date_format out")
+        stamps = column if types.is_timestamp(dtype) else column.cast(pa.timestamp("s"))
+        form = "times" if stamps.type.tz else "times without a zone, read as UTC"
+        times.add(form, slice(None), _stamps_to_seconds(stamps))
+    elif types.is_integer(dtype) or types.is_floating(dtype):
+        _add_epochs(times, *_read_numbers(column), name, date_format)
+    elif types.is_string(dtype) or types.is_null(dtype) or types.is_dictionary(dtype):
+        _add_text(times, column.cast(pa.string()), name, date_format)
+    else:
+        raise UsageError(f"{name} holds {dtype}, which says no time")
+    return times
+
+
+def _require_date(date_format: str) -> None:
+    """Refuse a form without day, month or year."""
+    directives = set(re.findall("%(.)", date_format.replace("%F", "%Y-%m-%d")))
+    if not ("d" in directives and directives & set("mbB") and directives & set("yY")):
         raise UsageError(
             f"date_format: {shown(date_format)} is neither one of {', '.join(_UNITS)} (an epoch) "
             "nor a form with day, month and year, such as %d/%m/%Y %H:%M"
         )
-    if types.is_timestamp(kind) or types.is_date(kind):
-        if date_format:
-            raise UsageError(f"{name} holds {kind} already; leave date_format out")
-        stamps = column if types.is_timestamp(kind) else column.cast(pa.timestamp("s"))
-        form = "times" if stamps.type.tz else "times without a zone, read as UTC"
-        times.add(form, slice(None), _stamp_seconds(stamps))
-    elif types.is_integer(kind) or types.is_floating(kind):
-        _add_epochs(times, *_read_numbers(column), name, date_format)
-    elif types.is_string(kind) or types.is_null(kind) or types.is_dictionary(kind):
-        _add_text(times, column.cast(pa.string()), name, date_format)
-    else:
-        raise UsageError(f"{name} holds {kind}, which says no time")
-    return times
 
 
 def _read_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return [rows] int64 or float64, and [rows] bool: which are missing."""
+    """Return [rows] int64 or float64 numbers, and [rows] bool, true where one is missing."""
     is_missing = column.is_null().to_numpy(zero_copy_only=False)
     values = column.fill_null(0).to_numpy()
     if values.dtype.kind == "f":
@@ -121,16 +125,16 @@ def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
     return whole + (ticks - whole * per_second) / per_second
 
 
-def _stamp_seconds(stamps: Any) -> np.ndarray:
-    """Return [rows] float64 seconds of timestamps of Arrow; NaN where null."""
+def _stamps_to_seconds(stamps: Any) -> np.ndarray:
+    """Return [rows] float64 seconds of Arrow's timestamps, NaN where null."""
     ticks, is_missing = _read_numbers(stamps.cast(pa.int64()))
     return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[stamps.type.unit]))
 
 
 def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str | None) -> None:
-    """Add times of text: what Arrow reads as ISO dates, then numbers, then other dates.
+    """Add times of text: first ISO dates, then numbers, then other dates.
 
-    After each step ``column`` holds what is still unread, and null where it was read.
+    After each step ``column`` holds the text that is still unread, and null elsewhere.
     """
     if not date_format:
         unread, first_row = [], 0
@@ -153,17 +157,17 @@ def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str
     if date_format in _UNITS or column.null_count == len(column):
         return  # with a unit, only numbers are times
     if date_format:
-        seconds = [_parse(chunk, date_format) for chunk in column.chunks]
+        seconds = [_parse_dates(chunk, date_format) for chunk in column.chunks]
         times.add(f"dates ({date_format})", slice(None), np.concatenate(seconds))
     else:
         _add_dates(times, column, name)
 
 
 def _add_iso(times: Times, chunk: Any, first_row: int) -> Any:
-    """Add what Arrow reads, if it reads all of a chunk; return the rest, null where read."""
+    """Add a chunk's times if Arrow reads all as ISO dates; return the chunk, or nulls if read."""
     known = chunk.drop_null()
     match = _ISO.match(known[0].as_py()) if len(known) else None
-    if match is None:  # what cannot be cast takes Arrow long to refuse
+    if match is None:  # Arrow would take long to refuse it
         return chunk
     try:
         zone = "UTC" if match["zone"] else None
@@ -171,51 +175,71 @@ def _add_iso(times: Times, chunk: Any, first_row: int) -> Any:
     except pa.ArrowException:
         return chunk
     form = "ISO dates" if zone else "ISO dates without a zone, read as UTC"
-    times.add(form, slice(first_row, first_row + len(chunk)), _stamp_seconds(stamps))
+    times.add(form, slice(first_row, first_row + len(chunk)), _stamps_to_seconds(stamps))
     return pa.nulls(len(chunk), pa.string())
 
 
 def _add_epochs(
     times: Times, values: np.ndarray, is_missing: np.ndarray, name: str, date_format: str | None
 ) -> None:
-    """Add seconds of [rows] numbers that are not missing; refuse those of no one unit."""
+    """Add times of [rows] numbers by unit or form of digits; guess it if ``date_format`` is None.
+
+    A form of digits such as %Y%m%d is ignored for floats. Raises a UsageError if no unit fits.
+    """
     rows = np.flatnonzero(~is_missing)
     if not len(rows):
         return
     values = values[rows]
     if date_format in _UNITS:
         form = f"epoch {_NAMES[date_format]}"
-        return times.add(form, rows, _ticks_to_seconds(values, _UNITS[date_format]))
-    if values.dtype.kind in "iu":
-        if date_format:
-            return times.add(date_format, rows, _parse_digits(values, date_format))
-        digits = {len(str(abs(int(value)))) for value in (values.min(), values.max())}
-        if len(digits) == 1 and (compact := _COMPACT.get(digits.pop())):
-            seconds = _parse_digits(values, compact)
-            if not np.isnan(seconds).any():
-                return times.add("compact dates, read as UTC", rows, seconds)
-    sizes = np.abs(values)
+        seconds = _ticks_to_seconds(values, _UNITS[date_format])
+    elif date_format and values.dtype.kind in "iu":
+        form, seconds = date_format, _parse_digits(values, date_format)
+    else:
+        guess = _read_compact_dates(values) or _guess_epoch(values)
+        if guess is None:
+            raise UsageError(
+                f"{name}: numbers from {values.min():,} to {values.max():,} are no epoch of one "
+                "unit after 1973. --date_format=s (or ms, us, ns) says that they are, whatever "
+                "they look like"
+            )
+        form, seconds = guess
+    times.add(form, rows, seconds)
+
+
+def _read_compact_dates(values: np.ndarray) -> tuple[str, np.ndarray] | None:
+    """Return form and [n] float64 seconds of numbers such as 20240302; None for other numbers."""
+    if values.dtype.kind not in "iu":
+        return None
+    digits = {len(str(abs(int(value)))) for value in (values.min(), values.max())}
+    date_format = _COMPACT.get(digits.pop()) if len(digits) == 1 else None
+    if date_format is None:
+        return None
+    seconds = _parse_digits(values, date_format)
+    return None if np.isnan(seconds).any() else ("compact dates, read as UTC", seconds)
+
+
+def _guess_epoch(values: np.ndarray) -> tuple[str, np.ndarray] | None:
+    """Return form and [n] float64 seconds of numbers of one unit; None if no unit fits 99%."""
+    magnitudes = np.abs(values)
     for unit, per_second in _UNITS.items():
-        is_epoch = (_EPOCH[0] * per_second <= sizes) & (sizes < _EPOCH[1] * per_second)
+        is_epoch = (_EPOCH[0] * per_second <= magnitudes) & (magnitudes < _EPOCH[1] * per_second)
         if is_epoch.sum() >= _MIN_SHARE * len(values):  # the others, such as 0, are no times
             seconds = np.where(is_epoch, _ticks_to_seconds(values, per_second), np.nan)
-            return times.add(f"epoch {_NAMES[unit]}", rows, seconds)
-    raise UsageError(
-        f"{name}: numbers from {values.min():,} to {values.max():,} are no epoch of one unit after "
-        "1973. --date_format=s (or ms, us, ns) says that they are, whatever they look like"
-    )
+            return f"epoch {_NAMES[unit]}", seconds
+    return None
 
 
 def _parse_digits(values: np.ndarray, date_format: str) -> np.ndarray:
-    """Return [n] float64 seconds of whole numbers such as 20240302, which have lost zeros."""
+    """Return [n] float64 seconds of dates as whole numbers, which may lack leading zeros."""
     width = len(datetime(2000, 12, 31).strftime(date_format))
     distinct, codes = np.unique(values, return_inverse=True)
     texts = pc.utf8_lpad(pa.array(distinct).cast(pa.string()), width, "0")
-    return _parse(texts, date_format)[codes]
+    return _parse_dates(texts, date_format)[codes]
 
 
-def _parse(texts: pa.Array, date_format: str) -> np.ndarray:
-    """Return [n] float64 seconds of texts in a form that pandas knows; NaN where one is not."""
+def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
+    """Return [n] float64 seconds of texts in a form that pandas knows; NaN for other texts."""
     import pandas as pd
 
     date_format = date_format.replace("%T", "%H:%M:%S").replace("%F", "%Y-%m-%d")
@@ -230,8 +254,8 @@ def _parse(texts: pa.Array, date_format: str) -> np.ndarray:
 
 
 def _add_dates(times: Times, column: pa.ChunkedArray, name: str) -> None:
-    """Add times of text that is in one of the forms of dates."""
-    by_day, by_month = np.full((2, len(column)), np.nan)
+    """Add times of text in one of the forms of dates, or raise an AmbiguousDate."""
+    by_day, by_month = np.full((2, len(column)), np.nan)  # seconds if day (month) stands first
     first_row = 0
     for chunk in column.chunks:
         rows = slice(first_row, first_row + len(chunk))
@@ -246,12 +270,13 @@ def _add_dates(times: Times, column: pa.ChunkedArray, name: str) -> None:
         by_day[rows] = _parse_form(text, _DAY_FIRST)[codes]
         by_month[rows] = _parse_form(text, _MONTH_FIRST)[codes]
     can_be_day, can_be_month = ~np.isnan(by_day), ~np.isnan(by_month)
-    only_day, only_month = can_be_day & ~can_be_month, can_be_month & ~can_be_day
-    differs = np.abs(by_day - by_month) > 0
-    if only_day.any() == only_month.any() and differs.any():
-        example = column[int(np.flatnonzero(differs)[0])].as_py()
+    has_day_first = (can_be_day & ~can_be_month).any()
+    has_month_first = (can_be_month & ~can_be_day).any()
+    is_ambiguous = np.abs(by_day - by_month) > 0
+    if has_day_first == has_month_first and is_ambiguous.any():
+        example = column[int(np.flatnonzero(is_ambiguous)[0])].as_py()
         reason = "nothing in the column tells which"
-        if only_day.any():
+        if has_day_first:
             reason = "others of the column contradict each other"
         mark = next(character for character in example if not character.isdigit())
         raise AmbiguousDate(
@@ -259,15 +284,15 @@ def _add_dates(times: Times, column: pa.ChunkedArray, name: str) -> None:
             f"Give --date_format='%d{mark}%m{mark}%Y' (day first) or '%m{mark}%d{mark}%Y', with "
             "' %H:%M:%S' where a clock follows"
         )
-    is_day_first = can_be_day & only_day.any()
+    is_day_first = can_be_day & has_day_first
     times.add("dates (day first)", slice(None), np.where(is_day_first, by_day, np.nan))
     times.add("dates (month first)", slice(None), np.where(is_day_first, np.nan, by_month))
 
 
 def _parse_form(text: pa.Array, form: tuple[str, str]) -> np.ndarray:
     """Return [n + 1] float64 seconds of [n] dates with a clock; NaN for others, and at the end."""
-    seconds = np.full(len(text) + 1, np.nan)
-    pattern, iso = f"^(?:{form[0]})$", form[1]
+    seconds = np.full(len(text) + 1, np.nan)  # n is the code of missing cells
+    pattern, iso = f"^(?:{form[0]})$", form[1]  # and the ISO date that its groups make
     has_form = pc.match_substring_regex(text, pattern)
     if not pc.any(has_form).as_py():
         return seconds
@@ -277,12 +302,17 @@ def _parse_form(text: pa.Array, form: tuple[str, str]) -> np.ndarray:
         dates = pc.replace_substring(dates, f"-{month}-", f"-{number}-")
     has_zone = pc.match_substring_regex(dates, "t.*[+-]")
     dates = pc.if_else(has_zone, dates, pc.binary_join_element_wise(dates, "z", ""))
-    parsed = _parse(pc.utf8_upper(dates), "ISO8601")
+    parsed = _parse_dates(pc.utf8_upper(dates), "ISO8601")
+    _add_half_days(parsed, text)
+    seconds[np.flatnonzero(has_form)] = parsed
+    return seconds
+
+
+def _add_half_days(seconds: np.ndarray, text: pa.Array) -> None:
+    """Correct [n] seconds in place where the clock of a text is one of twelve hours (pm)."""
     clock = pc.extract_regex(text, _HALF_DAY)
     rows = np.flatnonzero(clock.is_valid().to_numpy(zero_copy_only=False))
     hour, half = clock.take(pa.array(rows)).flatten()
     hour = hour.cast(pa.int64()).to_numpy()
     hours_to_add = np.where(hour % 12 == 0, -12, 0) + np.where(pc.equal(half, "p"), 12, 0)
-    parsed[rows] += np.where((hour >= 1) & (hour <= 12), hours_to_add * 3600, np.nan)
-    seconds[np.flatnonzero(has_form)] = parsed
-    return seconds
+    seconds[rows] += np.where((hour >= 1) & (hour <= 12), hours_to_add * 3600, np.nan)

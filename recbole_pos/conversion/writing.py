@@ -16,7 +16,7 @@ from recbole_pos.files import atomic_write
 
 _BATCH_ROWS = 1 << 17
 _SEPARATORS = (" ", "|", ";", " | ")  # of the names of a sequence
-_ABOUT = """\
+_YAML_HEADER = """\
 # Written by `recbole-pos convert`, read for every run with -d {name}; docs/data.md explains the
 # options. What became of every row stands in convert.json.
 """
@@ -38,38 +38,41 @@ def choose_separator(tables: Mapping[str, Table]) -> str:
 
 
 def write_table(path: Path, table: Table, separator: str) -> None:
-    """Write one atomic file, which appears only when it is complete.
+    """Write a table as one of RecBole's files, which appears only when it is complete.
 
     Args:
         path: path of the file.
-        table: cells by field; arrays are times in seconds.
-        separator: separator of sequences.
+        table: field -> cells, or an array of seconds.
+        separator: what separates the names of a sequence.
     """
-    header, texts, num_rows = [], {}, 0
+    header = []
+    texts = {}
+    num_rows = 0
     for field, column in table.items():
         if isinstance(column, Cells):
             header.append(f"{field}:{column.kind}")
-            texts[field], num_rows = _escape(column, separator), len(column.codes)
+            texts[field] = _escape(column, separator)
+            num_rows = len(column.codes)
         else:
             header.append(f"{field}:float")
     with atomic_write(path, text=False) as file:
         file.write(("\t".join(header) + "\n").encode())
         for start in range(0, num_rows, _BATCH_ROWS):
             batch = slice(start, start + _BATCH_ROWS)
-            row: list[pa.Array | str] = []
+            row: list[pa.Array | str] = []  # cells and what follows them
             for field, column in table.items():
                 if isinstance(column, Cells):
                     row += [texts[field].take(pa.array(column.codes[batch])), "\t"]
                 else:
                     row += [format_numbers(column[batch]), "\t"]
             row[-1] = "\n"
-            text = pc.binary_join_element_wise(*row, "")
-            ends = np.frombuffer(text.buffers()[1], np.int32)
-            file.write(memoryview(text.buffers()[2])[: ends[len(text)]])
+            lines = pc.binary_join_element_wise(*row, "")
+            _, offsets, data = lines.buffers()  # the text of all lines follows each other in data
+            file.write(memoryview(data)[: np.frombuffer(offsets, np.int32)[len(lines)]])
 
 
 def _escape(cells: Cells, separator: str) -> pa.Array:
-    """Return the values of cells on one line each, in quotation marks where needed."""
+    """Return each value of cells as the text of a file, in quotation marks where needed."""
     values = cells.values
     if cells.kind.endswith("_seq"):
         values = pc.replace_substring(values, INNER, separator)
@@ -82,7 +85,7 @@ def _escape(cells: Cells, separator: str) -> pa.Array:
 
 
 def format_yaml(name: str, options: Mapping[str, Any]) -> str:
-    """Return the yaml that is read for every run on a dataset."""
-    return _ABOUT.format(name=name) + yaml.safe_dump(
+    """Return the text of the yaml file that is read for every run on a dataset."""
+    return _YAML_HEADER.format(name=name) + yaml.safe_dump(
         dict(options), default_flow_style=None, sort_keys=False, allow_unicode=True, width=100
     )

@@ -16,30 +16,28 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown, suggest
 
 
-def loaded_fields(dataset: Dataset) -> dict[str, str]:
-    """Return the table (inter, user or item) of each loaded field of a dataset after ``build``."""
+def map_fields_to_tables(dataset: Dataset) -> dict[str, str]:
+    """Return loaded field -> its table (inter, user or item), of a dataset after ``build``."""
     feats = {"inter": dataset.log.fields, "user": dataset.user_feat, "item": dataset.item_feat}
     return {field: table for table, feat in feats.items() if feat is not None for field in feat}
 
 
-def explain_not_loaded(field: str, dataset: Dataset, others: tuple[str, ...] = ()) -> str:
+def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ...] = ()) -> str:
     """Return why a field is not loaded, and the option that loads it, for an error message.
 
-    ``others`` are fields that are not of the dataset, but may have been meant.
+    ``alternatives`` are fields that are not of the dataset, but may have been meant.
     """
-    known, config = [*loaded_fields(dataset), *others], dataset.config
+    config = dataset.config
+    known = [*map_fields_to_tables(dataset), *alternatives]
     problem = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
-    for table, id_field in (
-        ("item", dataset.iid_field),
-        ("user", dataset.uid_field),
-        ("inter", ""),
-    ):
+    id_fields = {"item": [dataset.iid_field], "user": [dataset.uid_field], "inter": []}
+    for table, ids in id_fields.items():
         for key in ("unload_col", "unused_col"):
             if field in ((config[key] or {}).get(table) or ()):
                 return f"{problem}; {key} leaves it out: take it from {key}: {table}"
         file = find_atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
-        if file.is_file() and field in open_table(file, config).columns:
-            names = (config["load_col"] or {}).get(table) or ([id_field] if id_field else [])
+        if file.is_file() and field in open_table(file, config).kinds:
+            names = (config["load_col"] or {}).get(table) or ids
             names = ", ".join([*names, field]) if isinstance(names, list) else field
             return f"{problem}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
     hint = suggest(field, known)
@@ -56,7 +54,8 @@ def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
 
     ``prefix`` begins the message, such as ``item_features: ``.
     """
-    table, missing = loaded_fields(dataset)[field], dataset.missing.get(field)
+    table = map_fields_to_tables(dataset)[field]
+    missing = dataset.missing.get(field)
     is_empty = _get_column(field, table, dataset).eq(0).all() if missing is None else missing.all()
     if is_empty and is_strict(dataset.config):
         raise UsageError(
@@ -111,42 +110,49 @@ def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
     They are [n] or [n, s] int64 tokens (0 is padding), or [n] float32 numbers with NaN where one is
     missing, of n users, items or interactions.
     """
-    columns, config = {}, dataset.config
-    for field in read_feature_names(config, option):
+    columns = {}
+    for field in read_feature_names(dataset.config, option):
         _require_field(dataset, option, field, SIDE_FEATURES[option])
         column = torch.from_numpy(read_column(field, SIDE_FEATURES[option], dataset))
-        columns[field] = column
         if column.is_floating_point():
-            columns[field] = column.float()
-            for key in ("normalize_field", "discretization", "normalize_all"):
-                if config[key] is True or field in (config[key] or ()):
-                    advice = "set it to False" if config[key] is True else f"take {field} out of it"
-                    raise UsageError(f"{key}: {shown(field)} is standardized by {option}; {advice}")
+            _require_unscaled(dataset.config, option, field)
+            column = column.float()
+        columns[field] = column
     return columns
+
+
+def _require_unscaled(config: Options, option: str, field: str) -> None:
+    """Refuse to normalize or discretize a field of numbers that ``option`` standardizes."""
+    for key in ("normalize_field", "discretization", "normalize_all"):
+        value = config[key]
+        if value is True or field in (value or ()):
+            advice = "set it to False" if value is True else f"take {field} out of it"
+            raise UsageError(f"{key}: {shown(field)} is standardized by {option}; {advice}")
 
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
     """Require that ``field``, named by ``option``, is an attribute of ``table`` to be embedded."""
-    where, fields = f"{option}: {shown(field)}", loaded_fields(dataset)
+    label = f"{option}: {shown(field)}"
+    fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
-        raise UsageError(f"{where} is no attribute: ids and times are read anyhow; leave it out")
+        raise UsageError(f"{label} is no attribute: ids and times are read anyhow; leave it out")
     if (actual := fields[field]) != table:
-        options = {table: name for name, table in SIDE_FEATURES.items()}
-        advice = f"; name it in {options[actual]}" if option in SIDE_FEATURES else ""
+        option_by_table = {table: name for name, table in SIDE_FEATURES.items()}
+        advice = f"; name it in {option_by_table[actual]}" if option in SIDE_FEATURES else ""
         name = dataset.dataset_name
-        raise UsageError(f"{where} is a field of {name}.{actual}, expected one of .{table}{advice}")
+        raise UsageError(f"{label} is a field of {name}.{actual}, expected one of .{table}{advice}")
     if dataset.field2type[field].value == "float_seq" and is_strict(dataset.config):
         raise UsageError(
-            f"{where} holds vectors; give each number a column of type float, or leave it out"
+            f"{label} holds vectors; give each number a column of type float, or leave it out"
         )
     require_values(field, dataset, f"{option}: ")
 
 
 def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
     """Return [items, s] int64 tokens of a token or token_seq field of items, 0 for none."""
-    fields = loaded_fields(dataset)
+    fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(explain_not_loaded(field, dataset))
     ftype = dataset.field2type[field].value

@@ -59,11 +59,11 @@ class SequenceBatch:
         return self.targets.numel()
 
     def to(self, device: torch.device) -> SequenceBatch:
-        """Return the same batch on a device; of pinned memory, without waiting for the copy."""
+        """Return the batch on a device; from pinned memory it is copied asynchronously."""
         return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> SequenceBatch:
-        """Return the same batch in pinned memory, from which a GPU copies asynchronously."""
+        """Return the batch in pinned memory, from which a GPU copies asynchronously."""
         return map_tensors(self, Tensor.pin_memory)
 
 
@@ -155,21 +155,23 @@ class WindowGatherer:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return [b] windows as one packed batch; ``index`` has their numbers on the device."""
+        """Return the windows numbered ``batch`` [b], packed; ``index`` is a copy on the device."""
         windows = self.windows
         host_lengths = windows.end[batch] - windows.start[batch]
-        num_inputs, num_targets = int(host_lengths.sum()), int(windows.counts[batch].sum())
+        num_inputs = int(host_lengths.sum())
+        num_targets = int(windows.num_targets[batch].sum())
         if index is None:
             index = torch.from_numpy(batch).to(self.device)
         start, end, first = self.start[index], self.end[index], self.first[index]
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)  # of the inputs, in the log
-        trained_rows, positions = rows, None
+        trained_rows = rows
+        positions = None
         if num_targets < num_inputs:  # some inputs are context
-            offsets = lengths.cumsum(0) - lengths  # position of each window in the batch
+            offsets = lengths.cumsum(0) - lengths  # position of each window's first input
             num_possible = int((windows.end[batch] - windows.first[batch]).sum())
             positions = concatenate_ranges(first - start + offsets, end - first, num_possible)
-            if self.is_target is not None:  # sorting needs no size of the device; a mask would
+            if self.is_target is not None:  # sort: a mask would read its size from the device
                 is_context = (~self.is_target[rows[positions] + 1]).byte()
                 positions = positions[is_context.argsort(stable=True)[:num_targets]]
             trained_rows = rows[positions]
@@ -190,7 +192,7 @@ class WindowGatherer:
 
 
 def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """Return [total] int64: the ranges start[w] .. start[w] + lengths[w] - 1, concatenated.
+    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [total] int64.
 
     ``total`` is the sum of ``lengths``, known on the host so that no device is waited for.
     """
@@ -213,19 +215,21 @@ def fits_on_device(
         return True
     columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
     columns += [*features.events.values(), *features.users.values()]
-    size, free = sum(column.nbytes for column in columns), torch.cuda.mem_get_info(device)[0]
+    num_bytes = sum(column.nbytes for column in columns)
+    free_bytes = torch.cuda.mem_get_info(device)[0]
     if data_on_device == "auto":
-        return size <= MEMORY_SHARE * free
-    if size > free:
+        return num_bytes <= MEMORY_SHARE * free_bytes
+    if num_bytes > free_bytes:
+        size, free = f"{num_bytes / 2**30:.1f} GiB", f"{free_bytes / 2**30:.1f} GiB"
         raise UsageError(
-            f"data_on_device: always: items and times take {size / 2**30:.1f} GiB, and the GPU has "
-            f"{free / 2**30:.1f} GiB free; auto makes batches on the host where they do not fit"
+            f"data_on_device: always: items and times take {size}, and the GPU has {free} free; "
+            "auto makes batches on the host where they do not fit"
         )
     return True
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:
-    """Yield items in order, the next one computed in a thread while the caller uses the current."""
+    """Yield items, none of them None; a thread computes the next while the caller uses the last."""
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
         upcoming = thread.submit(next, iterator, None)

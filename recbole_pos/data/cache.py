@@ -69,7 +69,8 @@ class Cache:
     def open(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
         """Return the cache of a dataset; None if off, for small files, or without a key."""
         existing = [file for file in files if file.is_file()]
-        if config["cache"] is not True or sum(f.stat().st_size for f in existing) < MIN_BYTES:
+        num_bytes = sum(file.stat().st_size for file in existing)
+        if config["cache"] is not True or num_bytes < MIN_BYTES:
             return None
         try:
             return cls(config, folder, existing, load_key())
@@ -82,23 +83,23 @@ class Cache:
             self.table_states, seal = _read_states(self.files), self._read_seal()
             newest = max(max(times) for _, _, *times in self.table_states)
             self.is_settled = time.time_ns() - newest > _SETTLED
-            is_compared = seal.get("tables") == self.table_states
+            are_tables_unchanged = seal.get("tables") == self.table_states
             self.source = {
                 "versions": [FORMAT, __version__, recbole.__version__],
                 "options": self.options,
-                "files": seal["source"]["files"] if is_compared else self._digest_tables(),
+                "files": seal["source"]["files"] if are_tables_unchanged else self._digest_tables(),
             }
             if seal.get("source") != self.source:
                 return False
-            is_compared = is_compared and seal["cache"] == _read_states([self.path])
-            if not is_compared and seal["digest"] != digest_file(self.path):
+            is_unchanged = are_tables_unchanged and seal["cache"] == _read_states([self.path])
+            if not is_unchanged and seal["digest"] != digest_file(self.path):
                 return False
             content = torch.load(self.path, mmap=True, weights_only=True)
             restore(dataset, content["state"])
         except Exception:  # of any kind; reading the tables then reports what is wrong with them
             return False
         with contextlib.suppress(OSError):
-            if is_compared:
+            if is_unchanged:
                 os.utime(self.seal)  # caches used longest ago are removed first
             else:
                 self._write_seal(seal["digest"])
@@ -107,18 +108,18 @@ class Cache:
         return True
 
     def save(self, dataset: Any, warnings: list[str]) -> None:
-        """Write the prepared data, and warnings of reading; a failure is logged, not raised."""
+        """Write the prepared data and the warnings of reading them; log a failure."""
         try:
             if _read_states(self.files) != self.table_states:
                 raise OSError("a file has changed while it was read")
             self.folder.mkdir(exist_ok=True)
-            with _replacing(self.path) as file:
+            with _open_replacement(self.path) as file:
                 torch.save({"state": capture(dataset), "warnings": warnings}, file)
             self._write_seal(digest_file(self.path))
             self._remove_old()
         except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
-            text = "prepared data of %s are not kept for the next start: %s"
-            logging.getLogger().info(text, self.folder.parent, error)
+            message = "prepared data of %s are not kept for the next start: %s"
+            logging.getLogger().info(message, self.folder.parent, error)
 
     def _digest_tables(self) -> dict[str, str]:
         return {file.name: digest_file(file) for file in self.files}
@@ -132,7 +133,7 @@ class Cache:
         return json.loads(content) if is_own else {}
 
     def _write_seal(self, digest: str) -> None:
-        """Sign what the cache, with a digest, was made from, and the states of the files."""
+        """Write and sign what the cache was made from, its digest and the states of the files."""
         seal = {
             "source": self.source,
             "digest": digest,
@@ -140,7 +141,7 @@ class Cache:
             "cache": _read_states([self.path]),
         }
         content = json.dumps(seal)
-        with _replacing(self.seal) as file:
+        with _open_replacement(self.seal) as file:
             file.write(json.dumps([content, self._sign(content)]).encode())
 
     def _sign(self, content: str) -> str:
@@ -148,11 +149,11 @@ class Cache:
 
     def _remove_old(self) -> None:
         """Remove abandoned temporary files, and all caches but the ``MAX_CACHES`` used last."""
-        oldest = time.time() - _ABANDONED
-        seals = sorted(self.folder.glob("*.json"), key=_modified, reverse=True)[:MAX_CACHES]
+        newest_abandoned = time.time() - _ABANDONED
+        seals = sorted(self.folder.glob("*.json"), key=_get_modified, reverse=True)[:MAX_CACHES]
         used = {seal.with_suffix(".pt") for seal in seals}
         for file in self.folder.iterdir():
-            is_abandoned = file.suffix == ".part" and _modified(file) < oldest
+            is_abandoned = file.suffix == ".part" and _get_modified(file) < newest_abandoned
             is_cache = file.suffix in (".pt", ".json", ".arrow")
             if is_abandoned or (is_cache and file.with_suffix(".pt") not in used):
                 file.unlink(missing_ok=True)
@@ -161,12 +162,16 @@ class Cache:
 def capture(dataset: Any) -> dict[str, Any]:
     """Return a prepared dataset (filtered, numbered, sorted, split) as tensors and plain values."""
     split, tokens = dataset.split, dataset.field2id_token
+    # fields that share names have them in one tensor, of characters, under the first of them
     first = {id(names): field for field, names in reversed(tokens.items())}
     state = {
         **{name: getattr(dataset, name) for name in (*_PLAIN, *_ARRAYS)},
-        **{"log": split.log.fields, "offsets": split.log.offsets, "summary": split.summary},
-        **{"part": split.part, "is_target": split.is_target},
-        "tables": {n: getattr(dataset, n).interaction for n in dataset.feat_name_list[1:]},
+        "log": split.log.fields,
+        "offsets": split.log.offsets,
+        "summary": split.summary,
+        "part": split.part,
+        "is_target": split.is_target,
+        "tables": {name: getattr(dataset, name).interaction for name in dataset.feat_name_list[1:]},
         "types": {field: kind.value for field, kind in dataset.field2type.items()},
         "sources": {
             field: (isinstance(source, FeatureSource), getattr(source, "value", source))
@@ -174,7 +179,6 @@ def capture(dataset: Any) -> dict[str, Any]:
         },
         "alias": {name: list(fields) for name, fields in dataset.alias.items()},
         "rest": list(dataset._rest_fields),
-        # fields that share names have them in one tensor, of characters
         "names": {f: tokens[f].view(np.int32).reshape(len(tokens[f]), -1) for f in first.values()},
         "sharing": {field: first[id(names)] for field, names in tokens.items()},
     }
@@ -196,15 +200,16 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
         "user_counts": state["user_counts"].numpy(),
         "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
         "field2source": {
-            field: FeatureSource(source) if is_known else source
-            for field, (is_known, source) in state["sources"].items()
+            field: FeatureSource(source) if is_enum else source
+            for field, (is_enum, source) in state["sources"].items()
         },
         "alias": {name: np.array(fields) for name, fields in state["alias"].items()},
         "_rest_fields": np.array(state["rest"]),
         "field2id_token": {field: names[source] for field, source in state["sharing"].items()},
         "field2token_id": {field: ids[source] for field, source in state["sharing"].items()},
         "split": split,
-        **{"user_feat": None, "item_feat": None},
+        "user_feat": None,
+        "item_feat": None,
         **{name: Interaction(columns) for name, columns in state["tables"].items()},
     }
     vars(dataset).update(values)
@@ -245,8 +250,8 @@ def load_key() -> bytes:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write that replaces ``path`` at the end: others see the old one or the new."""
+def _open_replacement(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write, which replaces ``path`` when it is complete, in a ``with`` block."""
     temporary = path.with_name(f"{path.stem}-{secrets.token_hex(4)}.part")
     try:
         with open(temporary, "xb") as file:
@@ -256,11 +261,11 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def _modified(file: Path) -> float:
+def _get_modified(file: Path) -> float:
     return file.stat().st_mtime
 
 
 def _read_states(files: Iterable[Path]) -> list[list[int]]:
-    """Return inode, size, and times of change of files: what cannot stay if a byte changes."""
+    """Return inode, size and times of change of files, one of which changes if a byte does."""
     stats = [file.stat() for file in files]
     return [[s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]

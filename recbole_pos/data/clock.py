@@ -27,17 +27,17 @@ def check_clock(
         unit: unit of the time field, ``timestamp_unit``.
         shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
         instead: alternative to advise where times are unusable.
-        across: whether times are compared between users only, so that one per user is enough.
+        across: whether the model compares times of different users only.
 
     Returns:
-        warnings to show before training.
+        Warnings to show before training.
 
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.
     """
     name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
     distinct = np.unique(times)
-    steps = np.diff(times)[users[1:] == users[:-1]]
+    steps = np.diff(times)[users[1:] == users[:-1]]  # between interactions of one user
     steps = steps[steps != 0]
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
     if len(steps) == 0:

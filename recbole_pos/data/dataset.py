@@ -81,7 +81,7 @@ class _ExactTimeMixin(AtomicTables):
         self._get_field_from_config()
         self.cache = None
         if self.known is None:
-            self.cache = Cache.open(self.config, Path(self.dataset_path), self._files())
+            self.cache = Cache.open(self.config, Path(self.dataset_path), self._list_files())
         if self.cache and self.cache.load_into(self):
             self._take_log()
         else:
@@ -112,7 +112,8 @@ class _ExactTimeMixin(AtomicTables):
             columns.insert(0, pd.Series(self.known.tokens[first_field][1:], dtype=object))
         names, numbered = number_names(columns, self.scratch)
         ids = {name: i for i, name in enumerate(names.tolist())}
-        interactions, replaced = self.inter_feat, {}
+        interactions = self.inter_feat
+        replaced = {}
         for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):
             if field not in self.field2id_token:
                 self.field2id_token[field], self.field2token_id[field] = names, ids
@@ -150,13 +151,15 @@ class _ExactTimeMixin(AtomicTables):
                 raise UsageError("normalize_field and normalize_all: one says all; leave one out")
             fields = self.float_like_fields
         for field in fields:
-            for feat in self.field2feats(field) if field != self.time_field else ():
-                is_vector = self.field2type[field] == FeatureType.FLOAT_SEQ
-                numbers = np.concatenate(feat[field]) if is_vector else feat[field].to_numpy()
-                low, high = numbers.min(), numbers.max()
-                numbers = (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
-                ends = np.cumsum(feat[field].map(len))[:-1] if is_vector else ()
-                feat[field] = np.split(numbers, ends) if is_vector else numbers
+            if field == self.time_field:
+                continue
+            for feat in self.field2feats(field):
+                column = feat[field]
+                if self.field2type[field] == FeatureType.FLOAT_SEQ:
+                    ends = np.cumsum(column.map(len))[:-1]
+                    feat[field] = np.split(_scale(np.concatenate(column)), ends)
+                else:
+                    feat[field] = _scale(column.to_numpy())
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
         """Convert a table to tensors as RecBole does, but times exactly and ids without a copy.
@@ -189,24 +192,25 @@ class _ExactTimeMixin(AtomicTables):
         Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
         # masks of missing cells are sorted and cut as columns of the log, then taken out of it
-        masks = {field: f"{field} is missing" for field in self.missing if field in fields}
-        fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
+        mask_names = {field: f"{field} is missing" for field in self.missing if field in fields}
+        for field, name in mask_names.items():
+            fields[name] = torch.from_numpy(self.missing[field])
         if self.given_part is not None:
             fields[GIVEN_PART] = torch.from_numpy(self.given_part)
         if (is_selected := find_selected(self, fields)) is not None:
             fields[IS_SELECTED] = torch.from_numpy(is_selected)
         config, eval_args = self.config, self.config["eval_args"]
         fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
-        names = self.uid_field, self.iid_field, self.time_field
-        log = EventLog.build(fields, self.user_num, *names, self.scratch)
+        log_fields = self.uid_field, self.iid_field, self.time_field
+        log = EventLog.build(fields, self.user_num, *log_fields, self.scratch)
         self.user_counts = log.lengths
-        tokens = self.field2id_token[self.uid_field]
+        user_tokens = self.field2id_token[self.uid_field]
         options = config["train_fraction"], config["benchmark_filename"]
-        self.split = make_split(log, eval_args, tokens, self.item_num, *options)
+        self.split = make_split(log, eval_args, user_tokens, self.item_num, *options)
         if config["target_events"]:
             self.split.summary["target_events"] = config["target_events"]
         columns = self.split.log.fields
-        self.missing |= {field: columns.pop(name).numpy() for field, name in masks.items()}
+        self.missing |= {field: columns.pop(name).numpy() for field, name in mask_names.items()}
         if self.scratch:
             self.scratch.release()
         self.scratch = None  # columns stay mapped; worker processes need no scratch folder
@@ -215,7 +219,7 @@ class _ExactTimeMixin(AtomicTables):
         self._take_log()
 
     def _take_log(self) -> None:
-        """Make the interactions of the log RecBole's ``inter_feat``."""
+        """Set RecBole's ``inter_feat`` to the interactions of the log."""
         self.inter_feat = Interaction(self.log.fields)
 
     @property
@@ -225,13 +229,12 @@ class _ExactTimeMixin(AtomicTables):
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Digests of interactions, split and attributes, to which trained weights belong."""
+        """Digests of the data that trained weights belong to, see ``compute_identity``."""
         return compute_identity(self) if self.whole is None else self.whole.identity
 
-    def features(self) -> Features:
+    def get_features(self) -> Features:
         """Return the columns that ``event_features`` and ``user_features`` name."""
-        options = ("event_features", "user_features")
-        return Features(*(read_features(self, option) for option in options))
+        return Features(read_features(self, "event_features"), read_features(self, "user_features"))
 
     def _is_target(self, phase: str) -> np.ndarray:
         return (self.part == PHASES.index(phase)) & self.split.is_target
@@ -245,27 +248,28 @@ class _ExactTimeMixin(AtomicTables):
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
-        parts = []
+        datasets = []
         for phase in PHASES:
-            part = copy.copy(self)
-            part.phase, part.whole, part.inter_feat = phase, self, self._examples(phase)
-            parts.append(part)
-        if not len(parts[0]):
+            dataset = copy.copy(self)
+            dataset.phase, dataset.whole = phase, self
+            dataset.inter_feat = self._make_examples(phase)
+            datasets.append(dataset)
+        if not len(datasets[0]):
             raise UsageError(
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
-        return parts
+        return datasets
 
     def for_config(self: Kind, config: Options) -> Kind:
-        """Return a copy, after ``build``, under other options of model, training and histories."""
+        """Return a copy of a built dataset under other options of model, training and histories."""
         other = copy.copy(self)
         other.config, other.phase = config, None
         other._take_log()
         return other
 
     def without_test(self: Kind) -> Kind:
-        """Return a copy, after ``build``, whose log ends before every user's test interactions.
+        """Return a copy of a built dataset without the test interactions.
 
         Training and validation stay as they are: histories never reach into a later part.
         """
@@ -279,13 +283,19 @@ class _ExactTimeMixin(AtomicTables):
         return other
 
 
+def _scale(numbers: np.ndarray) -> np.ndarray:
+    """Return (x - min) / (max - min) of each number x, or ones if all are the same."""
+    low, high = numbers.min(), numbers.max()
+    return (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
+
+
 class PosDataset(_ExactTimeMixin, Dataset):
     """Interactions for RecBole's general models, under the sequential split of the same log.
 
     These models read no histories, so ``target_events`` leaves them only interactions of that kind.
     """
 
-    def _examples(self, phase: str) -> Interaction:
+    def _make_examples(self, phase: str) -> Interaction:
         """Return all training interactions, or an example for each held-out target."""
         mask = self._is_target(phase)
         if phase == "train":
@@ -308,7 +318,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self.field2seqlen = dict(self.field2seqlen)
         super()._take_log()
         self._aug_presets()
-        self.inter_feat = self._prefix_rows(self.log.has_history)
+        self.inter_feat = self._make_prefix_rows(self.log.has_history)
         columns = self.inter_feat.columns
         if repeated := sorted({name for name in columns if columns.count(name) > 1}):
             raise UsageError(
@@ -316,32 +326,34 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
                 f"{', '.join(repeated)}"
             )
 
-    def _prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
+    def _make_prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
         names = self.config["LIST_SUFFIX"], self.item_list_length_field
-        return PrefixRows(self.log, is_target, self.max_item_list_len, *names, self.features())
+        return PrefixRows(self.log, is_target, self.max_item_list_len, *names, self.get_features())
 
-    def _examples(self, phase: str) -> PrefixRows:
-        """Return the targets of a phase; without augmentation, only each user's newest to train."""
+    def _make_examples(self, phase: str) -> PrefixRows:
+        """Return the targets of a phase; for training without augmentation each user's newest."""
         is_target = self._is_target(phase)
         if phase == "train" and self.config["augmentation"] == "none":
             targets = np.flatnonzero(is_target)
             users = self.log.users.numpy()[targets]
             is_newest = np.diff(users, append=-1) != 0
             is_target[targets[~is_newest]] = False
-        return self._prefix_rows(is_target)
+        return self._make_prefix_rows(is_target)
 
-    def training_windows(self) -> Windows:
+    def make_training_windows(self) -> Windows:
         """Return windows over the training interactions, for models that learn at all positions."""
-        start, counts = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
+        start = self.log.offsets[:-1]
+        lengths = np.zeros(self.user_num, dtype=np.int64)  # training interactions of each user
         is_active = self.log.lengths > 0  # reduceat gives no 0 for an empty range
-        counts[is_active] = np.add.reduceat(self.part == TRAIN, start[is_active], dtype=np.int64)
-        modes = self.config["train_windows"], self.config["window_stride"]
-        windows = training_windows(start, start + counts, self.max_item_list_len, *modes)
-        is_restricted = self.config["target_events"]
-        return windows.with_targets(self.split.is_target) if is_restricted else windows
+        lengths[is_active] = np.add.reduceat(self.part == TRAIN, start[is_active], dtype=np.int64)
+        options = self.config["train_windows"], self.config["window_stride"]
+        windows = training_windows(start, start + lengths, self.max_item_list_len, *options)
+        if self.config["target_events"]:
+            return windows.with_targets(self.split.is_target)
+        return windows
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Return [users, items] interactions of this phase (of all phases before the split)."""
+        """Return a sparse matrix [users, items] of the interactions of this phase, or of all."""
         mask = self.part >= 0 if self.phase is None else self.part == PHASES.index(self.phase)
         rows = torch.from_numpy(np.flatnonzero(mask))
         inter = Interaction({name: column[rows] for name, column in self.log.fields.items()})

@@ -18,7 +18,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor
 
-from recbole_pos.data.attributes import loaded_fields
+from recbole_pos.data.attributes import map_fields_to_tables
 from recbole_pos.data.interactions import GIVEN_PART, EventLog
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.protocols import Dataset
@@ -39,21 +39,22 @@ _COLUMNS = ("field", "token", "events")
 def compute_identity(dataset: Dataset) -> dict[str, Any]:
     """Return digests of a dataset after ``build``.
 
-    ``data`` is that of items, sequences and split, followed by that of times; ``fields`` are those
-    of every other loaded field, of its values and names.
+    Returns:
+        ``data``: hexadecimal digest of items, sequences and split, joined with that of times;
+        ``fields``: every other loaded field -> digest of its values, missing cells and tokens.
     """
     log = dataset.log
-    ids = {log.user_field, log.item_field, log.time_field}
+    log_fields = {log.user_field, log.item_field, log.time_field}
     sequences = _digest(dataset, log.item_field, log.items.numpy(), log.offsets, dataset.part)
-    feats = (log.fields, dataset.user_feat, dataset.item_feat)
     columns: dict[str, np.ndarray] = {}
-    for feat in feats:
-        columns |= {} if feat is None else {field: feat[field].numpy() for field in feat}
+    for feat in (log.fields, dataset.user_feat, dataset.item_feat):
+        if feat is not None:
+            columns |= {field: feat[field].numpy() for field in feat}
     return {
         "data": sequences + _digest(dataset, "", log.times.numpy()),
         "fields": {
             field: _digest(dataset, field, columns[field], dataset.missing.get(field, np.empty(0)))
-            for field in sorted(columns.keys() - ids)
+            for field in sorted(columns.keys() - log_fields)
         },
     }
 
@@ -68,7 +69,7 @@ def _digest(dataset: Dataset, field: str, *columns: np.ndarray) -> str:
 
 
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Return in words what has changed between two identities; None if nothing has."""
+    """Return in words what differs between two identities; None if nothing does."""
     if not now["data"].startswith(then.get("data") or ""):
         return "items, interactions, their times or what is held out"
     changed = find_changed_fields(then, now)
@@ -76,7 +77,7 @@ def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the fields that both identities have (of 0.2.0 fewer), with different values."""
+    """Return the fields of both identities whose digests differ; version 0.2.0 wrote fewer."""
     before, after = then.get("fields") or {}, now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 
@@ -99,7 +100,7 @@ class Vocabulary:
     @classmethod
     def from_dataset(cls, dataset: Any) -> Vocabulary:
         """Return the names and counts of a dataset after ``build``."""
-        loaded = loaded_fields(dataset)
+        loaded = map_fields_to_tables(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
         return cls(tokens, dataset.user_counts, dataset.popularity)
 
@@ -119,7 +120,8 @@ class Vocabulary:
 
         Its columns are ``field``, ``token`` and ``events`` (-1 for other than users and items).
         """
-        counts_by_field, tables = {user_field: self.user_counts, item_field: self.popularity}, []
+        counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
+        tables = []
         for field, names in self.tokens.items():
             counts = counts_by_field.get(field)
             events = np.full(len(names) - 1, -1) if counts is None else counts[1:]
@@ -155,28 +157,29 @@ class Vocabulary:
         return cls(tokens, user_counts, None if popularity.min() < 0 else popularity)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
-        """Return [interactions] bool: the oldest of each known user, as many as it had.
+        """Return [interactions] bool: whether each is one of the interactions counted here.
 
-        ``users`` and ``times`` are [interactions] names and times in the order of the file.
+        These are the ``user_counts`` oldest ones of each known user. ``users`` and ``times`` are
+        [interactions] names and times in the order of the file.
         """
         user_ids = pd.Index(self.tokens[user_field]).get_indexer(users)
         order = np.lexsort((times.to_numpy(), user_ids))  # stable: file order breaks ties
-        ordered = user_ids[order]
-        rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # among the same user's
-        is_known = np.zeros(len(order), dtype=bool)
-        is_known[order] = (ordered > 0) & (rank < self.user_counts[ordered])
-        return is_known
+        sorted_ids = user_ids[order]
+        rank = np.arange(len(order)) - np.searchsorted(sorted_ids, sorted_ids)  # 0: user's oldest
+        is_oldest = np.zeros(len(order), dtype=bool)
+        is_oldest[order] = (sorted_ids > 0) & (rank < self.user_counts[sorted_ids])
+        return is_oldest
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Numbers of later data, which the model was not trained on.
+    """Counts of later data, which the model was not trained on.
 
     Attributes:
-        users: new users.
-        events: new interactions of known items.
-        items: unknown items, which ``update`` learns.
-        skipped: interactions of unknown items.
+        users: number of new users.
+        events: number of new interactions with known items.
+        items: number of unknown items, which ``update`` learns.
+        skipped: number of interactions with unknown items.
     """
 
     users: int = 0
@@ -210,8 +213,9 @@ def divide_interactions(
     later = spell_out(table[~is_known])
     known_users = known.tokens[user_field]
     new_users = later.loc[~later[user_field].isin(known_users), user_field].unique()
-    others = pd.Series(skipped[user_field].astype(str).unique(), dtype=object)
-    without_items = others[~others.isin([*known_users, *new_users])].to_numpy()
+    skipped_users = pd.Series(skipped[user_field].astype(str).unique(), dtype=object)
+    is_only_skipped = ~skipped_users.isin([*known_users, *new_users])
+    without_items = skipped_users[is_only_skipped].to_numpy()
     growth = Growth(
         users=len(new_users) + len(without_items),
         events=len(later),
@@ -223,9 +227,9 @@ def divide_interactions(
 
 
 def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
-    """Return the rows of users or items, named in ``key``, that a run knew.
+    """Return the rows of the users or items that a run knew; ``key`` is the column of their names.
 
-    Tokens it did not know become missing.
+    Tokens that the run did not know become missing.
     """
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
@@ -254,7 +258,8 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
     extended.field2id_token = {**dataset.field2id_token, user_field: names}
     extended.field2token_id = {**dataset.field2token_id, user_field: ids}
     missing = {f: mask for f, mask in dataset.missing.items() if f not in dataset.log.fields}
-    users, num_new = dataset.user_feat, len(names) - dataset.user_num
+    users = dataset.user_feat
+    num_new = len(names) - dataset.user_num
     if num_new and users is not None:
         columns = {
             field: torch.cat((column, column.new_zeros((num_new, *column.shape[1:]))))
@@ -269,9 +274,10 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
 
 
 def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict[str, np.ndarray]]:
-    """Return the split with later interactions in the log, and masks of their missing numbers."""
+    """Return the split with later interactions in the log; and by field which cells are missing."""
     log, split, num_later = dataset.log, dataset.split, len(interactions)
-    columns, masks = {}, {}  # masks are sorted as columns of the log, then taken out of it
+    columns = {}
+    mask_names = {}  # field -> column of its mask, sorted with the log and then taken out of it
     for field, column in log.fields.items():
         ids = dataset.field2token_id.get(field)
         cells = _read_later(interactions, field, column, ids, dataset.config)
@@ -279,8 +285,8 @@ def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict
             is_missing = ~torch.isfinite(cells)
             cells[is_missing] = 0.0
             mask = torch.from_numpy(dataset.missing.get(field, np.zeros(len(log), dtype=bool)))
-            masks[field] = f"{field} is missing"
-            columns[masks[field]] = torch.cat((mask, is_missing))
+            mask_names[field] = f"{field} is missing"
+            columns[mask_names[field]] = torch.cat((mask, is_missing))
         columns[field] = torch.cat((column, cells))
     part = torch.from_numpy(split.part)
     is_target = torch.from_numpy(split.is_target)
@@ -294,22 +300,23 @@ def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict
         part=extended.fields.pop(GIVEN_PART).numpy(),
         is_target=extended.fields.pop("is target").numpy(),
     )
-    return new_split, {field: extended.fields.pop(mask).numpy() for field, mask in masks.items()}
+    missing = {field: extended.fields.pop(name).numpy() for field, name in mask_names.items()}
+    return new_split, missing
 
 
 def _read_later(
     interactions: pd.DataFrame,
     field: str,
-    like: Tensor,
+    column: Tensor,
     ids: dict[str, int] | None,
     config: Options,
 ) -> Tensor:
-    """Return a field of later interactions, 0 or NaN where its value or its scale is unknown.
+    """Return a field of later interactions, to be appended to its ``column`` of the log.
 
-    ``like`` is the column of the log, ``ids`` those of its names.
+    Cells are 0 or NaN where their value or scale is unknown. ``ids`` are the ids of names.
     """
-    empty = like.new_zeros((len(interactions), *like.shape[1:]))
-    if field not in interactions or like.dim() > 1:
+    empty = column.new_zeros((len(interactions), *column.shape[1:]))
+    if field not in interactions or column.dim() > 1:
         return empty
     if ids is not None:
         return torch.from_numpy(interactions[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
@@ -317,20 +324,20 @@ def _read_later(
     options = (config["normalize_field"], config["discretization"])
     is_scaled = config["normalize_all"] or any(field in (option or ()) for option in options)
     if is_scaled and field != config["TIME_FIELD"]:
-        return empty.fill_(torch.nan) if like.is_floating_point() else empty
+        return empty.fill_(torch.nan) if column.is_floating_point() else empty
     numbers = interactions[field].to_numpy(dtype=np.float64, copy=True)
-    return torch.from_numpy(numbers).to(like.dtype)
+    return torch.from_numpy(numbers).to(column.dtype)
 
 
-def count_interactions(dataset: Any) -> dict[str, int]:
+def count_dataset(dataset: Any) -> dict[str, int]:
     """Return the numbers of users, items and interactions of a dataset after ``build``."""
-    users, items = dataset.user_num - 1, dataset.item_num - 1
-    return {"users": users, "items": items, "events": len(dataset.log)}
+    num_users, num_items = dataset.user_num - 1, dataset.item_num - 1
+    return {"users": num_users, "items": num_items, "events": len(dataset.log)}
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
-    """Refuse data with other counts than those of the public dataset of the name."""
-    actual = count_interactions(dataset)
+    """Refuse a dataset whose counts differ from those of the public dataset of its name."""
+    actual = count_dataset(dataset)
     for unit, count in expected.items():
         if actual[unit] != count:
             raise UsageError(

@@ -77,7 +77,7 @@ class EventLog:
         return cls(columns, offsets, user_field, item_field, time_field)
 
     def iterate_chunks(self) -> Iterator[tuple[slice, EventLog]]:
-        """Yield chunks of whole users, to save memory: the rows of each, and its own log."""
+        """Yield the rows and the log of each chunk of whole users, to save memory."""
         first_users = np.flatnonzero(np.diff(self.offsets[:-1] // CHUNK_INTERACTIONS, prepend=-1))
         for first, end in itertools.pairwise([*first_users.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
@@ -139,17 +139,17 @@ class EventLog:
         return self.has_history & is_selected
 
     def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the possible targets of each interaction's user, and those up to it.
+        """Return how many possible targets an interaction's user has, and how many up to it.
 
         Both are [interactions] int64.
         """
         num_before = np.concatenate(([0], np.cumsum(self.possible_targets)))
-        begin, end = (np.repeat(x, self.lengths) for x in (self.offsets[:-1], self.offsets[1:]))
-        return num_before[end] - num_before[begin], num_before[1:] - num_before[begin]
+        start, end = self.starts, np.repeat(self.offsets[1:], self.lengths)
+        return num_before[end] - num_before[start], num_before[1:] - num_before[start]
 
 
 def _find_order(user: Tensor, time: Tensor, given_part: Tensor | None) -> Tensor:
-    """Return [interactions] int64 rows by user, part and time; the file's order breaks ties."""
+    """Return [interactions] int64 rows sorted by user, part, time and their order in the file."""
     key = user.to(torch.int32)
     if given_part is not None:
         key = key * 3 + given_part
@@ -169,17 +169,18 @@ def _sort_on_disk(
     the second sorts each range.
     """
     columns = {name: column.numpy() for name, column in fields.items()}
-    user, counts = columns[user_field], np.zeros(num_users, dtype=np.int64)
-    for rows in scratch.blocks(len(user)):
+    user = columns[user_field]
+    counts = np.zeros(num_users, dtype=np.int64)
+    for rows in scratch.iterate_blocks(len(user)):
         counts += np.bincount(user[rows], minlength=num_users)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     _, first_users, user_range = np.unique(
-        offsets[:-1] // scratch.rows, return_index=True, return_inverse=True
+        offsets[:-1] // scratch.block_rows, return_index=True, return_inverse=True
     )
     range_starts = offsets[first_users]
-    result = {name: scratch.empty(column.shape, column.dtype) for name, column in columns.items()}
+    sorted_columns = {name: scratch.empty(x.shape, x.dtype) for name, x in columns.items()}
     next_rows = range_starts.copy()  # where the next interaction of each range goes
-    for rows in scratch.blocks(len(user)):
+    for rows in scratch.iterate_blocks(len(user)):
         ranges = user_range[user[rows]]
         order = np.argsort(ranges, kind="stable")
         sizes = np.bincount(ranges, minlength=len(next_rows))
@@ -187,20 +188,20 @@ def _sort_on_disk(
         new_rows = np.arange(len(order)) + shift
         next_rows += sizes
         for name, column in columns.items():
-            result[name][new_rows] = column[rows][order]
-    for begin, end in itertools.pairwise([*range_starts.tolist(), len(user)]):
-        in_range = {name: column[begin:end] for name, column in result.items()}
+            sorted_columns[name][new_rows] = column[rows][order]
+    for start, end in itertools.pairwise([*range_starts.tolist(), len(user)]):
+        in_range = {name: column[start:end] for name, column in sorted_columns.items()}
         keys = [in_range[name] for name in (time_field, GIVEN_PART, user_field) if name in in_range]
         order = np.lexsort(keys)  # stable: the order of the file breaks ties
         for column in in_range.values():
             column[:] = column[order]
         scratch.release()
-    fields.update({name: torch.from_numpy(column) for name, column in result.items()})
+    fields.update({name: torch.from_numpy(column) for name, column in sorted_columns.items()})
     return offsets
 
 
 def wrap_read_only(column: np.ndarray) -> Tensor:
-    """Return a tensor over a read-only array of pandas or Ray, without torch's warning."""
+    """Return a tensor that shares a read-only array of pandas or Ray, without torch's warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(column)

@@ -47,16 +47,16 @@ class VectorFile(NamedTuple):
 
 
 def open_files(source: Any, item_field: str) -> list[VectorFile]:
-    """Open the files of ``item_vectors``: one, or several by name.
+    """Open the files of ``item_vectors``; ``source`` is a path, or paths by name.
 
     Raises:
-        UsageError: if one cannot be read, or holds something else than vectors with names.
+        UsageError: if a file cannot be read, or holds something else than vectors with names.
     """
     files = []
     for path in map(Path, source.values() if isinstance(source, Mapping) else [source]):
         if path.suffix not in (".npy", ".parquet"):
             raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
-        with _reading(path):
+        with _explain_read_errors(path):
             file = _open_matrix(path) if _has_names_file(path) else _open_lists(path, item_field)
         if file.names.has_duplicates:
             repeated = file.names[file.names.duplicated()][0]
@@ -71,14 +71,15 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
 
 
 def _open_matrix(path: Path) -> VectorFile:
-    """Open a matrix and its names."""
-    values, names_file = np.load(path, mmap_mode="r"), path.with_suffix(".txt")
+    """Open a matrix in a .npy file, and its names in a .txt file beside it."""
+    values = np.load(path, mmap_mode="r")
+    names_file = path.with_suffix(".txt")
     if values.ndim != 2 or values.dtype.kind not in "fiu":
         raise UsageError(
             f"item_vectors: {path}: expected a matrix of numbers [items, size], found "
             f"{list(values.shape)} of {values.dtype}"
         )
-    with _reading(names_file):
+    with _explain_read_errors(names_file):
         text = names_file.read_text(encoding="utf-8-sig")
     names = text.removesuffix("\n").split("\n") if text else []
     num_rows, size = values.shape
@@ -94,21 +95,22 @@ def _open_matrix(path: Path) -> VectorFile:
 
 
 def _open_lists(path: Path, item_field: str) -> VectorFile:
-    """Open a table with a column of names and one of lists."""
+    """Open a parquet table with a column of names and one of lists."""
     file = pq.ParquetFile(path, memory_map=True)
     schema = file.schema_arrow
-    lists = [field.name for field in schema if _is_vector(field.type)]
-    others = [field.name for field in schema if field.name not in lists]
-    key = item_field if item_field in others else (others or [""])[0]
-    if len(lists) != 1 or (len(others) != 1 and key != item_field):
+    list_columns = [field.name for field in schema if _is_vector(field.type)]
+    key_columns = [field.name for field in schema if field.name not in list_columns]
+    has_key = len(key_columns) == 1 or item_field in key_columns
+    if len(list_columns) != 1 or not has_key:
         raise UsageError(
             f"item_vectors: {path}: expected a column of names ({item_field}) and one of lists of "
             f"numbers, found {', '.join(f'{field.name}: {field.type}' for field in schema)}"
         )
+    key = item_field if item_field in key_columns else key_columns[0]
     names = file.read([key]).column(0).cast(pa.string())
     if names.null_count:
         raise UsageError(f"item_vectors: {path}: {names.null_count:,} rows have no {key}")
-    blocks = _read_lists(path, file, lists[0])
+    blocks = _read_lists(path, file, list_columns[0])
     first = list(itertools.islice(blocks, 1))
     size = first[0][1].shape[1] if first else 0
     return VectorFile(path, pd.Index(names.to_pandas()), size, itertools.chain(first, blocks))
@@ -117,7 +119,7 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
 def _read_lists(
     path: Path, file: pq.ParquetFile, column: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the ``blocks`` of a column of lists."""
+    """Yield rows [r] and vectors [r, size] of a column of lists, block by block."""
     first_row, size = 0, 0
     for batch in file.iter_batches(max(1, _BLOCK_NUMBERS // 1024), columns=[column]):
         lists = batch.column(0)
@@ -160,10 +162,11 @@ def read_vectors(
         vectors = np.zeros(shape, np.float32)
     else:
         vectors = open_memmap(out, "w+", np.float32, shape)
-    notices, begin = [], 0  # first column of a file
+    notices = []
+    first_column = 0
     for file in files:
-        num_found = _copy_vectors(file, names, vectors[:, begin : begin + file.size])
-        begin += file.size
+        num_found = _copy_vectors(file, names, vectors[:, first_column : first_column + file.size])
+        first_column += file.size
         num_items = len(names) - 1
         num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
         notice = f"{file.path.name}: {file.size:,} numbers for {num_found:,} of {num_items:,} items"
@@ -175,28 +178,34 @@ def read_vectors(
     return vectors, notices
 
 
-def _copy_vectors(file: VectorFile, names: np.ndarray, vectors: np.ndarray) -> int:
-    """Copy the vectors of a file to the rows of their names; return how many items have one."""
-    id_by_row = pd.Index(names).get_indexer(file.names)
+def _copy_vectors(file: VectorFile, item_names: np.ndarray, vectors: np.ndarray) -> int:
+    """Copy the vectors of a file to the rows of their items; return how many items have one.
+
+    ``item_names`` are [n] names by id; ``vectors`` [n, size] is written in place.
+    """
+    id_by_row = pd.Index(item_names).get_indexer(file.names)
     id_by_row[id_by_row == 0] = -1  # padding is no item
     num_found = 0
-    with _reading(file.path):
+    with _explain_read_errors(file.path):
         for rows, block in file.blocks:
             ids = id_by_row[rows]
+            is_known = ids >= 0
+            ids = ids[is_known]
             with np.errstate(over="ignore"):  # the next lines report overflow
-                block, ids = block[ids >= 0].astype(np.float32), ids[ids >= 0]
-            if not (is_finite := np.isfinite(block)).all():
-                name = names[ids[(~is_finite).any(1).argmax()]]
+                values = block[is_known].astype(np.float32)
+            is_finite = np.isfinite(values).all(1)
+            if not is_finite.all():
+                name = item_names[ids[is_finite.argmin()]]
                 raise UsageError(
                     f"item_vectors: {file.path}: the vector of {shown(name)} has a number that is "
                     "not finite, or too large for float32"
                 )
-            vectors[ids] = block
+            vectors[ids] = values
             num_found += len(ids)
     if not num_found:
         raise UsageError(
             f"item_vectors: {file.path}: none of its {len(file.names):,} names is of an item (they "
-            f"are such as {shown(list(file.names[:1]))}, items such as {shown(names[1])})"
+            f"are such as {shown(list(file.names[:1]))}, items such as {shown(item_names[1])})"
         )
     return num_found
 
@@ -204,7 +213,7 @@ def _copy_vectors(file: VectorFile, names: np.ndarray, vectors: np.ndarray) -> i
 def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return [k] names and [k, size] float32 vectors of the items that are not ``known`` yet."""
+    """Return names [k] and float32 vectors [k, size] of the items that are not ``known`` yet."""
     in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
     excluded = {*known, "", "[PAD]"}
     new = [name for name in dict.fromkeys(in_files) if name not in excluded]
@@ -218,24 +227,23 @@ def read_new_vectors(
 
 
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
-    """Write the vectors of a run's items into its folder, as :func:`read_vectors` reads them.
-
-    The folder can then be moved.
-    """
+    """Write the vectors of a run's items into its folder, so that the folder can be moved."""
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
+    part = folder / f".{KEPT}.part"
     with name_write_errors(file):
-        read_vectors(source, names, item_field, part := folder / f".{KEPT}.part")
+        read_vectors(source, names, item_field, part)
         write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))
         os.replace(part, file)
 
 
 def to_files(value: Any) -> Any:
-    """Write vectors from memory into a temporary file, which lasts as long as the process.
+    """Write vectors from memory into temporary files, and return their paths.
 
-    ``value`` is a DataFrame with a column of names and one of lists, or of numbers with the names
-    as its index; or (names, matrix); or any of these by name. Paths are returned as they are.
+    The files last as long as the process. ``value`` is a DataFrame with a column of names and one
+    of lists, or of numbers with the names as its index; or (names, matrix); or any of these by
+    name, for which paths are returned by name. Paths are returned as text.
     """
     if isinstance(value, Mapping):
         return {name: to_files(vectors) for name, vectors in value.items()}
@@ -243,7 +251,8 @@ def to_files(value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
-        value.to_parquet(path := path.with_suffix(".parquet"), index=False)
+        path = path.with_suffix(".parquet")
+        value.to_parquet(path, index=False)
         return str(path)
     pair = (value.index, value) if isinstance(value, pd.DataFrame) else tuple(value)
     if len(pair) != 2 or len(pair[0]) != len(pair[1]):
@@ -271,15 +280,15 @@ def keep_file_names(source: Any) -> Any:
 
 
 def digest_content(source: Any) -> Any:
-    """Return the digest of the files of vectors, the same in any folder; by name for a mapping.
+    """Return the digest of a file of vectors and its names, or digests by name for a mapping.
 
-    A path without a file is returned as text.
+    It does not depend on the folder. A path without a file is returned as text.
     """
 
     def digest(path: Any) -> str:
-        files = (
-            [Path(path), Path(path).with_suffix(".txt")] if _has_names_file(path) else [Path(path)]
-        )
+        files = [Path(path)]
+        if _has_names_file(path):
+            files.append(Path(path).with_suffix(".txt"))
         digests = [_digest_file(str(f), f.stat().st_mtime_ns) for f in files if f.is_file()]
         return "".join(digests) or str(path)
 
@@ -287,6 +296,7 @@ def digest_content(source: Any) -> Any:
 
 
 def _for_each(source: Any, change: Callable[[Any], Any]) -> Any:
+    """Return ``change`` of a path, or of each of the paths by name."""
     if isinstance(source, Mapping):
         return {name: change(path) for name, path in source.items()}
     return change(source)
@@ -299,17 +309,19 @@ def _has_names_file(path: Any) -> bool:
 
 @lru_cache
 def _digest_file(path: str, modified: int) -> str:
+    """Return the digest of a file, cached by its time of change ``modified``."""
     return digest_file(Path(path))[:16]
 
 
 def _is_vector(dtype: pa.DataType) -> bool:
+    """Return whether cells of the type are lists of numbers."""
     types = pa.types
     is_list = types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)
     return is_list and (types.is_floating(dtype.value_type) or types.is_integer(dtype.value_type))
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _explain_read_errors(path: Path) -> Iterator[None]:
     """Turn errors of numpy and Arrow into a UsageError, for use in a ``with`` block."""
     try:
         yield

@@ -51,20 +51,20 @@ class WindowLoader:
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.log, requirements
-        self.windows, self.features = dataset.training_windows(), dataset.features()
+        self.windows, self.features = dataset.make_training_windows(), dataset.get_features()
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
         self.block_size, self.max_inputs = config["shuffle_block"], config["train_batch_events"]
-        self.members, self.group_sizes = self._group_windows()
+        self.grouped, self.group_sizes = self._group_windows()
         self.epoch = 0
         self.shard = Shard()
-        self._gatherer = self._gatherer_on(torch.device("cpu"))
+        self._gatherer = self._make_gatherer(torch.device("cpu"))
         self._cached: tuple[int, list[np.ndarray]] | None = None  # an epoch and its batches
 
     @property
-    def targets(self) -> int:
+    def num_targets(self) -> int:
         """Number of targets in one epoch."""
-        return int(self.windows.counts.sum())
+        return int(self.windows.num_targets.sum())
 
     def divide(self, shard: Shard) -> None:
         """Yield only this process's part of every batch from now on."""
@@ -75,26 +75,27 @@ class WindowLoader:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._batches())
+        return len(self._get_batches())
 
-    def _batches(self) -> list[np.ndarray]:
-        """Return the windows of each batch of this epoch, in order."""
+    def _get_batches(self) -> list[np.ndarray]:
+        """Return the windows of each batch of this epoch, from the cache if they are there."""
         if self._cached is None or self._cached[0] != self.epoch:
             self._cached = self.epoch, self._make_batches()
         return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Order the groups of windows, and cut them into the batches of this epoch."""
-        sizes, lengths = self.group_sizes, self.windows.lengths[self.members]
-        begin = np.cumsum(sizes) - sizes  # first member of each group
-        max_lengths, num_inputs = (f.reduceat(lengths, begin) for f in (np.maximum, np.add))
-        num_targets = np.add.reduceat(self.windows.counts[self.members], begin)
+        """Order the groups of windows, and return the windows of each batch of this epoch."""
+        sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
+        first = np.cumsum(sizes) - sizes  # index of each group's first window in `grouped`
+        max_lengths = np.maximum.reduceat(lengths, first)
+        num_inputs = np.add.reduceat(lengths, first)
+        num_targets = np.add.reduceat(self.windows.num_targets[self.grouped], first)
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = self._order_groups(rng, len(begin))
-        batches: list[np.ndarray] = []
+        order = self._order_groups(rng, len(first))
+        batches: list[np.ndarray] = []  # of groups
         num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
-        pools = np.flatnonzero(np.diff(num_before // (self.batch_size * self.pool_size))) + 1
-        for groups in np.split(order, pools):
+        pool = num_before // (self.batch_size * self.pool_size)
+        for groups in np.split(order, np.flatnonzero(np.diff(pool)) + 1):
             num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
             if self.pool_size == 1 or not self.shuffle:
                 batches += np.array_split(groups, min(num_batches, len(groups)))
@@ -108,10 +109,10 @@ class WindowLoader:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
         if self.shuffle and not self.block_size:
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        return [self.members[gather_index(begin[groups], sizes[groups])] for groups in batches]
+        return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
 
     def _order_groups(self, rng: np.random.Generator, num_groups: int) -> np.ndarray:
-        """Return the order of groups in an epoch: random, or of mixed blocks of neighbours."""
+        """Return [groups] their order in an epoch; without ``shuffle`` that of the log."""
         if not self.shuffle:
             return np.arange(num_groups)
         if not self.block_size:
@@ -121,12 +122,12 @@ class WindowLoader:
         return np.lexsort((rng.random(num_groups), block_rank // MIXED))
 
     def _limit_inputs(self, groups: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
-        """Cut a batch of groups into such of at most ``max_inputs`` inputs, or of one group."""
+        """Cut a batch of groups into batches of at most ``max_inputs`` inputs, or of one group."""
         total = int(num_inputs[groups].sum())
         if total <= self.max_inputs or len(groups) == 1:
             return [groups]
-        parts = _split_evenly(groups, num_inputs[groups], math.ceil(total / self.max_inputs))
-        return [cut for part in parts for cut in self._limit_inputs(part, num_inputs)]
+        cuts = _split_evenly(groups, num_inputs[groups], math.ceil(total / self.max_inputs))
+        return [batch for cut in cuts for batch in self._limit_inputs(cut, num_inputs)]
 
     def _group_windows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the windows group by group, and the size of each group.
@@ -136,27 +137,30 @@ class WindowLoader:
         start = self.windows.start
         if not self.requirements.linked:
             return np.arange(len(start)), np.ones(len(start), dtype=np.int64)
-        members = np.argsort(start, kind="stable")  # the log is sorted by user, then time
-        user = self.log.users.numpy()[start[members]]
-        return members, np.unique(user, return_counts=True)[1]
+        windows = np.argsort(start, kind="stable")  # the log is sorted by user, then time
+        user = self.log.users.numpy()[start[windows]]
+        return windows, np.unique(user, return_counts=True)[1]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
-        targets, batches = self.windows.counts, self._batches()
-        own = batches if self.shard.is_alone else [self.shard.take_rows(batch) for batch in batches]
-        windows = torch.from_numpy(np.concatenate(own))
+        num_targets, batches = self.windows.num_targets, self._get_batches()
+        shares = batches  # of this process
+        if not self.shard.is_alone:
+            shares = [self.shard.take_rows(batch) for batch in batches]
+        windows = torch.from_numpy(np.concatenate(shares))
         windows = windows.to(self._gatherer.device)  # one copy to the device for the whole epoch
-        for batch, index in zip(batches, windows.split(list(map(len, own))), strict=True):
-            yield self._gatherer.gather(self.shard.take(batch, targets[batch]), index)
+        for batch, index in zip(batches, windows.split(list(map(len, shares))), strict=True):
+            yield self._gatherer.gather(self.shard.take(batch, num_targets[batch]), index)
 
-    def batches_on(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
+    def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
-        By ``data_on_device`` the log is copied there once, or batch by batch, each made one ahead.
+        By ``data_on_device`` the log is copied there once, or batches are, each made one ahead.
         """
-        is_elsewhere, prepare = self._gatherer.device != device, self.requirements.prepare
-        columns = self.log, self.windows, self.features
-        if is_elsewhere and prepare is None and fits_on_device(device, data_on_device, *columns):
-            self._gatherer = self._gatherer_on(device)
+        prepare = self.requirements.prepare
+        data = self.log, self.windows, self.features
+        if self._gatherer.device != device and prepare is None:
+            if fits_on_device(device, data_on_device, *data):
+                self._gatherer = self._make_gatherer(device)
         if self._gatherer.device == device:
             yield from self
             return
@@ -174,12 +178,12 @@ class WindowLoader:
         """Return the given windows as one packed batch."""
         return self._gatherer.gather(batch)
 
-    def _gatherer_on(self, device: torch.device) -> WindowGatherer:
+    def _make_gatherer(self, device: torch.device) -> WindowGatherer:
         return WindowGatherer(self.log, self.windows, self.requirements, device, self.features)
 
 
 def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """Split [n] groups, in order, into at most ``num_parts`` of about equal total weight."""
+    """Split [n] groups, in order, into at most ``num_parts`` parts of about equal weight."""
     middle = np.cumsum(weights) - weights / 2  # a group goes where its middle lies
     part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
     return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
@@ -194,11 +198,11 @@ class RowLoader(TrainDataLoader):
     collate_fn: Any  # a method of RecBole's, until the batch is divided
 
     @property
-    def targets(self) -> int:
+    def num_targets(self) -> int:
         """Number of targets in one epoch."""
         return self.sample_size
 
-    def batches_on(self, device: torch.device, data_on_device: str) -> Iterator[Interaction]:
+    def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[Interaction]:
         """Yield the batches of an epoch on the device of the model; rows are made on the host."""
         pack = self.requirements.pack
         for batch in self:
@@ -246,18 +250,20 @@ class TargetLoader(FullSortEvalDataLoader):
 def make_training_loader(
     config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
-    """Return packed windows under ``augmentation: all_positions``, else rows."""
+    """Return a loader of packed windows under ``augmentation: all_positions``, else of rows."""
     name, augmentation = config["model"], config["augmentation"]
-    choices = ["prefix", "none"] + ["all_positions"] * requirements.windows
+    choices = ["prefix", "none"]
+    if requirements.windows:
+        choices.append("all_positions")
     if augmentation not in choices:
         raise UsageError(
             f"augmentation: {name} can train with {' or '.join(choices)}, found "
             f"{shown(augmentation)}"
         )
     if augmentation != "all_positions":
-        rows = RowLoader(config, train, _make_sampler(config, train), shuffle=config["shuffle"])
-        rows.requirements = requirements
-        return rows
+        loader = RowLoader(config, train, _make_sampler(config, train), shuffle=config["shuffle"])
+        loader.requirements = requirements
+        return loader
     if not requirements.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
@@ -271,8 +277,9 @@ def make_held_out_loaders(
 ) -> dict[str, TargetLoader | None]:
     """Return a loader for validation and for test; None for a phase without targets."""
     loaders: dict[str, TargetLoader | None] = {}
+    num_processes = current_shard().size
     for phase in PHASES[1:]:
-        num_targets, num_processes = len(parts[phase]), current_shard().size
+        num_targets = len(parts[phase])
         if 0 < num_targets < num_processes:
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
@@ -283,9 +290,9 @@ def make_held_out_loaders(
 
 
 def _make_sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
-    """Return RecBole's sampler of negatives, over training interactions only; None for none.
+    """Return RecBole's sampler of negatives; None if the model samples none.
 
-    RecBole's own construction counts popularity in all parts.
+    It reads training interactions only: RecBole's own construction counts popularity in all parts.
     """
     options = config["train_neg_sample_args"]
     distribution = options["distribution"]

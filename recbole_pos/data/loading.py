@@ -38,24 +38,27 @@ Intervals = list[tuple[str, float, float, str]]
 class _CountedNames:
     """The users, or the items, numbered in the interactions and in their own ``table``.
 
-    ``codes`` and ``table_codes`` are the numbers, by row; ``is_listed`` is [names] bool: whether a
-    name stands in the table and is not dropped.
+    Attributes:
+        codes: [interactions] number of the name in each.
+        table_codes: [rows] number of the name in each row of the table.
+        is_listed: [names] bool: whether a name stands in the table and is not dropped.
     """
 
     def __init__(
-        self, table: str, intervals: Intervals | None, column: pd.Series, listed: pd.Series | None
+        self, table: str, intervals: Intervals | None, column: pd.Series, in_table: pd.Series | None
     ) -> None:
-        names, table_codes = column.cat.categories, np.empty(0, dtype=np.int64)
-        if listed is not None:
-            names = names.append(listed.cat.categories.difference(names))
-            table_codes = names.get_indexer(listed.cat.categories)[listed.cat.codes.to_numpy()]
+        names = column.cat.categories
+        table_codes = np.empty(0, dtype=np.int64)
+        if in_table is not None:
+            names = names.append(in_table.cat.categories.difference(names))
+            table_codes = names.get_indexer(in_table.cat.categories)[in_table.cat.codes.to_numpy()]
         self.table, self.intervals, self.table_codes = table, intervals, table_codes
         self.codes = column.cat.codes.to_numpy()
         self.is_listed = np.zeros(len(names), dtype=bool)
         self.is_listed[table_codes] = True
 
     def drop(self) -> np.ndarray:
-        """Return [names] bool: names with too few or too many interactions, now not listed."""
+        """Drop names with too few or too many interactions, and return these as [names] bool."""
         counts = np.bincount(self.codes, minlength=len(self.is_listed))
         is_wrong = (counts > 0) & ~_is_within(counts, self.intervals)
         if self.intervals:  # RecBole applies the lower bound also to names without interactions
@@ -77,16 +80,16 @@ class AtomicTables(Dataset):
         super()._get_preset()
         self.benchmark_filename_list = None
 
-    def _files(self) -> list[Path]:
+    def _list_files(self) -> list[Path]:
         """Return the atomic files of the dataset, some of which may not be there."""
         suffixes = ["user", "item", *(self.config["additional_feat_suffix"] or [])]
-        return self._interaction_files() + [self._file(suffix) for suffix in suffixes]
+        return self._list_interaction_files() + [self._find_file(suffix) for suffix in suffixes]
 
-    def _interaction_files(self) -> list[Path]:
+    def _list_interaction_files(self) -> list[Path]:
         parts = self.config["benchmark_filename"]
         return list_interaction_files(Path(self.dataset_path), self.dataset_name, parts)
 
-    def _file(self, suffix: str) -> Path:
+    def _find_file(self, suffix: str) -> Path:
         return find_atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
     def _load_data(self, token: str, dataset_path: str) -> None:
@@ -94,7 +97,7 @@ class AtomicTables(Dataset):
         suffixes = self.config["additional_feat_suffix"] or []
         require_dataset(token, Path(dataset_path), ["user", "item", *suffixes], self.config)
         for table in ("user", "item"):
-            file = self._file(table)
+            file = self._find_file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
                 raise UsageError(
                     f"load_col: {table}: found no file {file}; add it, or leave {table} out of "
@@ -109,7 +112,7 @@ class AtomicTables(Dataset):
         self._require_common_tokens()
         self._require_distinct_columns()
         for option, kinds in NAMING_FIELDS.items():
-            self._require_named(option, kinds)
+            self._require_loaded(option, kinds)
 
     def _require_common_tokens(self) -> None:
         """Refuse a table of users or items that has no token of the interactions."""
@@ -120,8 +123,9 @@ class AtomicTables(Dataset):
             in_interactions = self.inter_feat[id_field].cat.categories
             is_empty = not (len(in_table) and len(in_interactions))
             if not (is_empty or in_interactions.isin(in_table).any()):
+                file = self._find_file(table)
                 raise UsageError(
-                    f"{self._file(table)}: no {id_field} of it has an interaction: it has such as "
+                    f"{file}: no {id_field} of it has an interaction: it has such as "
                     f"{shown(in_table[0])}, the interactions {shown(in_interactions[0])}; write "
                     f"both in one way, or leave {table} out of load_col"
                 )
@@ -140,31 +144,32 @@ class AtomicTables(Dataset):
                     "them by load_col, or give the columns different names"
                 )
 
-    def _require_named(self, option: str, kinds: tuple[str, ...]) -> None:
+    def _require_loaded(self, option: str, kinds: tuple[str, ...]) -> None:
         """Require that every field that an option names is loaded, and of one of ``kinds``."""
         value = self.config[option] or {}
         if option == "seq_len" and not is_strict(self.config):
             return
-        names = list(value)
+        fields = list(value)
         if option == "unused_col":  # lists of fields, by table
-            names = list(itertools.chain(*value.values()))
+            fields = list(itertools.chain(*value.values()))
         elif option == "preload_weight":  # a field of ids and one of vectors
-            names = list(itertools.chain(*value.items()))
-        for name in names:
-            kind = self.field2type.get(name)
+            fields = list(itertools.chain(*value.items()))
+        for field in fields:
+            kind = self.field2type.get(field)
             if kind is None:
+                hint = suggest(field, self.field2type)
                 raise UsageError(
-                    f"{option}: field {shown(name)} is not loaded{suggest(name, self.field2type)}; "
-                    f"loaded are {listed(self.field2type)}; see load_col"
+                    f"{option}: field {shown(field)} is not loaded{hint}; loaded are "
+                    f"{listed(self.field2type)}; see load_col"
                 )
             if kinds and kind.value not in kinds:
                 raise UsageError(
-                    f"{option}: field {shown(name)} is of type {kind.value}; "
+                    f"{option}: field {shown(field)} is of type {kind.value}; "
                     f"{' or '.join(kinds)} is needed"
                 )
-        if option == "preload_weight" and len({self.field2source[name] for name in names}) > 1:
+        if option == "preload_weight" and len({self.field2source[field] for field in fields}) > 1:
             raise UsageError(
-                f"preload_weight: {' and '.join(map(shown, names))} are not in one table of "
+                f"preload_weight: {' and '.join(map(shown, fields))} are not in one table of "
                 "additional_feat_suffix, which has names of its own and their vectors"
             )
 
@@ -172,8 +177,8 @@ class AtomicTables(Dataset):
         """Load the interactions: one file, or the files of given parts one below the other."""
         tables: list[pd.DataFrame] = []
         seqlens: list[dict[str, int]] = []
-        self.scratch = Scratch.where_needed(self.config, self._interaction_files())
-        for file in self._interaction_files():
+        self.scratch = Scratch.where_needed(self.config, self._list_interaction_files())
+        for file in self._list_interaction_files():
             table = self._load_feat(file, FeatureSource.INTERACTION)
             assert table is not None  # ids are required
             if missing := int((~np.isfinite(table[self.time_field])).sum()):
@@ -195,7 +200,7 @@ class AtomicTables(Dataset):
         self._part_by_row = np.repeat(parts[: len(tables)], list(map(len, tables)))
 
     def _reset_index(self) -> None:
-        """Take the given parts of the remaining interactions, by their row in all files."""
+        """Set ``given_part`` of the remaining interactions, by their rows in all files."""
         if self.config["benchmark_filename"]:
             self.given_part = self._part_by_row[self.inter_feat.index]
         super()._reset_index()
@@ -204,7 +209,7 @@ class AtomicTables(Dataset):
         self, token: str, dataset_path: str, source: FeatureSource, field_name: str
     ) -> pd.DataFrame | None:
         """Load the table of users or items; None if there is no such file."""
-        file, field = self._file(source.value), getattr(self, field_name)
+        file, field = self._find_file(source.value), getattr(self, field_name)
         feat = self._load_feat(file, source) if file.is_file() else None
         if feat is not None:
             feat.drop_duplicates(subset=[field], keep="first", inplace=True)
@@ -213,22 +218,19 @@ class AtomicTables(Dataset):
         return feat
 
     def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
-        """Read the columns to load of a table, and note their types for RecBole; None of none."""
+        """Return the columns to load of a table, or None without any; note their types."""
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
             return None
         file = open_table(filepath, self.config)
-        kinds = {
-            name: kind
-            for name, kind in file.columns.items()
-            if (load_col is None or name in load_col) and name not in (unload_col or ())
-        }
-        self._require_fields(file, source, kinds)
+        selected = set(file.kinds if load_col is None else load_col) - set(unload_col or ())
+        kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
+        self._require_ids_and_times(file, source, kinds)
         for option, names in (("load_col", load_col), ("unload_col", unload_col)):
-            for name in sorted(set(names or ()) - set(file.columns)):
+            for name in sorted(set(names or ()) - set(file.kinds)):
                 raise UsageError(
                     f"{option}: {file.path} has no column {shown(name)}"
-                    f"{suggest(name, file.columns)}; it has {listed(file.columns)}"
+                    f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
                 )
         if not kinds:
             self.logger.warning(f"No columns has been loaded from [{source}]")
@@ -236,9 +238,9 @@ class AtomicTables(Dataset):
         table = file.read(kinds, self.scratch if source == FeatureSource.INTERACTION else None)
         if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
             table = spell_out(table)
-        ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
-        if source in ids:
-            _require_consistent(file, table, ids[source])
+        id_fields = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
+        if source in id_fields:
+            _require_consistent(file, table, id_fields[source])
         max_lengths = self.config["seq_len"] or {}
         for name, kind in kinds.items():
             seqlen = 1
@@ -254,13 +256,10 @@ class AtomicTables(Dataset):
                     self.field2bucketnum[name] = 2
         return table
 
-    def _require_fields(
+    def _require_ids_and_times(
         self, file: Table, source: FeatureSource | str, kinds: dict[str, str]
     ) -> None:
-        """Refuse a file whose ids or times are not loaded, or of a type they cannot have.
-
-        ``kinds`` are the types of the loaded columns by name.
-        """
+        """Require that the loaded ``kinds`` of a file have ids as tokens and times as numbers."""
         is_inter = source == FeatureSource.INTERACTION
         roles = {
             "USER_ID_FIELD": (self.uid_field, "token", is_inter or source == FeatureSource.USER),
@@ -271,7 +270,7 @@ class AtomicTables(Dataset):
         for key, (field, expected, is_needed) in roles.items():
             actual = kinds.get(field)
             if actual is None and is_needed:
-                columns = listed(f"{name}:{kind}" for name, kind in file.columns.items())
+                columns = listed(f"{name}:{kind}" for name, kind in file.kinds.items())
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
                     f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "
@@ -284,6 +283,7 @@ class AtomicTables(Dataset):
                 )
 
     def _data_filtering(self) -> None:
+        """Filter as RecBole does; raise a UsageError that names the options if it fails."""
         try:
             super()._data_filtering()
         except UsageError:
@@ -304,17 +304,17 @@ class AtomicTables(Dataset):
 
     def _filter_nan_user_or_item(self) -> None:
         """Leave out rows without a user or item, with RecBole's warning."""
-        for field, table in ((self.uid_field, "user"), (self.iid_field, "item")):
-            for name in (table, "inter"):
-                feat = getattr(self, f"{name}_feat")
+        for field, own_table in ((self.uid_field, "user"), (self.iid_field, "item")):
+            for table in (own_table, "inter"):
+                feat = getattr(self, f"{table}_feat")
                 if feat is not None and feat[field].hasnans:
                     is_nameless = feat[field].isna().to_numpy()
                     lines = (feat.index[is_nameless] + 2).tolist()
                     self.logger.warning(
-                        f"In {name}_feat, line {lines}, {field} do not exist, so they will be "
+                        f"In {table}_feat, line {lines}, {field} do not exist, so they will be "
                         "removed."
                     )
-                    self._keep(name, ~is_nameless)
+                    self._keep(table, ~is_nameless)
 
     def _remove_duplication(self) -> None:
         """Leave out exact copies (``rm_copies``) and repeated pairs (RecBole's ``rm_dup_inter``).
@@ -342,7 +342,8 @@ class AtomicTables(Dataset):
 
         Names get their ids later, so that dropped ones get none.
         """
-        minimums, before = read_session_filter(self.config["session_filter"]), self.inter_feat
+        minimums = read_session_filter(self.config["session_filter"])
+        before = self.inter_feat
         if max(minimums) > 1:
             fields = self.uid_field, self.iid_field
             self.inter_feat = filter_sessions(before, *fields, *minimums)
@@ -363,23 +364,23 @@ class AtomicTables(Dataset):
         allowed = list(map(self._parse_intervals_str, options))
         if allowed == [None, None]:
             return
-        sides = []
+        sides = []  # users and items
         for table, field, intervals in zip(tables, fields, allowed, strict=True):
             if intervals and len(intervals) > 1:
                 self.logger.warning("More than one interval of interaction number are given!")
             feat = getattr(self, f"{table}_feat")
-            listed = None if feat is None else feat[field]
-            sides.append(_CountedNames(table, intervals, self.inter_feat[field], listed))
-        is_kept, has_changed = np.ones(len(self.inter_feat), dtype=bool), True
+            in_table = None if feat is None else feat[field]
+            sides.append(_CountedNames(table, intervals, self.inter_feat[field], in_table))
+        users, items = sides
+        is_kept = np.ones(len(self.inter_feat), dtype=bool)
+        has_changed = True
         while has_changed:
-            is_wrong = [side.drop() for side in sides]
-            is_dropped = np.logical_or(
-                *(wrong[side.codes] for wrong, side in zip(is_wrong, sides, strict=True))
-            )
+            is_wrong_user, is_wrong_item = users.drop(), items.drop()
+            is_dropped = is_wrong_user[users.codes] | is_wrong_item[items.codes]
             is_kept[is_kept] = ~is_dropped
             for side in sides:
                 side.codes = side.codes[~is_dropped]
-            has_changed = any(wrong.any() for wrong in is_wrong)
+            has_changed = bool(is_wrong_user.any() or is_wrong_item.any())
         self._keep("inter", is_kept)
         for side in sides:
             if len(side.table_codes):
@@ -401,12 +402,12 @@ def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:
 
 
 def spell_out(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the names themselves in the columns of categories."""
+    """Return a table whose columns of categories hold the names as text."""
     return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
 
 
 def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return tables with the same columns, one below the other; categories stay such."""
+    """Return one table of tables with the same columns, one below the other."""
     columns: dict[str, Any] = {}
     for name, first in tables[0].items():
         stack = union_categoricals if first.dtype == "category" else np.concatenate
@@ -433,7 +434,7 @@ def number_names(
         scratch: disk space for the ids, where they do not fit into memory.
 
     Returns:
-        names by id, padding first; for each column its ids, [rows] int64 or arrays of int64.
+        Names by id, padding first; and for each column its ids, [rows] int64 or arrays of int64.
     """
     ids: dict[str, int] = {}
     numbered = [_number_column(column, ids, scratch) for column in columns]
@@ -451,13 +452,13 @@ def _number_column(column: pd.Series, ids: dict[str, int], scratch: Scratch | No
         names = np.asarray(names, dtype=object)
     appeared = pd.unique(codes)
     appeared = appeared[appeared >= 0]
-    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)  # the last one for code -1: no name
+    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)  # code -1, no name, reads the last 0
     id_by_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
     if has_lists:
         return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
     if scratch is None:
         return id_by_code[codes]
-    numbers = scratch.empty(len(codes), np.int64)
-    for rows in scratch.blocks(len(codes)):
-        numbers[rows] = id_by_code[codes[rows]]
-    return numbers
+    column_ids = scratch.empty(len(codes), np.int64)
+    for rows in scratch.iterate_blocks(len(codes)):
+        column_ids[rows] = id_by_code[codes[rows]]
+    return column_ids

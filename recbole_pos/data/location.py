@@ -28,7 +28,7 @@ _TABLES = _RAW | {".txt", ".dat", ".json", ".xlsx", ".zip"}
 
 
 def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
-    """Return the path of a table of a dataset: of parquet if it exists, else of text.
+    """Return the path of a table of a dataset: the parquet file if it exists, else the text file.
 
     Raises:
         UsageError: if both exist, or no file can have the name.
@@ -63,7 +63,7 @@ def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None)
 
 
 def read_dataset_name(dataset: Any) -> str | None:
-    """Return the name or path of a dataset; of a :class:`recbole_pos.Dataset` its folder."""
+    """Return the name or path of a dataset; for a :class:`recbole_pos.Dataset` its folder."""
     if dataset is None or isinstance(dataset, str):
         return dataset
     if isinstance(dataset, os.PathLike):
@@ -75,10 +75,10 @@ def read_dataset_name(dataset: Any) -> str | None:
 
 
 def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
-    """Return the name of a dataset, and for a path to its folder the ``data_path`` to that folder.
+    """Return the name of a dataset, and the folder that holds it if ``dataset`` is a path to it.
 
-    The path starts here or in ``data_path``, as shells complete it. The second is None for a name,
-    or a path without a dataset.
+    The path starts in ``data_path`` or in the working directory. For a name, or a path without a
+    dataset, the folder is None.
     """
     if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
         return dataset, None
@@ -94,9 +94,9 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
 
 
 def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
-    """Refuse a dataset that is not in ``folder``, with advice; or a folder in place of a file.
+    """Refuse a dataset that is not in ``folder``, with advice, or has a folder in place of a file.
 
-    ``suffixes`` are those of files besides interactions.
+    ``suffixes`` name its files besides interactions, such as item.
     """
     is_name = Path(name).name == name
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
@@ -109,7 +109,7 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
 
 
 def _advise(typed: Path, folder: Path) -> str:
-    """Return advice on what was typed for a dataset and not found in ``folder``."""
+    """Return advice on ``typed``, which named no dataset in ``folder``."""
     if table := _find_tables(typed, folder):
         name = typed.name.split(".")[0] or typed.resolve().name
         return (
@@ -129,7 +129,7 @@ def _advise(typed: Path, folder: Path) -> str:
                 f"{file} must lie in a folder of its name: move {file.stem}.* to "
                 f"{path / file.stem}/ and type `-d {file.stem} --data_path={path}`"
             )
-    path = typed if len(typed.parts) > 1 else folder  # a path was meant as one from here
+    path = typed if len(typed.parts) > 1 else folder  # a path starts in the working directory
     hint = suggest(typed.name, _list_datasets(path.parent))
     return (
         f"there is no {path / typed.name}.inter{hint}; set data_path (--data_path) to the folder "
@@ -138,7 +138,7 @@ def _advise(typed: Path, folder: Path) -> str:
 
 
 def _find_tables(typed: Path, folder: Path) -> Path | None:
-    """Return the path of a raw table, or of a folder of raw tables and no datasets; else None."""
+    """Return the path of a raw table, or of a folder of raw tables without datasets, or None."""
     if typed.suffix.lower() in _TABLES and not {*typed.suffixes} & {*_ATOMIC}:
         return typed
     if typed.name in ("", ".."):
@@ -152,5 +152,6 @@ def _find_tables(typed: Path, folder: Path) -> Path | None:
 
 
 def _list_datasets(folder: Path) -> list[str]:
+    """Return the names of the datasets whose folders lie in ``folder``, sorted."""
     names = {file.parent.name for file in folder.glob("*/*.inter*")}
     return sorted(name for name in names if find_atomic_file(folder / name, name, "inter").exists())

@@ -45,25 +45,27 @@ def read_limit(value: Any) -> int | None:
     )
 
 
-def memory() -> int:
-    """Return the bytes that this process may use at most: machine, container, process limit."""
+def get_memory_limit() -> int:
+    """Return the bytes that machine, container and process limit allow this process to use."""
     limits = [psutil.virtual_memory().total]
     for file in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError):
             text = (Path("/sys/fs/cgroup") / file).read_text(encoding="ascii").strip()
-            limits += [int(text)] if text.isdigit() else []
+            if text.isdigit():  # else "max"
+                limits.append(int(text))
     with suppress(ImportError):  # not on Windows
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        limits += [] if limit == resource.RLIM_INFINITY else [limit]
+        if limit != resource.RLIM_INFINITY:
+            limits.append(limit)
     return min(limits)
 
 
-def free_memory() -> int:
+def get_free_memory() -> int:
     """Return about how many more bytes this process may use."""
     used = psutil.Process().memory_info().rss
-    return max(min(psutil.virtual_memory().available, memory() - used), 0)
+    return max(min(psutil.virtual_memory().available, get_memory_limit() - used), 0)
 
 
 class Scratch:
@@ -74,29 +76,30 @@ class Scratch:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
-        self.rows = min(max(limit // _PER_BLOCK_ROW, 1 << 10), _MAX_BLOCK_ROWS)
+        self.block_rows = min(max(limit // _PER_BLOCK_ROW, 1 << 10), _MAX_BLOCK_ROWS)
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     @classmethod
     def where_needed(cls, config: Options, files: Iterable[Path]) -> Scratch | None:
-        """Return disk space if reading and sorting the files exceeds the limit, else None."""
+        """Return disk space if reading and sorting the files may exceed the limit, else None."""
         existing = [file for file in files if file.is_file()]
         limit = read_limit(config["memory_limit"])
-        limit = free_memory() // 2 if limit is None else limit
+        limit = get_free_memory() // 2 if limit is None else limit
         needed = sum(map(_estimate_memory, existing))
         return cls(existing[0].parent, limit) if needed > limit else None
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an array of zeros on disk; StorageError if the disk has no space for it."""
+        """Return an array of zeros on disk, or raise StorageError if it has no space for that."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         with self.explain_errors(size), tempfile.TemporaryFile(dir=self.folder) as file:
             if size and hasattr(os, "posix_fallocate"):  # a full disk would end the process later
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 file.truncate(size)
-            return self._map(file, dtype).reshape(shape)
+            return self.map_file(file, dtype).reshape(shape)
 
-    def _map(self, file: Any, dtype: Any) -> np.ndarray:
+    def map_file(self, file: Any, dtype: Any) -> np.ndarray:
+        """Return the content of an open file as a mapped array."""
         if not os.fstat(file.fileno()).st_size:
             return np.empty(0, dtype)
         mapped = mmap.mmap(file.fileno(), 0)
@@ -104,15 +107,15 @@ class Scratch:
         return np.frombuffer(mapped, dtype)
 
     def release(self) -> None:
-        """Free the memory of all columns; the system reads them from disk when they are used."""
+        """Free the memory of all columns; the system reads them again when they are used."""
         for mapped in self._maps:
             if hasattr(mapped, "madvise"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
-    def blocks(self, rows: int) -> Iterator[slice]:
-        """Yield slices that cover ``rows`` rows; memory of columns is released after each."""
-        for start in range(0, rows, self.rows):
-            yield slice(start, min(start + self.rows, rows))
+    def iterate_blocks(self, num_rows: int) -> Iterator[slice]:
+        """Yield slices that cover ``num_rows`` rows; memory of columns is released after each."""
+        for start in range(0, num_rows, self.block_rows):
+            yield slice(start, min(start + self.block_rows, num_rows))
             self.release()
 
     def keep(self, table: pd.DataFrame, mask: np.ndarray) -> pd.DataFrame:
@@ -124,23 +127,24 @@ class Scratch:
         for name, column in table.items():
             is_names = column.dtype == "category"
             values = (column.cat.codes if is_names else column).to_numpy()
-            values = values[mask] if values.dtype == object else self._keep(values, mask)
+            values = values[mask] if values.dtype == object else self._keep_values(values, mask)
             columns[name] = as_categories(values, column.dtype) if is_names else values
-        index = pd.Index(self._keep(table.index, mask), copy=False)
+        index = pd.Index(self._keep_values(table.index, mask), copy=False)
         return pd.DataFrame(columns, index=index, copy=False)
 
-    def _keep(self, column: np.ndarray | pd.Index, mask: np.ndarray) -> np.ndarray:
+    def _keep_values(self, column: np.ndarray | pd.Index, mask: np.ndarray) -> np.ndarray:
         """Return the values of a column where ``mask`` is true, on disk."""
-        kept, end = self.empty(int(np.count_nonzero(mask)), column.dtype), 0
-        for rows in self.blocks(len(mask)):
+        kept = self.empty(int(np.count_nonzero(mask)), column.dtype)
+        start = 0
+        for rows in self.iterate_blocks(len(mask)):
             values = column[rows][mask[rows]]
-            begin, end = end, end + len(values)
-            kept[begin:end] = values
+            kept[start : start + len(values)] = values
+            start += len(values)
         return kept
 
     @contextmanager
     def explain_errors(self, size: int = 0) -> Iterator[None]:
-        """Turn errors of the disk into a StorageError, also about ``size`` bytes without room."""
+        """Turn errors of the disk into a StorageError, such as no room for ``size`` bytes."""
         try:
             yield
         except OSError as error:
@@ -153,18 +157,20 @@ class Scratch:
 
 
 class ColumnWriter:
-    """Writes a column of numbers or names to disk, block by block; ``names`` have the codes."""
+    """Writes a column of numbers or names to disk, block by block; ``names`` are codes by name."""
 
     def __init__(self, scratch: Scratch) -> None:
-        self.scratch, self.names = scratch, dict[str, int]()
+        self.scratch = scratch
+        self.names: dict[str, int] = {}
         with scratch.explain_errors():
             self.file: Any = tempfile.TemporaryFile(dir=scratch.folder)
         self.dtype: Any = np.float64
 
     def append(self, column: Any) -> None:
-        """Write a block, of floats or of names as a dictionary array."""
+        """Write a block of floats, or of names as a dictionary array."""
         if isinstance(column, pa.DictionaryArray):
-            self.dtype, names = np.int32, self.names
+            self.dtype = np.int32
+            names = self.names
             codes = [names.setdefault(name, len(names)) for name in column.dictionary.to_pylist()]
             column = np.array([*codes, -1], np.int32)[column.indices.fill_null(-1).to_numpy()]
         with self.scratch.explain_errors():
@@ -174,7 +180,7 @@ class ColumnWriter:
         """Return the whole column, mapped: float64 numbers, or int32 codes of names (-1: none)."""
         with self.scratch.explain_errors(), self.file:
             self.file.flush()
-            return self.scratch._map(self.file, self.dtype)
+            return self.scratch.map_file(self.file, self.dtype)
 
 
 def as_categories(codes: np.ndarray, dtype: Any) -> pd.Categorical:

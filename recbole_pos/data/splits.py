@@ -48,7 +48,7 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
 
 
 def split_log(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
-    """Return [interactions] int8 TRAIN, VALID or TEST; and under GT and ST boundaries, as times.
+    """Return [interactions] int8 parts, and the times of the boundaries (none under LS and RS).
 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
@@ -69,10 +69,11 @@ def leave_one_out(num_targets: np.ndarray, num_until: np.ndarray, mode: str) -> 
     """Hold out the last target of each user for test, the one before for validation.
 
     A user with too few targets for all parts keeps one for training first. An interaction after a
-    held-out target that cannot be a target itself belongs to that target's part.
+    held-out target that cannot be a target itself belongs to that target's part. The result is
+    [interactions] int8.
 
     Args:
-        num_targets: [interactions] number of possible targets of the user of each.
+        num_targets: [interactions] number of possible targets of the interaction's user.
         num_until: [interactions] how many of these are up to the interaction, itself included.
         mode: valid_and_test, valid_only or test_only.
     """
@@ -88,7 +89,7 @@ def leave_one_out(num_targets: np.ndarray, num_until: np.ndarray, mode: str) -> 
 def split_by_ratio(
     num_targets: np.ndarray, num_until: np.ndarray, ratios: list[float]
 ) -> np.ndarray:
-    """Cut each user's targets in time order by three ratios, as RecBole's method of this name does.
+    """Return [interactions] int8 parts: each user's targets are cut by ratios, as in RecBole.
 
     ``num_targets`` and ``num_until`` are as in :func:`leave_one_out`.
     """
@@ -99,11 +100,12 @@ def split_by_ratio(
     num_valid = (valid_share * num_targets).astype(int)
     num_test = (test_share * num_targets).astype(int)
     num_train = num_targets - num_valid - num_test
-    # a part rounded to nothing gets a target of training, if two are there
+    # a part of less than one target gets one from training, if that has two
     for counts, share in ((num_test, test_share), (num_valid, valid_share)):
-        is_lifted = (num_train > 1) & (share * num_targets > 0) & (share * num_targets < 1)
-        counts += is_lifted
-        num_train -= is_lifted
+        exact = share * num_targets
+        is_raised = (num_train > 1) & (exact > 0) & (exact < 1)
+        counts += is_raised
+        num_train -= is_raised
     part = np.full(len(num_until), TRAIN, dtype=np.int8)
     part[num_until > num_train] = VALID
     part[num_until > num_train + num_valid] = TEST
@@ -111,10 +113,10 @@ def split_by_ratio(
 
 
 def split_by_time(times: np.ndarray, quantiles: list[float]) -> tuple[np.ndarray, list[float]]:
-    """Cut all users at the same times (Gusak et al., "Time to Split", 2025).
+    """Return [interactions] int8 parts, cut at the same times for all users, and these times.
 
-    Training is everything up to the first of one or two ``quantiles`` of the [interactions] times,
-    that included; test everything after the last; validation what lies between.
+    They are one or two ``quantiles`` of ``times``. Training is all up to the first, itself
+    included; test is all after the last (Gusak et al., "Time to Split", 2025).
     """
     is_list = isinstance(quantiles, (list, tuple)) and len(quantiles) in (1, 2)
     is_valid = is_list and all(map(is_number, quantiles))
@@ -130,8 +132,8 @@ def split_by_time(times: np.ndarray, quantiles: list[float]) -> tuple[np.ndarray
     for phase in (VALID, TEST)[-len(quantiles) :]:
         if not (part == phase).any():
             cuts = " and ".join(
-                f"{format_time(b)} (shared by {(times == b).sum()} interactions)"
-                for b in boundaries
+                f"{format_time(time)} (shared by {(times == time).sum()} interactions)"
+                for time in boundaries
             )
             raise UsageError(
                 f"eval_args.split.GT: {shown(quantiles)} leaves no interaction for "
@@ -146,33 +148,33 @@ def format_time(time: float) -> str:
 
 
 def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
-    """Cut whole sessions, which are the users of the log, in the order of their last times.
+    """Return [interactions] int8 parts of whole sessions, and the last time of each but test.
 
-    ``value`` are ends of training and validation: one or two fractions of all sessions (rounded
-    down) or numbers of sessions; with one there is no validation. The boundaries are the times of
-    the last session of each.
+    Sessions are the users of the log, in the order of their last times. ``value`` are ends of
+    training and validation: one or two fractions of all sessions (rounded down) or numbers of
+    sessions; with one there is no validation.
     """
     sessions = _order_sessions(log)
     bounds = _read_bounds(value, len(sessions))
-    part_by_order = np.searchsorted(bounds, np.arange(len(sessions)), side="right")
+    part = np.searchsorted(bounds, np.arange(len(sessions)), side="right")  # in that order
     if len(bounds) == 1:
-        part_by_order[part_by_order == 1] = TEST
-    part = np.zeros(len(log.lengths), dtype=np.int8)
-    part[sessions] = part_by_order
+        part[part == 1] = TEST
+    part_by_user = np.zeros(len(log.lengths), dtype=np.int8)
+    part_by_user[sessions] = part
     last_sessions = sessions[np.array(bounds) - 1]
     last_times = log.times.numpy()[log.offsets[last_sessions + 1] - 1]
-    return np.repeat(part, log.lengths), last_times.tolist()
+    return np.repeat(part_by_user, log.lengths), last_times.tolist()
 
 
 def _order_sessions(log: EventLog) -> np.ndarray:
-    """Return [sessions with interactions] ids in the order of their last times, then the file."""
-    sessions = np.flatnonzero(log.lengths)  # RecBole's ids are in the order of the file
-    ends = log.times.numpy()[log.offsets[sessions + 1] - 1]
-    return sessions[np.argsort(ends, kind="stable")]
+    """Return the ids of sessions with interactions, by their last times, then as in the file."""
+    sessions = np.flatnonzero(log.lengths)  # ids are in the order of the file
+    last_times = log.times.numpy()[log.offsets[sessions + 1] - 1]
+    return sessions[np.argsort(last_times, kind="stable")]
 
 
 def _read_bounds(value: Any, num_sessions: int) -> list[int]:
-    """Return how many sessions stand before validation and before test; with one, before test."""
+    """Return the number of sessions before validation and before test, or only the latter."""
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
     are_counts = all(is_whole(n) and n > 0 for n in numbers)
     are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)
@@ -183,10 +185,9 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
             "of sessions such as [9000, 9500], one or two, each larger than the one before; what "
             f"follows the last is test; found {shown(value)}"
         )
-    # Fraction of the text: 0.29 * 100 is less than 29 in floats
-    bounds = (
-        numbers if are_counts else [math.floor(Fraction(str(n)) * num_sessions) for n in numbers]
-    )
+    bounds = numbers
+    if are_shares:  # exactly, by the text of each: in floats 0.29 * 100 is less than 29
+        bounds = [math.floor(Fraction(str(share)) * num_sessions) for share in numbers]
     if (np.diff([0, *bounds, num_sessions]) <= 0).any():
         raise UsageError(
             f"eval_args.split.ST: {shown(value)} of {num_sessions:,} sessions leaves a part empty"
@@ -195,7 +196,7 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
 
 
 def read_fraction(value: Any) -> Fraction:
-    """Read ``train_fraction``: a number or text such as 1/64, above 0 and at most 1, exactly."""
+    """Return ``train_fraction``, a number or text such as 1/64 above 0 and at most 1, exactly."""
     try:
         fraction = Fraction(0 if isinstance(value, bool) else str(value))
     except (ValueError, ZeroDivisionError):
@@ -214,23 +215,19 @@ def keep_recent_sessions(
     """Leave out all training sessions but the newest ``train_fraction`` of them (None: all).
 
     Returns:
-        the log and parts that remain; and numbers of sessions: by phase, ``left_out``, and
-        ``overlapping`` (held-out sessions that begin before the last training interaction).
+        The log and [interactions] parts that remain; and numbers of sessions: by phase,
+        ``left_out``, and ``overlapping`` (held out, begun before the last training interaction).
     """
     num_left_out = 0
     if train_fraction is not None:
-        fraction, sessions = read_fraction(train_fraction), _order_sessions(log)
-        train_sessions = sessions[part[log.offsets[sessions]] == TRAIN]
-        num_left_out = len(train_sessions) - math.floor(fraction * len(train_sessions))
-        if num_left_out == len(train_sessions):
-            raise UsageError(
-                f"train_fraction: {fraction} of {num_left_out:,} training sessions is less than one"
-            )
+        old_sessions = _find_old_sessions(log, part, read_fraction(train_fraction))
+        num_left_out = len(old_sessions)
         is_kept = np.ones(len(log.lengths), dtype=bool)
-        is_kept[train_sessions[:num_left_out]] = False
+        is_kept[old_sessions] = False
         mask = np.repeat(is_kept, log.lengths)
         log, part = log.keep(mask), part[mask]
-    times, first_rows = log.times.numpy(), log.offsets[np.flatnonzero(log.lengths)]
+    times = log.times.numpy()
+    first_rows = log.offsets[np.flatnonzero(log.lengths)]  # of each session
     session_parts = part[first_rows]
     counts = np.bincount(session_parts, minlength=len(PHASES)).tolist()
     train_end = times[part == TRAIN].max(initial=-math.inf)
@@ -239,11 +236,24 @@ def keep_recent_sessions(
     return log, part, {**numbers, "left_out": num_left_out, "overlapping": num_overlapping}
 
 
+def _find_old_sessions(log: EventLog, part: np.ndarray, fraction: Fraction) -> np.ndarray:
+    """Return the ids of all training sessions but the newest ``fraction`` of them."""
+    sessions = _order_sessions(log)
+    train_sessions = sessions[part[log.offsets[sessions]] == TRAIN]
+    num_sessions = len(train_sessions)
+    num_kept = math.floor(fraction * num_sessions)
+    if num_kept == 0:
+        raise UsageError(
+            f"train_fraction: {fraction} of {num_sessions:,} training sessions is less than one"
+        )
+    return train_sessions[: num_sessions - num_kept]
+
+
 def read_session_filter(value: Any) -> tuple[int, int]:
-    """Return the least interactions of a session and of an item in ``session_filter``."""
-    numbers = {} if value is None else value
-    if isinstance(numbers, dict) and set(numbers) <= {"session", "item"}:
-        minimums = numbers.get("session", 1), numbers.get("item", 1)
+    """Return the least interactions of a session and of an item by ``session_filter``."""
+    given = {} if value is None else value
+    if isinstance(given, dict) and set(given) <= {"session", "item"}:
+        minimums = given.get("session", 1), given.get("item", 1)
         if all(type(number) is int and number >= 1 for number in minimums):
             return minimums
     raise UsageError(

@@ -45,15 +45,15 @@ def open_table(path: str | Path, config: Options) -> Table:
 
 
 class Table:
-    """A file of one table, of which ``columns`` are the kinds by name; subclasses read its format.
+    """A file of one table, with ``kinds`` of columns by name; subclasses read its format.
 
     Raises:
-        UsageError: for the first row or column that is wrong; if there is no row.
+        UsageError: for the first row or column that is wrong, or if there is no row.
     """
 
     def __init__(self, path: Path, config: Options) -> None:
         self.path, self.seq_separator = path, config["seq_separator"]
-        self.columns: dict[str, str] = {}
+        self.kinds: dict[str, str] = {}
         if self.seq_separator == "":
             raise UsageError("seq_separator is empty: nothing stands between names or numbers")
 
@@ -65,10 +65,10 @@ class Table:
             scratch: disk space for numbers and codes of names; they are in memory if None.
 
         Returns:
-            one row per line: categories of str (token, nan if missing), float64 (float, nan if
-            missing), arrays (token_seq and float_seq, empty if missing).
+            A row per line. Columns hold categories of str (token, nan if missing), float64
+            (float, nan if missing) or arrays (token_seq and float_seq, empty if missing).
         """
-        kinds = {name: self.columns[name] for name in names}
+        kinds = {name: self.kinds[name] for name in names}
         blocks: dict[str, Any] = {
             name: ColumnWriter(scratch) if scratch and not kind.endswith("seq") else []
             for name, kind in kinds.items()
@@ -92,8 +92,8 @@ class Table:
         raise NotImplementedError
 
     def _join(self, name: str, blocks: Any) -> Any:
-        """Join the blocks of a column, from memory or from its writer."""
-        kind = self.columns[name]
+        """Return a whole column, joined from its blocks in memory or read from its writer."""
+        kind = self.kinds[name]
         if kind.endswith("seq"):
             return pd.Series([cell for block in blocks for cell in block], dtype=object)
         if kind == "float":
@@ -114,7 +114,7 @@ class Table:
         return as_categories(codes, pd.CategoricalDtype(pd.Index(tokens, dtype=object)))
 
     def _parse_list(self, cell: Any, kind: str) -> np.ndarray:
-        """Return a cell of a sequence (text or list) as an array; ValueError if not of numbers."""
+        """Return a cell of a sequence (text or list) as an array, or raise ValueError."""
         if isinstance(cell, str):
             cell = () if cell in _MISSING else cell.split(self.seq_separator)
         texts = [str(value) for value in cell or () if value is not None and value != ""]
@@ -147,18 +147,18 @@ class TextTable(Table):
         self._blocks_of_lines = self._decode()
         self._read_names()
 
-    def _line_error(self, line_number: int, problem: str) -> UsageError:
+    def _make_line_error(self, line_number: int, problem: str) -> UsageError:
         return UsageError(f"{self.path}, line {line_number}: {problem}")
 
-    def _encoding_error(self, line_number: int, reason: str) -> UsageError:
-        return self._line_error(
+    def _make_encoding_error(self, line_number: int, reason: str) -> UsageError:
+        return self._make_line_error(
             line_number,
             f"{reason}; the file is no {self.encoding} text. Write it as UTF-8, or set encoding to "
             "the one it has (cp1252 and utf-16 are what spreadsheets write)",
         )
 
     def _decode(self) -> Iterator[tuple[int, str]]:
-        """Yield the first line that is not blank, then blocks of lines, each with its number."""
+        """Yield number and text of the first line that is not blank, then of blocks of lines."""
         number = 1
         try:
             with open(self.path, encoding=self.encoding) as file:
@@ -168,7 +168,7 @@ class TextTable(Table):
                 while block:
                     if "\0" in block:
                         line = number + block.count("\n", 0, block.index("\0"))
-                        raise self._encoding_error(line, "a NUL byte")
+                        raise self._make_encoding_error(line, "a NUL byte")
                     yield number, block
                     number += block.count("\n")
                     block = file.read(_BLOCK_CHARACTERS) + file.readline()
@@ -176,7 +176,7 @@ class TextTable(Table):
             raise UsageError(f"{self.path} cannot be read: {error.strerror or error}") from error
         except UnicodeError as error:
             reason = str(getattr(error, "reason", error))
-            raise self._encoding_error(self._find_undecodable(), reason) from error
+            raise self._make_encoding_error(self._find_undecodable(), reason) from error
 
     def _find_undecodable(self) -> int:
         """Return the number of the first line that cannot be decoded."""
@@ -200,18 +200,18 @@ class TextTable(Table):
         for i, cell in enumerate(self._split_line(number, line.removesuffix("\n")), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
-                raise self._line_error(
+                raise self._make_line_error(
                     number,
                     f"cell {i} of the first line is {shown(cell[:80])}, but must name a column "
                     f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
                     f"Cells are separated by {shown(self.separator)} (field_separator); a file "
                     "without such a line needs one",
                 )
-            if name in self.columns:
-                raise self._line_error(
+            if name in self.kinds:
+                raise self._make_line_error(
                     number, f"two columns are called {shown(name)}; rename one or remove it"
                 )
-            self.columns[name] = kind
+            self.kinds[name] = kind
 
     def _read_blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
         for first_line, text in self._blocks_of_lines:
@@ -221,23 +221,24 @@ class TextTable(Table):
                 yield self._read_slowly(first_line, text, kinds)
 
     def _read_fast(self, text: str, kinds: dict[str, str]) -> dict[str, Any]:
-        """Return the columns of a block, read by Arrow; errors if it needs ``_read_slowly``."""
-        if len(self.columns) == 1:
+        """Return the columns of a block, read by Arrow; raise if it needs ``_read_slowly``."""
+        if len(self.kinds) == 1:
             raise ValueError("a blank line and an empty cell are the same")
         if '"' in text:
             self._check_quotes(text)
         data = text.encode()
         if len(data) > _MAX_ARROW_BYTES:
             raise ValueError("too long for Arrow")
-        types = {"token": pa.dictionary(pa.int32(), pa.string()), "float": pa.float64()}
+        arrow_types = {"token": pa.dictionary(pa.int32(), pa.string()), "float": pa.float64()}
+        text_type = pa.string()  # of lists, which are parsed below
         table = arrow.read_csv(
             pa.py_buffer(data),
             arrow.ReadOptions(
-                use_threads=False, block_size=len(data) + 1, column_names=list(self.columns)
+                use_threads=False, block_size=len(data) + 1, column_names=list(self.kinds)
             ),
             arrow.ParseOptions(delimiter=self.separator),
             arrow.ConvertOptions(
-                column_types={name: types.get(kind, pa.string()) for name, kind in kinds.items()},
+                column_types={n: arrow_types.get(kind, text_type) for n, kind in kinds.items()},
                 include_columns=list(kinds),
                 null_values=MISSING,
                 strings_can_be_null=True,
@@ -257,18 +258,18 @@ class TextTable(Table):
         return columns
 
     def _read_slowly(self, first_line: int, text: str, kinds: dict[str, str]) -> dict[str, Any]:
-        """Return the columns of a block, read line by line from number ``first_line`` on."""
+        """Return the columns of a block, read line by line; ``first_line`` is its first number."""
         columns: dict[str, Any] = {name: [] for name in kinds}
-        indices = {name: i for i, name in enumerate(self.columns) if name in kinds}
+        indices = {name: i for i, name in enumerate(self.kinds) if name in kinds}
         for number, line in enumerate(text.split("\n"), first_line):
             if self.separator not in line and not line.strip():
                 continue
             cells = self._split_line(number, line)
-            if len(cells) != len(self.columns):
-                raise self._line_error(
+            if len(cells) != len(self.kinds):
+                raise self._make_line_error(
                     number,
-                    f"cells of this line: {len(cells)}, expected {len(self.columns)}, one for each "
-                    f"column of the first line ({listed(self.columns)}), separated by "
+                    f"cells of this line: {len(cells)}, expected {len(self.kinds)}, one for each "
+                    f"column of the first line ({listed(self.kinds)}), separated by "
                     f"{shown(self.separator)}; a cell that holds the separator needs quotation "
                     'marks ("...")',
                 )
@@ -276,9 +277,9 @@ class TextTable(Table):
                 try:
                     columns[name].append(self._parse_cell(cells[i], kinds[name]))
                 except UnicodeEncodeError as error:  # lone surrogates, which utf-7 can hold
-                    raise self._encoding_error(number, error.reason) from error
+                    raise self._make_encoding_error(number, error.reason) from error
                 except ValueError:
-                    raise self._line_error(
+                    raise self._make_line_error(
                         number,
                         f"{name} ({kinds[name]}) is {cells[i][:80]!r}, which is not a number; "
                         "correct the cell or leave it empty",
@@ -291,14 +292,14 @@ class TextTable(Table):
         return columns
 
     def _split_line(self, number: int, line: str) -> list[str]:
-        """Return the cells of line ``number``; UsageError if a quotation mark is not closed."""
+        """Return the cells of line ``number``, or refuse a quotation mark that is not closed."""
         if '"' not in line:
             return line.split(self.separator)
         old_limit = csv.field_size_limit(len(line) + 1)  # of the process, restored below
         try:
             return next(csv.reader([line], delimiter=self.separator, strict=True))
         except csv.Error as error:
-            raise self._line_error(
+            raise self._make_line_error(
                 number,
                 "a cell starts with a quotation mark that its end does not close: double it "
                 '(""") or remove it; a cell cannot hold a line break',
@@ -307,17 +308,18 @@ class TextTable(Table):
             csv.field_size_limit(old_limit)
 
     def _check_quotes(self, text: str) -> None:
-        """Refuse a quote that does not end where its cell does; Arrow would accept it."""
+        """Refuse a quotation mark that is not closed at the end of its cell; Arrow accepts it."""
         separator = re.escape(self.separator)
-        # a quote after a separator that no quote before a separator closes; csv decides on it
+        # an opening quotation mark that none before a separator closes; csv decides on it
         doubtful = rf'(?:^|{separator})"(?![^"\n]*(?:""[^"\n]*)*"(?:{separator}|$))'
         for quote in re.finditer(doubtful, text, re.MULTILINE):
             line_start = text.rfind("\n", 0, quote.end()) + 1
-            self._split_line(0, text[line_start:].partition("\n")[0])
+            line = text[line_start:].partition("\n")[0]
+            self._split_line(0, line)  # an error names no line yet: the block is read again
 
     def _parse_cell(self, cell: str, kind: str) -> Any:
-        """Return a cell as a value of its type; ValueError if it is not a number."""
-        cell.encode()
+        """Return a cell as a value of its type, or raise ValueError."""
+        cell.encode()  # raises for lone surrogates
         if kind.endswith("_seq"):
             return self._parse_list(cell, kind)
         if kind == "token":
@@ -336,8 +338,8 @@ class ParquetTable(Table):
         try:
             self.file = parquet.ParquetFile(self.path)
         except (OSError, pa.ArrowException) as error:
-            raise self._damage(error) from error
-        self.names: dict[str, str] = {}  # name of a field -> name of its column in the file
+            raise self._make_read_error(error) from error
+        self.column_names: dict[str, str] = {}  # name of a field -> its column in the file
         types = config["column_types"] or {}
         for column in self.file.schema_arrow.names:
             name, _, kind = column.rpartition(":")
@@ -349,30 +351,33 @@ class ParquetTable(Table):
                     f"'user_id:token', or name it in column_types: {{{column}: ...}}, one of "
                     f"{', '.join(KINDS)}"
                 )
-            if name in self.columns:
+            if name in self.kinds:
                 raise UsageError(
                     f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
                 )
-            self.names[name], self.columns[name] = column, kind
+            self.column_names[name] = column
+            self.kinds[name] = kind
 
-    def _damage(self, error: Exception) -> UsageError:
+    def _make_read_error(self, error: Exception) -> UsageError:
         return UsageError(f"{self.path} cannot be read as parquet: {error}")
 
     def _read_blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
-        columns, first_row = [self.names[name] for name in kinds], 0
+        columns = [self.column_names[name] for name in kinds]
+        first_row = 0
         try:
             for block in self.file.iter_batches(_BLOCK_ROWS, columns=columns, use_threads=False):
                 yield {
-                    name: self._convert(first_row, name, block.column(self.names[name]))
+                    name: self._convert(first_row, name, block.column(self.column_names[name]))
                     for name in kinds
                 }
                 first_row += len(block)
         except (OSError, pa.ArrowException) as error:
-            raise self._damage(error) from error
+            raise self._make_read_error(error) from error
 
     def _convert(self, first_row: int, name: str, column: pa.Array) -> Any:
-        """Convert a block of a column, from ``first_row`` on, to its kind."""
-        kind, has_codes = self.columns[name], pa.types.is_dictionary(column.type)
+        """Return a block of a column, from ``first_row`` on, converted to its kind."""
+        kind = self.kinds[name]
+        has_codes = pa.types.is_dictionary(column.type)
         dtype = column.type.value_type if has_codes else column.type
         if pa.types.is_null(dtype):  # all cells are missing
             column, dtype = column.cast(pa.string()), pa.string()
@@ -402,8 +407,9 @@ class ParquetTable(Table):
         return pa.DictionaryArray.from_arrays(codes, names)
 
     def _convert_lists(self, first_row: int, name: str, column: pa.Array) -> list[np.ndarray]:
-        """Return a block of sequences as arrays; UsageError if one is not of numbers."""
-        lists, kind = [], self.columns[name]
+        """Return a block of sequences as arrays, or refuse a row with something else."""
+        lists = []
+        kind = self.kinds[name]
         for row, cell in enumerate(column.to_pylist(), first_row + 1):
             try:
                 lists.append(self._parse_list(cell, kind))

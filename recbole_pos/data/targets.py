@@ -35,7 +35,7 @@ from recbole_pos.data.splits import (
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, listed, shown, suggest
 
-_DEFAULT = {"LS": "valid_and_test"}
+_DEFAULT_SPLIT = {"LS": "valid_and_test"}
 _RANDOM = re.compile(r"random\((\d{1,9})\)")
 
 
@@ -62,7 +62,7 @@ class LaterTargets:
 
     Args:
         split: the log with its targets.
-        weights: of the next interaction, of the one after it, and so on.
+        weights: weight of the next interaction, of the one after it, and so on.
     """
 
     def __init__(self, split: Split, weights: Sequence[float]) -> None:
@@ -71,12 +71,12 @@ class LaterTargets:
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
     def move(self, device: torch.device) -> None:
-        """Copy the columns to a device, on which :meth:`after` works from now on."""
+        """Copy the columns to a device, on which :meth:`find_next` works from now on."""
         self.items, self.users = self.items.to(device), self.users.to(device)
         self.is_trained, self.weights = self.is_trained.to(device), self.weights.to(device)
 
-    def after(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [k, n] items and weights (0 for none) of the next targets from [k] rows on."""
+    def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return items and weights (0 for no target) [k, n] of n interactions from [k] rows on."""
         later = rows[:, None] + torch.arange(len(self.weights), device=rows.device)
         is_valid = later < len(self.users)
         later = later.where(is_valid, rows[:, None])
@@ -86,10 +86,10 @@ class LaterTargets:
 
 
 def read_ties(value: Any) -> str | int:
-    """Read ``eval_args.ties``: return ``file``, ``drop``, or the seed of ``random(SEED)``."""
+    """Return ``file``, ``drop`` or the seed of ``random(SEED)``, as ``eval_args.ties`` has it."""
     text = str(value).strip()
-    if random := _RANDOM.fullmatch(text):
-        return int(random[1])
+    if match := _RANDOM.fullmatch(text):
+        return int(match[1])
     if text not in ("file", "drop"):
         raise UsageError(
             f"eval_args.ties: {shown(value)} is not one of file, drop and random(SEED), such as "
@@ -99,19 +99,20 @@ def read_ties(value: Any) -> str | int:
 
 
 def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor]:
-    """Shuffle the rows of an interaction table by the seed ``ties``; file and drop change nothing.
+    """Return the columns of interactions, their rows shuffled if ``ties`` is a seed.
 
     Sorting by time is stable, so only ties keep the random order.
     """
     if isinstance(ties, str):
         return fields
-    count = len(next(iter(fields.values())))
-    order = torch.from_numpy(np.random.default_rng(ties).permutation(count))
+    seed = ties
+    num_rows = len(next(iter(fields.values())))
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(num_rows))
     return {name: column[order] for name, column in fields.items()}
 
 
 def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
-    """Return [interactions] bool: which ``target_events`` selects; None without the option.
+    """Return [interactions] bool: whether ``target_events`` selects each; None without the option.
 
     ``fields`` are the columns of the interactions.
     """
@@ -120,40 +121,49 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
         return None
     num_rows = len(next(iter(fields.values())))
     is_selected = np.ones(num_rows, dtype=bool)
-    ids = {dataset.uid_field, dataset.iid_field, dataset.time_field}
-    allowed = {field for field in fields.keys() - ids if fields[field].dim() == 1}
+    log_fields = {dataset.uid_field, dataset.iid_field, dataset.time_field}
+    allowed = {field for field in fields.keys() - log_fields if fields[field].dim() == 1}
     for field, selection in selections.items():
         if field not in allowed:
             raise UsageError(
                 f"target_events: {shown(field)} is no token or float field of interactions that "
                 f"load_col names; it names {listed(allowed) or 'none'}"
             )
-        column, names = fields[field].numpy(), dataset.field2id_token.get(field)
+        column = fields[field].numpy()
         has_value = ~dataset.missing.get(field, np.zeros(num_rows, dtype=bool))
-        distinct = pd.unique(column[has_value])
-        codes = {str(v if names is None else names[v]): v for v in distinct}
-        codes.pop("[PAD]", None)
-        values = selection if isinstance(selection, (list, tuple)) else [selection]
-        if names is None:  # compare numbers in float32, as the data store them
-            values = [np.float32(value) if is_number(value) else value for value in values]
-        for value in map(str, values):
-            if value not in codes:
-                raise UsageError(
-                    f"target_events: no interaction has {field}: {shown(value)}"
-                    f"{suggest(value, codes)}; they have {listed(codes)}"
-                )
-        is_selected &= has_value & np.isin(column, [codes[str(value)] for value in values])
+        tokens = dataset.field2id_token.get(field)
+        selected = _find_values(field, selection, pd.unique(column[has_value]), tokens)
+        is_selected &= has_value & np.isin(column, selected)
     return is_selected
 
 
+def _find_values(
+    field: str, selection: Any, present: np.ndarray, tokens: np.ndarray | None
+) -> list[Any]:
+    """Return the ``present`` values that a selection names; ``tokens`` is None for numbers."""
+    value_by_text = {str(v if tokens is None else tokens[v]): v for v in present}
+    value_by_text.pop("[PAD]", None)
+    selected = selection if isinstance(selection, (list, tuple)) else [selection]
+    if tokens is None:  # compare numbers in float32, as the data store them
+        selected = [np.float32(value) if is_number(value) else value for value in selected]
+    texts = list(map(str, selected))
+    for text in texts:
+        if text not in value_by_text:
+            raise UsageError(
+                f"target_events: no interaction has {field}: {shown(text)}"
+                f"{suggest(text, value_by_text)}; they have {listed(value_by_text)}"
+            )
+    return [value_by_text[text] for text in texts]
+
+
 def check_given_parts(files: Sequence[str], split: Any) -> None:
-    """Require two or three names in ``benchmark_filename``, and a split that goes with them."""
+    """Require two or three names in ``benchmark_filename``, and the default split for three."""
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(
             "benchmark_filename: expected names of three different parts, [train, valid, test], or "
             f"of two, [train, test]; found {shown(list(files))}"
         )
-    if len(files) == 3 and split != _DEFAULT:
+    if len(files) == 3 and split != _DEFAULT_SPLIT:
         raise UsageError(
             f"eval_args.split: {shown(split)} is not read, since the files of benchmark_filename "
             "give all three parts; leave it out, or give two files, [train, test], and the split "
@@ -162,7 +172,7 @@ def check_given_parts(files: Sequence[str], split: Any) -> None:
 
 
 def count_items(log: EventLog, mask: np.ndarray, item_num: int) -> np.ndarray:
-    """Return [items] int64 number of each item in ``mask``, which is [interactions] bool."""
+    """Return [items] int64: how many interactions in ``mask`` ([interactions] bool) each has."""
     counts = np.zeros(item_num, dtype=np.int64)
     for rows, chunk in log.iterate_chunks():
         counts += np.bincount(chunk.items.numpy()[mask[rows]], minlength=item_num)
@@ -213,7 +223,8 @@ def make_split(
     is_cold = count_items(log, part == TRAIN, item_num) == 0  # by item
     copies, originals = _find_copies(log, is_by_time=given_part is None)
     leaks = {} if given_part is None else {"leaks": _count_leaks(log, part, copies, originals)}
-    part_as_cut, is_copy = part, np.zeros(len(log), dtype=bool)
+    part_as_cut = part
+    is_copy = np.zeros(len(log), dtype=bool)
     is_copy[copies] = True
     is_dropped = np.zeros(len(log), dtype=bool)
     if eval_args["cold_items"] == "drop":
@@ -221,7 +232,7 @@ def make_split(
         log, part, is_copy = log.keep(~is_dropped), part[~is_dropped], is_copy[~is_dropped]
     has_history, is_possible = log.has_history, log.possible_targets
     is_target, is_tied = _choose_targets(log, part, eval_args, user_tokens)
-    counted = {  # the part of every interaction that is counted
+    parts_by_count = {  # name of a count -> parts of the interactions that it counts
         "events": part_as_cut,
         "without_history": part[~has_history],
         "targets": part[is_target],
@@ -232,9 +243,9 @@ def make_split(
         "not_chosen": part[is_possible & ~is_target & ~is_tied],
     }
     if log.fields.pop(IS_SELECTED, None) is not None:
-        counted["other_events"] = part[has_history & ~is_possible]
+        parts_by_count["other_events"] = part[has_history & ~is_possible]
     if eval_args.get("ties") == "drop":
-        counted["tied"] = part[is_tied]
+        parts_by_count["tied"] = part[is_tied]
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
         "boundaries": boundaries,
@@ -242,7 +253,7 @@ def make_split(
         "target": eval_args["target"],
         "cold_items": eval_args["cold_items"],
         "items_without_training": int(is_cold[1:].sum()),
-        **{name: _count_phases(parts) for name, parts in counted.items()},
+        **{name: _count_phases(parts) for name, parts in parts_by_count.items()},
         **leaks,
     }
     return Split(log, part, is_target, summary)
@@ -251,57 +262,62 @@ def make_split(
 def _take_given_parts(
     log: EventLog, given_part: np.ndarray, eval_args: dict[str, Any], num_files: int
 ) -> np.ndarray:
-    """Return [interactions] int8 parts; of two files the split cuts validation from the first."""
+    """Return [interactions] int8 parts; if two files are given, cut validation from the first."""
     if num_files == 3:
         return given_part
-    if eval_args["split"] == _DEFAULT:
+    if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     part, is_first = given_part.copy(), given_part == TRAIN
-    cut, _ = split_log(log.keep(is_first), eval_args)
-    part[is_first] = np.where(cut == TRAIN, TRAIN, VALID)
+    part_of_first, _ = split_log(log.keep(is_first), eval_args)
+    part[is_first] = np.where(part_of_first == TRAIN, TRAIN, VALID)
     return part
 
 
 def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return [copies] int64 rows of exact copies (user, item, time), and of their originals.
 
-    ``is_by_time`` tells whether the interactions of a user are sorted by time: not of given parts.
+    ``is_by_time``: whether each user's interactions are sorted by time, not by given part first.
     """
-    found = []
+    pairs = []
     for chunk_rows, chunk in log.iterate_chunks():
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
         ties_previous = (np.diff(users[rows]) == 0) & (np.diff(times[rows]) == 0)
         is_tied = np.append(ties_previous, False) | np.append(False, ties_previous)
-        group, rows = np.cumsum(~np.append(False, ties_previous))[is_tied], rows[is_tied]
+        group = np.cumsum(~np.append(False, ties_previous))[is_tied]  # one per user and time
+        rows = rows[is_tied]
         order = np.lexsort((items[rows], group))  # stable: the first of equals stays the first
         group, rows = group[order], rows[order]
         is_new = np.ones(len(rows), dtype=bool)
         is_new[1:] = (np.diff(group) != 0) | (np.diff(items[rows]) != 0)
         originals = rows[is_new][np.cumsum(is_new) - 1]
-        found.append(chunk_rows.start + np.stack((rows, originals))[:, ~is_new])
-    copies, originals = np.concatenate(found, axis=1)
+        pairs.append(chunk_rows.start + np.stack((rows, originals))[:, ~is_new])
+    copies, originals = np.concatenate(pairs, axis=1)
     return copies, originals
 
 
 def _count_leaks(
     log: EventLog, part: np.ndarray, copies: np.ndarray, originals: np.ndarray
 ) -> dict[str, dict[str, int]]:
-    """Count held-out interactions of given parts that leak into, or from, earlier parts.
+    """Return kind of leak -> phase -> number of held-out interactions of given parts.
 
-    ``in_earlier_part`` stand there with the same user, item and time; ``before_earlier_part`` are
-    older than one of their user there; ``before_training_ends`` than one of any user in training.
+    ``in_earlier_part`` counts copies of an interaction in an earlier part; ``before_earlier_part``
+    those older than their user's newest interaction in earlier parts; ``before_training_ends``
+    those older than the newest training interaction. ``copies`` and ``originals`` are [copies]
+    rows in the log.
     """
     times, users = log.times.numpy(), log.users.numpy()
     is_early = np.zeros(len(log), dtype=bool)
     for phase in (VALID, TEST):
-        latest = np.full(len(log.lengths), -np.inf)  # time of each user in earlier parts
+        num_users = len(log.lengths)
+        latest_earlier = np.full(num_users, -np.inf)  # by user, newest time in earlier parts
         is_before, is_here = part < phase, part == phase
-        np.maximum.at(latest, users[is_before], times[is_before])
-        is_early[is_here] = times[is_here] < latest[users[is_here]]
+        np.maximum.at(latest_earlier, users[is_before], times[is_before])
+        is_early[is_here] = times[is_here] < latest_earlier[users[is_here]]
     train_end = times[part == TRAIN].max(initial=-np.inf)
-    leaks = {  # the part of every interaction that is counted
-        "in_earlier_part": part[copies][part[originals] < part[copies]],
+    copy_part, original_part = part[copies], part[originals]
+    leaks = {  # kind of leak -> parts of the interactions that it counts
+        "in_earlier_part": copy_part[original_part < copy_part],
         "before_earlier_part": part[is_early],
         "before_training_ends": part[(part != TRAIN) & (times < train_end)],
     }
@@ -324,7 +340,7 @@ def _find_ties(log: EventLog) -> np.ndarray:
 def _choose_targets(
     log: EventLog, part: np.ndarray, eval_args: dict[str, Any], user_tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return [interactions] bool: the targets; and those that ``ties: drop`` leaves out."""
+    """Return the targets, and those that ``ties: drop`` leaves out, both [interactions] bool."""
     is_target = log.possible_targets & (part == TRAIN)
     is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
     is_tied = np.zeros(len(log), dtype=bool)
@@ -336,32 +352,32 @@ def _choose_targets(
 def _choose_held_out(
     log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray
 ) -> np.ndarray:
-    """Return rows in the log of the held-out targets by ``eval_args.target``, ``mode``.
+    """Return [targets] int64 rows in the log of the held-out targets by ``eval_args.target``.
 
-    A random one per user and phase depends on the name of the user, not on a seed or ids.
+    The choice under ``random`` depends on the name of the user, not on a seed or ids.
     """
     rows = np.flatnonzero((part != TRAIN) & log.possible_targets)
     if mode == "all":
         return rows
     users = log.users.numpy()[rows]
     # interactions of a user are in time order, so those of a phase follow each other
-    group, first, counts = np.unique(
+    groups, first, counts = np.unique(
         users * len(PHASES) + part[rows], return_index=True, return_counts=True
     )
     if mode == "first":
         return rows[first]
     if mode == "last":
         return rows[first + counts - 1]
-    group_users, phases = np.divmod(group, len(PHASES))
+    group_users, phases = np.divmod(groups, len(PHASES))
     names = user_tokens[group_users].tolist()
     texts = (f"{PHASES[phase]} {name}" for phase, name in zip(phases, names, strict=True))
     digests = (hashlib.blake2b(text.encode(), digest_size=7).digest() for text in texts)
-    numbers = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.int64)
-    return rows[first + numbers % counts]
+    hashes = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.int64)
+    return rows[first + hashes % counts]
 
 
 def describe_split(summary: dict[str, Any]) -> str:
-    """Return the summary of a split as one line of text; empty where nothing is unusual."""
+    """Return the summary of a split as one line of text; an empty one if nothing is unusual."""
     labels = {
         "without_history": "without history",
         "other_events": "not of target_events",
@@ -386,24 +402,30 @@ def describe_split(summary: dict[str, Any]) -> str:
                 f"{phase} {summary['targets'][phase]:,} targets of {counts[phase]:,} interactions"
                 f"{in_sessions.get(phase, '')}{note}"
             )
+    if not is_unusual:
+        return ""
+    kind = next(iter(summary["split"]))
     times = " and ".join(map(format_time, summary["boundaries"]))
     where = f" at time {times}" if times else ""
-    return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if is_unusual else ""
+    return f"split {kind}{where}: {'; '.join(parts)}"
 
 
-def describe_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return warnings about copies and leaks, which make metrics too good; 0.2.0 counted less."""
+def make_warnings(summary: dict[str, Any]) -> list[str]:
+    """Return warnings about copies and leaks, which make metrics too good.
+
+    ``summary`` is that of a split; summaries written by 0.2.0 may lack these counts.
+    """
     warnings = []
-    copies, targets = (summary.get(key) or {} for key in ("copies", "copied_targets"))
+    copies, copied_targets = (summary.get(key) or {} for key in ("copies", "copied_targets"))
     if num_copies := sum(copies.values()):
-        shares = [
-            f"{targets[phase]:,} of {summary['targets'][phase]:,} {phase} targets"
+        phrases = [
+            f"{copied_targets[phase]:,} of {summary['targets'][phase]:,} {phase} targets"
             for phase in PHASES[1:]
-            if targets[phase]
+            if copied_targets[phase]
         ]
         warnings.append(
             f"{num_copies:,} interactions are exact copies of an earlier one (user, "
-            f"item, time), among them {' and '.join(shares) or 'no held-out target'}; "
+            f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
     leaks = summary.get("leaks") or {}
@@ -411,11 +433,11 @@ def describe_warnings(summary: dict[str, Any]) -> list[str]:
         ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
         ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
     ):
-        counts = [f"{n:,} {phase}" for phase, n in leaks.get(key, {}).items() if n]
-        if counts:
-            warnings.append(f"benchmark_filename: {' and '.join(counts)} interactions {text}")
+        phrases = [f"{count:,} {phase}" for phase, count in leaks.get(key, {}).items() if count]
+        if phrases:
+            warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")
     return warnings
 
 
 def _count_phases(part: np.ndarray) -> dict[str, int]:
-    return {name: int(np.count_nonzero(part == i)) for i, name in enumerate(PHASES)}
+    return {phase: int(np.count_nonzero(part == i)) for i, phase in enumerate(PHASES)}

@@ -45,7 +45,7 @@ class Windows:
         return self.end - self.start
 
     @cached_property
-    def counts(self) -> np.ndarray:
+    def num_targets(self) -> np.ndarray:
         """[windows] number of targets."""
         if self.is_target is None:
             return self.end - self.first
@@ -53,10 +53,10 @@ class Windows:
         return num_before[self.end + 1] - num_before[self.first + 1]
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Restrict targets to ``is_target`` ([interactions] bool); drop windows without one."""
+        """Return the windows with targets in ``is_target`` ([interactions] bool), and no others."""
         restricted = Windows(self.start, self.end, self.first, is_target)
-        keep = restricted.counts > 0
-        return Windows(self.start[keep], self.end[keep], self.first[keep], is_target)
+        is_kept = restricted.num_targets > 0
+        return Windows(self.start[is_kept], self.end[is_kept], self.first[is_kept], is_target)
 
 
 def training_windows(
@@ -65,7 +65,7 @@ def training_windows(
     """Cut each user's training interactions into windows.
 
     Args:
-        user_start, user_end: [users] the interactions of each user that belong to training.
+        user_start, user_end: [users] user u trains on rows user_start[u] : user_end[u] of the log.
         max_length: most inputs of a window, L.
         mode: ``last`` (the most recent window only, as SASRec's code), ``chunk`` (windows of L
             targets, end to end, counted from the newest), ``sliding`` (``stride`` new targets a
@@ -102,7 +102,7 @@ def training_windows(
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return [sum(lengths)] start[w] .. start[w] + lengths[w] - 1 of all windows, packed."""
+    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [sum(lengths)]."""
     offsets = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(start - offsets, lengths)
 
@@ -160,7 +160,7 @@ class PrefixRows(Interaction):
             if index in self.log.fields:
                 return self.log.fields[index][self.target]
             if index == self.length_field:
-                return self.target - self._start(self.target)
+                return self.target - self._find_start(self.target)
             return self._gather(slice(None))[index]
         return self._gather(index)
 
@@ -168,7 +168,7 @@ class PrefixRows(Interaction):
         """Return rows by a slice or index."""
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         target = self.target[rows.reshape(-1)]
-        start = self._start(target)
+        start = self._find_start(target)
         fields = {name: column[target] for name, column in self.log.fields.items()}
         history_rows = start[:, None] + torch.arange(self.max_length)  # [n, L]
         is_padding = history_rows >= target[:, None]
@@ -184,8 +184,8 @@ class PrefixRows(Interaction):
         fields[TARGET_EVENT] = target
         return Interaction(fields)
 
-    def _start(self, target: Tensor) -> Tensor:
-        """Return [n] int64 the oldest interaction of each target's history."""
+    def _find_start(self, target: Tensor) -> Tensor:
+        """Return [n] int64 row of the oldest interaction in each target's history."""
         user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
         return torch.maximum(user_start, target - self.max_length)
 
@@ -210,7 +210,7 @@ def find_past_items(
         target_items: [b] item of each target.
 
     Returns:
-        [n] number of an example and [n] a past item of it.
+        [n] number of the example of each past item, and [n] the item.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]

@@ -11,7 +11,7 @@ from recbole.utils import ModelType, init_seed
 
 from recbole_pos.config.effects import check_types
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.attributes import check_selected, loaded_fields
+from recbole_pos.data.attributes import check_selected, map_fields_to_tables
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.identity import Vocabulary, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
@@ -20,7 +20,12 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import is_memory_error, limited_memory, memory, require_scores
+from recbole_pos.experiment.memory import (
+    get_memory_limit,
+    is_memory_error,
+    limited_memory,
+    require_scores,
+)
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import apply_start_options, require_updatable, update_weights
 from recbole_pos.model.training import adapter
@@ -160,7 +165,7 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
         with limited_memory():
             model = config.model_class(config, train_data)
         # training keeps a gradient as large as each weight
-        if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > memory():
+        if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > get_memory_limit():
             raise MemoryError
         return model.to(config["device"])
     except UsageError:
@@ -181,13 +186,14 @@ def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) 
     name = config["model"]
     if is_memory_error(error):
         return UsageError(
-            f"{name}: its weights do not fit into the {memory() / 2**30:,.3g} GiB of memory, for "
-            f"{dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
+            f"{name}: its weights do not fit into the {get_memory_limit() / 2**30:,.3g} GiB of "
+            f"memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
             "MAX_ITEM_LIST_LENGTH and the like"
         )
     if isinstance(error, KeyError):  # its text is the missing field
+        loaded = listed(map_fields_to_tables(dataset))
         return UsageError(
-            f"{name} needs {error}, but the fields loaded are {listed(loaded_fields(dataset))}; "
+            f"{name} needs {error}, but the fields loaded are {loaded}; "
             "see load_col, and selected_features for models that embed attributes"
         )
     return UsageError(f"{name} cannot be built: {error}")

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.data.scratch import free_memory, memory
+from recbole_pos.data.scratch import get_free_memory, get_memory_limit
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
@@ -33,7 +33,7 @@ def limited_memory() -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = psutil.Process().memory_info().data + free_memory()  # bytes
+    limit = psutil.Process().memory_info().data + get_free_memory()  # bytes
     if soft == resource.RLIM_INFINITY or limit < soft:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
@@ -52,7 +52,7 @@ def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
     num_bytes = 4 * num_rows * num_items  # float32
-    if num_bytes > memory():
+    if num_bytes > get_memory_limit():
         raise UsageError(
             f"eval_batch_size: {num_rows:,} rows of scores for {num_items:,} items are "
             f"{num_bytes / 2**30:,.3g} GiB, more than the memory; give a smaller one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from recbole_pos.data.targets import describe_warnings
+from recbole_pos.data.targets import make_warnings
 from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import Count
@@ -130,7 +130,7 @@ def make_result(
         phase: 0 if loader is None else len(loader._dataset)
         for phase, loader in experiment.loaders.items()
     }
-    warnings = describe_warnings(split)
+    warnings = make_warnings(split)
     if config["request_time"] == "target":
         warnings = [*warnings, KNOWS_WHEN]
     return Result(

@@ -141,12 +141,12 @@ def _train_and_test(
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     write_json(folder.result, asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
-    reporter.results(title, {"valid": result.best_valid, "test": result.test})
+    reporter.show_results(title, {"valid": result.best_valid, "test": result.test})
     for text in result.warnings:
         reporter.warning(text)
     if folder.is_kept:
         reporter.line(f"{folder.path}/result.json")
-    reporter.event("result", asdict(result))
+    reporter.write_json("result", asdict(result))
     return result
 
 
@@ -180,7 +180,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     if folder.is_kept:
         parts.append(facts["run_dir"])
     reporter.line(f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}")
-    reporter.event("start", facts)
+    reporter.write_json("start", facts)
     if split := describe_split(experiment.dataset.split.summary):
         reporter.line(split)
     if not loaders["valid"] or not experiment.config["eval_step"]:

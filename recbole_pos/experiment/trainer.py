@@ -84,7 +84,7 @@ class PosTrainer(EvaluatingTrainer):
         if not self.shard.is_alone:
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
-                model.loss = distributed.over_whole_batch(model.loss, self.shard)
+                model.loss = distributed.make_global_loss(model.loss, self.shard)
         self.optimizer: Any = self._build_optimizer()
         self.kept_gradient: KeptGradient | None = None  # of a large item table, within an epoch
         self.steps = 0  # number of steps taken so far, in all epochs
@@ -189,7 +189,7 @@ class PosTrainer(EvaluatingTrainer):
                     has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
                 self._finish_epoch(line, keep_now=epoch == 0 or callback_fn is not None)
-                self.reporter.epoch(line, self.valid_metric, has_improved)
+                self.reporter.show_epoch(line, self.valid_metric, has_improved)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
         finally:
@@ -238,7 +238,7 @@ class PosTrainer(EvaluatingTrainer):
             self.steps_in_rows(),
             reporter.task(title, len(train_data), show_progress) as task,
         ):
-            batches = train_data.batches_on(self.device, self.config["data_on_device"])
+            batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
             for step, batch in enumerate(batches):
                 rate = compute_learning_rate(self.config, epoch_idx, self.steps, self.planned_steps)
                 for group in self.optimizer.param_groups:
@@ -252,13 +252,13 @@ class PosTrainer(EvaluatingTrainer):
             self.shared_loss.broadcast_buffers()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
-        self.progress.trained_targets += train_data.targets
+        self.progress.trained_targets += train_data.num_targets
         return {
             "epoch": epoch_idx,
             "loss": mean_loss,
             "valid": None,
             "seconds": round(seconds, 3),
-            "targets_per_second": round(train_data.targets / seconds, 1),
+            "targets_per_second": round(train_data.num_targets / seconds, 1),
         }
 
     def _share_loss(self, loss_func: Any, epoch: int) -> Any:

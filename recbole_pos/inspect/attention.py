@@ -34,11 +34,11 @@ QUERIES = ("all", "last")
 
 
 @torch.no_grad()
-def positional_weights(model: Any) -> list[np.ndarray]:
+def compute_positional_weights(model: Any) -> list[np.ndarray]:
     """Return the attention weights [h, n, n] of every layer that attends by positions only.
 
-    Each row sums to one (with ``positional_mask: after_softmax``, to what the mask leaves). See
-    section 4.7 and Figure 3 of the FPARec paper.
+    Each row sums to one; with ``positional_mask: after_softmax`` it may sum to less. See section
+    4.7 and Figure 3 of the FPARec paper.
     """
     matrices = []
     for layer in model.modules():
@@ -51,33 +51,34 @@ def positional_weights(model: Any) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def kernel_factors(model: Any) -> dict[str, np.ndarray]:
+def compute_kernel_factors(model: Any) -> dict[str, np.ndarray]:
     """Return the factors [n, n] of the positional kernel of every layer by name.
 
-    ``U, layer 1`` is upper triangular, ``L, layer 1`` lower; ``L, all layers`` is a shared one.
+    ``U, layer 1`` is upper triangular, ``L, layer 1`` lower; ``L, all layers`` is shared by all.
     """
     kernels = [module for module in model.modules() if isinstance(module, PositionalKernel)]
     matrices: dict[str, np.ndarray] = {}
     for name in ("U", "L"):
         factors = [getattr(kernel, name) for kernel in kernels]
-        is_shared = len(factors) > 1 and all(factor is factors[0] for factor in factors)
-        for number, factor in enumerate(factors[:1] if is_shared else factors, 1):
+        labels = [f"layer {number}" for number in range(1, len(kernels) + 1)]
+        if len(factors) > 1 and all(factor is factors[0] for factor in factors):
+            factors, labels = factors[:1], ["all layers"]
+        for label, factor in zip(labels, factors, strict=True):
             if factor is not None:
                 matrix = factor.matrix(model.max_seq_length)
                 matrix = matrix.t() if name == "U" else matrix
-                layer = "all layers" if is_shared else f"layer {number}"
-                matrices[f"{name}, {layer}"] = matrix.cpu().numpy()
+                matrices[f"{name}, {label}"] = matrix.cpu().numpy()
     return matrices
 
 
-def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
+def find_attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
     """Return the causal attention of every block, in order."""
     modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     return [module for module in modules if module.causal]
 
 
 def find_replacement(layer: MultiHeadAttention) -> tuple[str, AttentionPosition | None]:
-    """Return name and scheme of what replaces the attention of a layer; ('', None) for nothing."""
+    """Return name and module of the scheme that replaces a layer's attention, else '' and None."""
     for name, scheme in layer.position.parts().items():
         if replaces_attention(type(scheme)):
             return name, scheme
@@ -90,12 +91,12 @@ def weighs_content(layer: MultiHeadAttention) -> bool:
 
 
 @torch.no_grad()
-def layer_inputs(
+def compute_layer_inputs(
     model: PosRecommender, layers: list[MultiHeadAttention], rows: Interaction
 ) -> tuple[list[Tensor], SequenceContext]:
-    """Return the inputs [m, d] of every layer for RecBole's rows, and their context.
+    """Encode rows of RecBole; return the inputs [m, d] of every layer, and their context.
 
-    The context has times wherever the rows have them.
+    The context has times if the rows have them.
     """
     with record_calls(layers) as calls:
         model.encode_rows(rows)
@@ -106,7 +107,7 @@ def layer_inputs(
 def record_calls(
     layers: Sequence[nn.Module],
 ) -> Iterator[list[tuple[Tensor, SequenceContext, Tensor]]]:
-    """Yield a list that collects input [m, d], context and output [m, d] of calls of layers."""
+    """Yield a list to which calls of layers add input [m, d], context and output [m, d]."""
     calls: list[tuple[Tensor, SequenceContext, Tensor]] = []
     record = lambda _, args, out: calls.append((*args, out))  # noqa: E731
     hooks = [layer.register_forward_hook(record) for layer in layers]
@@ -118,11 +119,11 @@ def record_calls(
 
 
 @torch.no_grad()
-def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext) -> Tensor:
-    """Return the weights of a layer as it uses them, [b, h or 1, t, t] aligned at the start.
+def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext) -> Tensor:
+    """Return the weights [b, h or 1, t, t] as a layer uses them, aligned at the start.
 
-    Rows of HSTU's blocks or of ``positional_mask: after_softmax`` do not sum to one, nor do weights
-    by position, which are not divided by their sum here.
+    Rows sum to one but in HSTU's blocks and in attention by positions, whose weights are not
+    divided by their sum here.
 
     Args:
         layer: attention of a block.
@@ -151,15 +152,16 @@ def _encode_batches(
     rows: np.ndarray,
     lengths: np.ndarray,
 ) -> Iterator[tuple[list[Tensor], SequenceContext]]:
-    """Yield the inputs of layers for rows, longest first, in batches that fit a chunk."""
+    """Yield inputs of layers and context in batches of ``rows`` of a loader, longest first."""
     num_heads = max(layer.n_heads for layer in layers)
     max_weights = chunk_elements(torch.device(model.device)) // num_heads
-    order, start = np.argsort(-lengths, kind="stable"), 0
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
     while start < len(order):
-        size = max(1, max_weights // int(lengths[order[start]]) ** 2)
-        batch = loader.collate_fn(rows[order[start : start + size]].tolist())[0]
-        yield layer_inputs(model, layers, batch.to(model.device))
-        start += size
+        batch_size = max(1, max_weights // int(lengths[order[start]]) ** 2)
+        batch = loader.collate_fn(rows[order[start : start + batch_size]].tolist())[0]
+        yield compute_layer_inputs(model, layers, batch.to(model.device))
+        start += batch_size
 
 
 @dataclass(frozen=True)
@@ -167,34 +169,33 @@ class AttentionMaps:
     """Attention weights averaged over histories.
 
     Attributes:
-        weights: [h, n, n] of each layer, the newest n interactions; a row is a query.
-        histories: number of histories averaged.
-        longest: number of interactions of the longest history.
+        weights: for each layer [h, queries, keys], both the newest n interactions.
+        num_histories: number of histories averaged.
+        max_length: number of interactions of the longest history.
     """
 
     weights: list[np.ndarray]
-    histories: int
-    longest: int
+    num_histories: int
+    max_length: int
 
     @property
     def caption(self) -> str:
         """Text that says which histories are shown."""
         n = self.weights[0].shape[-1]
-        if self.longest > n:
-            return (
-                f"newest {n} of up to {self.longest} interactions of {self.histories:,} histories"
-            )
-        return f"{self.histories:,} histories of {n} interactions"
+        histories = f"{self.num_histories:,} histories"
+        if self.max_length > n:
+            return f"newest {n} of up to {self.max_length} interactions of {histories}"
+        return f"{histories} of {n} interactions"
 
 
 @torch.no_grad()
-def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
-    """Average the attention weights of every layer over the histories of a loader.
+def average_attention(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
+    """Return the attention weights of every layer, averaged over the histories of a loader.
 
-    Maps are of the ``newest`` interactions. Histories with fewer are left out; if all have fewer,
-    the longest are taken. None if no layer weighs content, see :func:`positional_weights`.
+    Keys and queries are the ``newest`` interactions. Histories with fewer are left out; if all have
+    fewer, the longest are taken. Returns None if all layers attend by positions only.
     """
-    layers = [layer for layer in attention_layers(model) if weighs_content(layer)]
+    layers = [layer for layer in find_attention_layers(model) if weighs_content(layer)]
     if not layers:
         return None
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()
@@ -202,10 +203,11 @@ def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> Atte
     rows = np.flatnonzero(lengths >= newest)
     totals: list[Any] = [0.0 for _ in layers]
     for inputs, ctx in _encode_batches(model, layers, loader, rows, lengths[rows]):
+        # [b, newest] positions of the newest interactions from the start of each history
         index = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
         row = torch.arange(len(index), device=index.device)[:, None, None]
         for i, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
-            weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
+            weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t]
             totals[i] += weights[row, index[:, :, None], :, index[:, None, :]].sum(0)
     means = [(total / len(rows)).permute(2, 0, 1).cpu().numpy() for total in totals]
     return AttentionMaps(means, len(rows), int(lengths[rows].max()))
@@ -222,13 +224,13 @@ class Sample:
         loader: RecBole's loader of validation or test rows.
         rows: [users] indices of rows of the loader.
         lengths: [users] numbers of interactions of the histories.
-        qualified: number of users with enough interactions.
+        num_qualified: number of users with enough interactions, sampled or not.
     """
 
     loader: Any
     rows: np.ndarray
     lengths: np.ndarray
-    qualified: int
+    num_qualified: int
 
 
 @dataclass(frozen=True)
@@ -236,23 +238,23 @@ class Measured:
     """Means over histories of ``MEASURES``; without times there are no hours.
 
     Attributes:
-        layers: for each layer [2, measures, h]: means over all queries of a history, and the last
-            query, the one that predicts.
+        layers: for each layer [2, measures, h]: first the means over all queries of a history, then
+            the values of its last query, which predicts the next item.
         uniform: [2, measures] the same for attention that is equal over all interactions so far.
-        rescaled: whether rows of the model's attention do not sum to one.
+        is_rescaled: whether rows of the model's attention do not sum to one.
     """
 
     layers: list[np.ndarray]
     uniform: np.ndarray
-    rescaled: bool
+    is_rescaled: bool
 
 
 def sample_histories(
-    model: PosRecommender, loader: Any, users: int, min_events: int, seed: int
+    model: PosRecommender, loader: Any, max_users: int, min_events: int, seed: int
 ) -> Sample:
-    """Sample up to ``users`` users with at least ``min_events`` interactions from a loader.
+    """Sample at most ``max_users`` users with at least ``min_events`` interactions from a loader.
 
-    A user with several rows counts with the newest, whose history is longest.
+    Of a user with several rows, the newest is taken, whose history is longest.
 
     Raises:
         UsageError: if no history is long enough.
@@ -260,7 +262,8 @@ def sample_histories(
     table = loader._dataset.inter_feat
     user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
     order = np.lexsort((np.arange(len(user)), length, user))
-    newest = order[np.append(user[order][1:] != user[order][:-1], True)]  # a row per user
+    is_newest = np.append(user[order][1:] != user[order][:-1], True)
+    newest = order[is_newest]  # a row per user
     qualified = newest[length[newest] >= min_events]
     if not len(qualified):
         raise UsageError(
@@ -268,8 +271,8 @@ def sample_histories(
             f"{length.max()} (MAX_ITEM_LIST_LENGTH is {model.max_seq_length}); give a smaller "
             "--min_events"
         )
-    size = min(users, len(qualified))
-    rows = np.sort(np.random.default_rng(seed).choice(qualified, size, replace=False))
+    num_users = min(max_users, len(qualified))
+    rows = np.sort(np.random.default_rng(seed).choice(qualified, num_users, replace=False))
     return Sample(loader, rows, length[rows], len(qualified))
 
 
@@ -280,27 +283,27 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
     Raises:
         UsageError: if a scheme of the model has no attention weights.
     """
-    layers = attention_layers(model)
+    layers = find_attention_layers(model)
     totals: list[Any] = [0.0 for _ in layers]
     uniform: Any = 0.0
-    rescaled = False
+    is_rescaled = False
     for inputs, ctx in _encode_batches(model, layers, sample.loader, sample.rows, sample.lengths):
         for i, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
-            weights = attention_weights(layer, x, ctx)
+            weights = compute_attention_weights(layer, x, ctx)
             _, scheme = find_replacement(layer)
             if isinstance(scheme, PositionalAttention):
-                rescaled |= not scheme.normalised
+                is_rescaled |= not scheme.normalised
             else:
-                rescaled |= not _rows_sum_to_one(weights, ctx)
-            totals[i] += measure(weights, ctx).sum(0)
+                is_rescaled |= not _rows_sum_to_one(weights, ctx)
+            totals[i] += measure_weights(weights, ctx).sum(0)
         equal_weights = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()
-        uniform += measure(equal_weights.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
+        uniform += measure_weights(equal_weights.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
     num_users = len(sample.rows)
     means = [(total / num_users).cpu().numpy() for total in totals]
-    return Measured(means, (uniform / num_users)[..., 0].cpu().numpy(), rescaled)
+    return Measured(means, (uniform / num_users)[..., 0].cpu().numpy(), is_rescaled)
 
 
-def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
+def measure_weights(weights: Tensor, ctx: SequenceContext) -> Tensor:
     """Return distance, entropy and hours of attention weights, for each history.
 
     With a_ij the absolute weights, each row divided by its sum: distance sum_j a_ij (i - j) in
@@ -308,15 +311,16 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
     zeros measures zero.
 
     Args:
-        weights: [b, h, t, t] aligned at the start, zero for the future; of any sign and sum.
+        weights: [b, h, t, t] aligned at the start, zero for later keys; of any sign and sum.
         ctx: context of the batch; hours need its times, in seconds.
 
     Returns:
-        [b, 2, 3 (2 without times), h] float64: means over all queries, and the last query.
+        [b, 2, 3 (2 without times), h] float64: first the mean over all queries of a history, then
+        the value of its last query.
     """
     a = weights.double().abs()
     a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
-    total = a.sum(-1)  # one, or zero for a row of zeros
+    total = a.sum(-1)  # 1, but 0 for a row of zeros
     index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
     measures = [total * index - a @ index, torch.special.entr(a).sum(-1)]
     if ctx.times is not None:
@@ -330,6 +334,6 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
 
 
 def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
-    """Return whether all rows of weights [b, h, t, t] but those of padding are distributions."""
+    """Return whether the weights [b, h, t, t] of every query but padding are a distribution."""
     rows = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
     return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < 1e-3).all())

@@ -22,7 +22,7 @@ from recbole_pos.inspect.attention import (
     MEASURES,
     QUERIES,
     Measured,
-    attention_layers,
+    find_attention_layers,
     measure_attention,
     sample_histories,
 )
@@ -87,34 +87,37 @@ class Periods:
 
 
 @torch.no_grad()
-def learned_periods(model: nn.Module) -> list[Periods]:
+def find_periods(model: nn.Module) -> list[Periods]:
     """Return the periods of every scheme that rotates query and key by time, layer by layer."""
     periods = []
-    for number, layer in enumerate(attention_layers(model), 1):
+    for number, layer in enumerate(find_attention_layers(model), 1):
         for name, scheme in layer.position.parts().items():
-            if (seconds := scheme.time_periods()) is not None:
-                fresh = seconds if scheme.fresh_periods is None else scheme.fresh_periods
-                hours = torch.stack((seconds, fresh), -1).double().cpu().numpy() / SECONDS["hours"]
+            seconds = scheme.time_periods()
+            if seconds is not None:
+                before = seconds if scheme.fresh_periods is None else scheme.fresh_periods
+                hours = torch.stack((seconds, before), -1).double().cpu().numpy() / SECONDS["hours"]
                 periods += _group_heads(number, name, hours)
     return periods
 
 
 def _group_heads(layer: int, scheme: str, hours: np.ndarray) -> list[Periods]:
-    """Return groups of heads with equal ``hours`` [h, planes, 2], now and before training."""
+    """Return periods of groups of heads with equal ``hours`` [h, planes, now and initial]."""
     heads_by_pairs: dict[tuple[tuple[float, float], ...], list[int]] = {}
     for head, pairs in enumerate(hours.tolist(), 1):
         heads_by_pairs.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
-    is_all, groups = len(heads_by_pairs) == 1, []
+    is_all = len(heads_by_pairs) == 1
+    groups = []
     for pairs, heads in heads_by_pairs.items():
         finite = [pair for pair in pairs if np.isfinite(pair[0])]
-        now, before = tuple(now for now, _ in finite), tuple(before for _, before in finite)
-        near, num_still = tuple(map(_find_calendar_period, now)), len(pairs) - len(finite)
+        now, before = tuple(pair[0] for pair in finite), tuple(pair[1] for pair in finite)
+        near = tuple(map(_find_calendar_period, now))
+        num_still = len(pairs) - len(finite)
         groups.append(Periods(layer, scheme, tuple(heads), is_all, now, before, near, num_still))
     return groups
 
 
 def _find_calendar_period(hours: float) -> str:
-    """Return which of day, week, month and year is within ``NEAR`` of a period, or ''."""
+    """Return which of day, week, month and year is within ``NEAR`` of a period, '' if none is."""
     return next((name for name in MARKED if abs(hours / HOURS[name] - 1) <= NEAR), "")
 
 
@@ -132,12 +135,12 @@ def inspect_attention(
 
     Args:
         path, data_path: see :func:`open_run`.
-        users: number of users to sample, from the test targets or else those of validation.
+        users: most users to sample, from the test rows, or the validation rows if there are none.
         min_events: least number of interactions in their histories.
         seed: random seed of the sample.
 
     Raises:
-        UsageError: if there is nothing to measure.
+        UsageError: if a number is too small, or there is nothing to measure.
         CheckpointError: if weights, or the attention they give, are not finite.
     """
     limits = (("users", users, 1), ("min_events", min_events, 1), ("seed", seed, 0))
@@ -150,7 +153,7 @@ def inspect_attention(
     sample = sample_histories(model, experiment.loaders[phase], users, min_events, seed)
     measured = measure_attention(model, sample)
     require_finite(measured.layers, "attention")
-    periods = learned_periods(model)
+    periods = find_periods(model)
     content = {
         "checkpoint": str(path),
         "model": config["model"],
@@ -161,10 +164,10 @@ def inspect_attention(
         "users": len(sample.rows),
         "users_asked": users,
         "min_events": min_events,
-        "users_with_min_events": sample.qualified,
+        "users_with_min_events": sample.num_qualified,
         "events_per_history": float(sample.lengths.mean()),
         "measures": {name: MEANING[name] for name in MEASURES[: measured.uniform.shape[1]]},
-        "rows_rescaled": measured.rescaled,
+        "rows_rescaled": measured.is_rescaled,
         "layers": [
             {
                 "layer": number,
@@ -179,10 +182,9 @@ def inspect_attention(
     file = folder.path / "attention.json"
     write_json(file, content)
     name = describe_run(experiment)
-    headline = (
-        f"{name}: {'all ' if len(sample.rows) < users else ''}{len(sample.rows):,} {phase} users "
-        f"with at least {min_events} interactions, {sample.lengths.mean():.1f} on average"
-    )
+    num_users = f"{'all ' if len(sample.rows) < users else ''}{len(sample.rows):,}"
+    limit = f"at least {min_events} interactions, {sample.lengths.mean():.1f} on average"
+    headline = f"{name}: {num_users} {phase} users with {limit}"
     files = [file, draw_measures(measured, headline, folder.path / "attention_distance.png")]
     if any(group.hours for group in periods):
         files.append(draw_periods(periods, name, folder.path / "periods.png"))
@@ -197,7 +199,7 @@ def _find_phase(experiment: Experiment) -> str:
             f"{experiment.config['model']} has RecBole's layers; only attention of the plugin can "
             "be inspected"
         )
-    if not attention_layers(model):
+    if not find_attention_layers(model):
         raise UsageError(f"{type(model).__name__} has no causal attention layers")
     for phase in ("test", "valid"):
         if experiment.loaders[phase]:
@@ -206,21 +208,21 @@ def _find_phase(experiment: Experiment) -> str:
 
 
 def _make_parts(content: dict[str, Any], periods: list[Periods]) -> list[str | pd.DataFrame]:
-    """Return the tables of a report and the lines between them."""
+    """Return the tables of a report on the content of attention.json, and lines between them."""
     parts: list[str | pd.DataFrame] = [_make_measures_table(content)]
     parts += [f"{measure}: {meaning}" for measure, meaning in content["measures"].items()]
     if content["rows_rescaled"]:
         parts.append(RESCALED)
-    for (layer, scheme), same in groupby(periods, lambda group: (group.layer, group.scheme)):
-        groups = list(same)
-        learned = any(group.learned for group in groups)
-        origin = "learned" if learned else "fixed by the configuration"
+    for (layer, scheme), groups_of_layer in groupby(periods, lambda p: (p.layer, p.scheme)):
+        groups = list(groups_of_layer)
+        is_learned = any(group.learned for group in groups)
+        origin = "learned" if is_learned else "fixed by the configuration"
         parts += [f"periods of {scheme}, layer {layer} ({origin})", _make_periods_table(groups)]
     return parts
 
 
 def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return values [2, measures] by queries and measure."""
+    """Return values [2, measures] as queries -> measure -> value."""
     return {
         queries: dict(zip(MEASURES, row.tolist(), strict=False))
         for queries, row in zip(QUERIES, values, strict=True)
@@ -257,9 +259,10 @@ def _make_periods_table(groups: list[Periods]) -> pd.DataFrame:
         for hours, hours_before, near in zip(*columns, strict=True):
             numbers = map(_format_number, (hours, hours / 24, hours_before))
             rows.append([heads, *numbers, f"a {near}" if near else ""])
-        if count := group.planes_without_time:
-            plural = "s" if count > 1 else ""
-            rows.append([heads, "-", "-", "-", f"({count} plane{plural} without time)"])
+        num_planes = group.planes_without_time
+        if num_planes > 0:
+            plural = "s" if num_planes > 1 else ""
+            rows.append([heads, "-", "-", "-", f"({num_planes} plane{plural} without time)"])
     names = ["heads", "hours", "days", "started at", f"within {NEAR:.0%} of"]
     return pd.DataFrame(rows, columns=names)
 
@@ -270,43 +273,49 @@ def _format_number(value: float) -> str:
 
 
 def draw_measures(measured: Measured, title: str, file: Path) -> Path:
-    """Draw a panel per measure over the layers: small marks are heads, large ones their mean."""
+    """Draw a panel per measure over the layers, write it to ``file`` and return its path."""
     n_heads = max(values.shape[-1] for values in measured.layers)
     # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
     values = np.stack([np.broadcast_to(v, (*v.shape[:-1], n_heads)) for v in measured.layers])
     n_layers, _, n_measures, _ = values.shape
-    uniform = measured.uniform  # [2, measures]
     figure = new_figure(4.4 * n_measures, 4.4)
     layout: Any = figure.get_layout_engine()  # constrained
     layout.set(w_pad=0.12)
     panels = figure.subplots(1, n_measures, squeeze=False)[0]
-    layers = np.arange(1, n_layers + 1)
-    # of a single layer, heads are drawn side by side, to the right of their mean
-    beside_mean = 1 + min(0.06, 0.4 / n_heads) * np.arange(1, n_heads + 1)
     for m, panel in enumerate(panels):
-        for q, (queries, color) in enumerate(COLORS.items()):
-            by_head = values[:, q, m]  # [layers, heads]
-            style: dict[str, Any] = {"color": color, "alpha": 0.5, "markersize": 4}
-            if n_heads > 1 and n_layers > 1:
-                panel.plot(layers, by_head, "-o", linewidth=0.8, **style)
-            elif n_heads > 1:
-                panel.plot(beside_mean, by_head[0], "o", **style)
-            mean_style: dict[str, Any] = {"color": color, "linewidth": 2.5, "markersize": 8}
-            panel.plot(layers, by_head.mean(-1), "-o", label=queries, **mean_style)
-            label = f"{queries}, equal weights"
-            panel.axhline(uniform[q, m], color=color, linestyle=":", label=label)
-        highest = max(values[:, :, m].max(), uniform[:, m].max())
-        panel.set(xlabel="layer", ylabel=AXES[m], ylim=(0, 1.07 * highest or 1))
-        panel.set(xlim=(0.5, n_layers + 0.5), xticks=layers[:: math.ceil(n_layers / 16)])
-        panel.grid(axis="y", alpha=0.3)
-    labelled = panels[0].get_legend_handles_labels()
-    figure.legend(*labelled, loc="outside lower center", ncols=4, frameon=False)
+        _draw_measure(panel, values[:, :, m], measured.uniform[:, m])
+        panel.set_ylabel(AXES[m])
+    handles_and_labels = panels[0].get_legend_handles_labels()
+    figure.legend(*handles_and_labels, loc="outside lower center", ncols=4, frameon=False)
     marks = "small marks: heads; large ones: their mean" if n_heads > 1 else ""
     return write(figure, file, title, marks)
 
 
+def _draw_measure(panel: Any, values: np.ndarray, uniform: np.ndarray) -> None:
+    """Draw one measure [layers, 2, heads] and its values [2] for equal weights into a panel."""
+    n_layers, _, n_heads = values.shape
+    layers = np.arange(1, n_layers + 1)
+    # of a single layer, heads are drawn side by side, to the right of their mean
+    beside_mean = 1 + min(0.06, 0.4 / n_heads) * np.arange(1, n_heads + 1)
+    for q, (label, color) in enumerate(COLORS.items()):
+        by_head = values[:, q]  # [layers, heads]
+        style: dict[str, Any] = {"color": color, "alpha": 0.5, "markersize": 4}
+        if n_heads > 1 and n_layers > 1:
+            panel.plot(layers, by_head, "-o", linewidth=0.8, **style)
+        elif n_heads > 1:
+            panel.plot(beside_mean, by_head[0], "o", **style)
+        mean_style: dict[str, Any] = {"color": color, "linewidth": 2.5, "markersize": 8}
+        panel.plot(layers, by_head.mean(-1), "-o", label=label, **mean_style)
+        uniform_label = f"{label}, equal weights"
+        panel.axhline(uniform[q], color=color, linestyle=":", label=uniform_label)
+    highest = max(values.max(), uniform.max())
+    panel.set(xlabel="layer", ylim=(0, (1.07 * highest) or 1))  # 1 if all values are 0
+    panel.set(xlim=(0.5, n_layers + 0.5), xticks=layers[:: math.ceil(n_layers / 16)])
+    panel.grid(axis="y", alpha=0.3)
+
+
 def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
-    """Draw the finite periods, a row per group of heads, on a logarithmic axis."""
+    """Draw finite periods, a row per group of heads, write them to ``file`` and return its path."""
     periods = [group for group in periods if group.hours]
     figure = new_figure(9.5, 2.3 + 0.4 * len(periods))
     panel: Any = figure.subplots()
@@ -317,11 +326,12 @@ def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
             before = group.hours_before_training
             panel.plot(before, [row] * len(before), "|", color="black", markersize=9, alpha=0.4)
         is_near = np.array(group.near) != ""
-        for chosen, shape, color in ((~is_near, "o", GRAY), (is_near, "D", VERMILION)):
-            hours = np.array(group.hours)[chosen]
-            panel.plot(hours, [row] * len(hours), shape, color=color, alpha=0.75, markersize=7)
-        if count := group.planes_without_time:
-            text = f"{count} of {count + len(group.hours)} planes without time"
+        for is_shown, marker, color in ((~is_near, "o", GRAY), (is_near, "D", VERMILION)):
+            hours = np.array(group.hours)[is_shown]
+            panel.plot(hours, [row] * len(hours), marker, color=color, alpha=0.75, markersize=7)
+        num_planes = group.planes_without_time
+        if num_planes > 0:
+            text = f"{num_planes} of {num_planes + len(group.hours)} planes without time"
             style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
             style |= {"textcoords": "offset points", "fontsize": SMALL}
             panel.annotate(text, (1, row), (6, 0), **style)
@@ -336,8 +346,8 @@ def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
     panel.set_yticks(rows, labels)
     panel.set(ylim=(0.4, len(periods) + 0.6), xlabel="period (hours)")
     panel.grid(axis="x", alpha=0.2)
-    learned = any(group.learned for group in periods)
-    origin = "learned; strokes: before training" if learned else "fixed by the configuration"
+    is_learned = any(group.learned for group in periods)
+    origin = "learned; strokes: before training" if is_learned else "fixed by the configuration"
     diamonds = f"diamonds: within {NEAR:.0%} of {', '.join(f'a {name}' for name in MARKED)}"
-    titles = (f"{title}: periods after which time angles repeat", f"{origin}; {diamonds}")
-    return write(figure, file, *titles)
+    full_title = f"{title}: periods after which time angles repeat"
+    return write(figure, file, full_title, f"{origin}; {diamonds}")

@@ -25,9 +25,9 @@ from recbole_pos.values import suggest
 
 PAPER_SCHEMES = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
 PAPER_SIZE = 100  # d
-MAX_LENGTHS = 4  # in one picture
-MAX_LENGTH = 1000  # of a session
-MAX_COLUMNS = 4096  # of an encoding
+MAX_LENGTHS = 4  # number of session lengths in one picture
+MAX_LENGTH = 1000  # interactions of a session
+MAX_COLUMNS = 4096  # d of an encoding
 
 
 def inspect_encoding(
@@ -60,14 +60,14 @@ def inspect_encoding(
         if data_path is not None:
             raise UsageError("--data_path: goes with --checkpoint; nothing else has a dataset")
         folder, suffix = Path("."), ""
-        encodings_by_name = fixed_encodings(schemes or PAPER_SCHEMES, longest, hidden_size)
+        encodings_by_name = build_encodings(schemes or PAPER_SCHEMES, longest, hidden_size)
     else:
         if hidden_size is not None:
             raise UsageError("--hidden_size: a trained model has its own")
         run, experiment = open_run(trained, data_path)
         config = experiment.config
         folder, suffix = run.path, f"; {config['model']} on {config['dataset']}"
-        encodings_by_name = learned_encodings(experiment.model, schemes)
+        encodings_by_name = select_encodings(experiment.model, schemes)
     for name, scheme in encodings_by_name.items():
         if scheme.max_length < longest:
             raise UsageError(
@@ -75,9 +75,10 @@ def inspect_encoding(
             )
     folder = folder if out is None else Path(out)
     make_folder(folder)
-    files, rows = [], []
+    files: list[Path] = []
+    rows: list[list[str]] = []
     for name, scheme in encodings_by_name.items():
-        vectors = {length: session_vectors(scheme, length) for length in lengths}
+        vectors = {length: compute_session_vectors(scheme, length) for length in lengths}
         summary = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
         title = f"{name}, {vectors[longest].shape[1]} columns: {summary}{suffix}"
         files.append(draw_encoding(vectors, title, folder / f"encoding_{name}.png"))
@@ -91,10 +92,10 @@ def inspect_encoding(
     return Report(headline, [pd.DataFrame(rows, columns=names)], files, {})
 
 
-def fixed_encodings(
+def build_encodings(
     names: Sequence[str], max_length: int, hidden_size: int | None
 ) -> dict[str, PositionEncoding]:
-    """Build fixed encodings by name, for sessions of up to ``max_length`` interactions.
+    """Return fixed encodings in float64 by name, for sessions of at most ``max_length``.
 
     Raises:
         UsageError: for a name that is not a fixed encoding, or a bad size.
@@ -103,42 +104,41 @@ def fixed_encodings(
     if not 1 <= d <= MAX_COLUMNS:
         raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {MAX_COLUMNS}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
-    # reading a scheme imports it: of other packages' schemes only those that are named
+    # looking a scheme up imports it, so schemes of other packages only if named
     schemes = [name for name in SCHEMES if name in SCHEMES.paths or name in names]
     allowed = [name for name in schemes if issubclass(SCHEMES[name], PositionEncoding)]
-    previous_type = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # slow sines are equal by rounding alone in float32
+    known = [name for name in names if name in allowed]
+    previous_dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # float32 rounds neighbouring values of slow sines alike
     try:
-        known = [name for name in names if name in allowed]
-        fresh = {name: SCHEMES[name](sizes, **SCHEMES.defaults(name)) for name in known}
+        built = {name: SCHEMES[name](sizes, **SCHEMES.defaults(name)) for name in known}
     finally:
-        torch.set_default_dtype(previous_type)
+        torch.set_default_dtype(previous_dtype)
     for name in names:
-        if name not in fresh:
+        if name not in built:
             raise UsageError(
                 f"{name} is not an encoding of positions: {', '.join(allowed)}"
                 f"{suggest(name, allowed)}"
             )
-        if list(fresh[name].parameters()):
+        if list(built[name].parameters()):
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
-    return fresh
+    return built
 
 
-def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
-    """Return the position encodings of a model by name of the scheme, one of each kind."""
+def find_encodings(model: nn.Module) -> dict[str, PositionEncoding]:
+    """Return the position encodings of a model by scheme name, the first of each scheme."""
     found: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            name = SCHEMES.registered_name(type(module)) or type(module).__name__
+            name = SCHEMES.find_name(type(module)) or type(module).__name__
             found.setdefault(name, module)
     return found
 
 
-def agreement(vectors: np.ndarray) -> np.ndarray:
-    """Return exp(p_i . p_j / sqrt(d)) for j up to i, every row divided by its largest, [t, t].
+def compute_agreement(vectors: np.ndarray) -> np.ndarray:
+    """Return exp(p_i . p_j / sqrt(d)) [t, t], each row divided by its largest; 0 for j > i.
 
-    These are the weights of attention to positions only (Luo et al., FPARec, Figure 1 and appendix
-    A), up to the sum of a row.
+    Rows are proportional to attention to positions only (FPARec, Figure 1 and appendix A).
 
     Args:
         vectors: [t, d] encodings of a session, the oldest interaction first.
@@ -148,29 +148,31 @@ def agreement(vectors: np.ndarray) -> np.ndarray:
     return np.exp(logits - logits.max(-1, keepdims=True))
 
 
-def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, PositionEncoding]:
+def select_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, PositionEncoding]:
     """Return the encodings of a model by name, all or only those in ``names``.
 
     Raises:
         UsageError: if the model has none, or lacks one of the names.
     """
-    found = encodings_in(model)
+    found = find_encodings(model)
     missing = [name for name in names if name not in found]
     if missing or not found:
-        has = f"has {', '.join(found)}" if found else "adds no encoding of positions to its input"
-        raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {has}")
+        reason = (
+            f"has {', '.join(found)}" if found else "adds no encoding of positions to its input"
+        )
+        raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {reason}")
     return {name: scheme for name, scheme in found.items() if not names or name in names}
 
 
-def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
+def compute_session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
     """Return the vectors [length, d] of the interactions of a session, the oldest first."""
     position = torch.arange(length)
     return encodings(scheme, position, torch.full_like(position, length)).numpy()
 
 
 def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
-    """Draw vectors [length, d] by session length, and dot products within and between sessions."""
-    vectors = {length: rows.astype(np.float64) for length, rows in vectors.items()}
+    """Draw vectors [length, d] by length, and dot products in and between sessions; return file."""
+    vectors = {length: array.astype(np.float64) for length, array in vectors.items()}
     lengths = list(vectors)
     pairs = [(length, length) for length in lengths] + list(combinations(lengths, 2))
     products = [vectors[m] @ vectors[n].T for m, n in pairs]
@@ -179,7 +181,7 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
     halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
     top, bottom = halves
-    highest = max(np.abs(rows).max() for rows in vectors.values())
+    highest = max(np.abs(array).max() for array in vectors.values())
     labels = [
         ("column of the encoding", "interaction (0: oldest)", f"{n} interactions") for n in lengths
     ]
@@ -187,8 +189,8 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     _draw_images(top, (1, len(lengths)), list(vectors.values()), labels, **style)
     titles = ["within one history" if m == n else "between two" for m, n in pairs]
     labels = [
-        (f"interaction of {n}", f"interaction of {m}", title)
-        for (m, n), title in zip(pairs, titles, strict=True)
+        (f"interaction of {n}", f"interaction of {m}", label)
+        for (m, n), label in zip(pairs, titles, strict=True)
     ]
     limits = {"vmin": min(map(np.min, products)), "vmax": max(map(np.max, products))}
     style = {"label": "dot product", "cmap": "viridis", **limits}
@@ -204,14 +206,14 @@ def _draw_images(
     label: str,
     **style: Any,
 ) -> None:
-    """Draw images into a grid of panels, with the labels of x and y and the title of each."""
+    """Draw images into a grid of panels; ``labels`` are of x and y, and the title, of each."""
     panels = figure.subplots(*shape, squeeze=False)
     for panel in panels.flat[len(images) :]:
         panel.set_visible(False)
-    for panel, image, (x, y, name) in zip(panels.flat, images, labels, strict=False):
+    for panel, image, (x, y, title) in zip(panels.flat, images, labels, strict=False):
         colored = panel.imshow(image, interpolation="nearest", aspect="auto", **style)
         panel.set(xlabel=x, ylabel=y)
-        panel.set_title(name, fontsize=10)
+        panel.set_title(title, fontsize=10)
         set_whole_ticks(panel.xaxis)
         set_whole_ticks(panel.yaxis)
     figure.colorbar(colored, ax=panels, label=label)

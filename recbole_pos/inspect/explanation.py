@@ -9,21 +9,21 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.pictures import SMALL, color_scale, new_figure, shorten, write
+from recbole_pos.inspect.pictures import SMALL, choose_colors, new_figure, shorten, write
 from recbole_pos.inspect.trained import require_finite
 
-NAMED = 50  # most interactions whose items are named; more are numbered by steps back
-NUMBERED = 400  # most cells that show the change of rank
+MAX_NAMES = 50  # interactions whose items are named; more are numbered by steps back
+MAX_NUMBERS = 400  # cells that show the change of rank
 
 
 def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -> Path:
     """Draw by how much the score of each item falls without each past interaction.
 
-    If there is room, a cell shows by how many ranks the item falls (-: rises).
+    If there is room, a cell shows by how many ranks the item falls; below 0, it rises.
 
     Args:
         effects: table that ``Recommender.explain`` returns.
-        file: to write, such as ``because.png``.
+        file: path to write to, such as ``because.png``; it is returned.
         title: title of the picture, such as whose history it is.
 
     Raises:
@@ -37,17 +37,17 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     require_finite([effects["score_change"].to_numpy()], "scores")
     items = effects.drop_duplicates("item").set_index("item")
     tables = effects.pivot(index="item", columns="steps_back").loc[items.index]
-    loss = -tables["score_change"].to_numpy()[:, ::-1]  # the oldest first
+    loss = -tables["score_change"].to_numpy()[:, ::-1]  # [items, interactions], oldest first
     rank_change = tables["rank_change"].to_numpy(int)[:, ::-1]
     past = tables["past"].iloc[0].to_list()[::-1]
     num_items, length = loss.shape
     figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
     panel = figure.subplots()
-    image = panel.imshow(loss, aspect="auto", interpolation="nearest", **color_scale([loss]))
-    ranks = zip(items.index, items["rank"], strict=True)
-    panel.set_yticks(range(num_items), [f"{shorten(str(name))}  ({rank})" for name, rank in ranks])
+    image = panel.imshow(loss, aspect="auto", interpolation="nearest", **choose_colors([loss]))
+    labels = [f"{shorten(str(name))}  ({rank})" for name, rank in items["rank"].items()]
+    panel.set_yticks(range(num_items), labels)
     panel.set(ylabel="item (rank)", xlabel="past interaction, the newest on the right")
-    if length <= NAMED:
+    if length <= MAX_NAMES:
         panel.set_xticks(range(length), [shorten(str(name)) for name in past], rotation=90)
     else:
         ticks = np.arange(length - 1, -1, -(length // 10))
@@ -55,13 +55,13 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
         panel.set_xlabel("past interaction, steps back (1: the newest)")
     panel.tick_params(labelsize=SMALL)
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
-        text.set_parse_math(False)  # a dollar in a name starts no formula
+        text.set_parse_math(False)  # a dollar in a name does not start a formula
     caption = ""
-    if loss.size <= NUMBERED:
+    if loss.size <= MAX_NUMBERS:
         caption = "numbers: ranks it falls without the interaction"
-        dark = 0.6 * np.abs(loss).max()  # cells from here on are too dark for black text
+        dark_loss = 0.6 * np.abs(loss).max()  # a larger loss has a cell too dark for black text
         for row, column in zip(*np.nonzero(rank_change), strict=True):
-            color = "white" if abs(loss[row, column]) > dark else "black"
+            color = "white" if abs(loss[row, column]) > dark_loss else "black"
             style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL - 1}
             panel.text(column, row, f"{rank_change[row, column]:+d}", color=color, **style)
     figure.colorbar(image, ax=panel, label="score lost without it")

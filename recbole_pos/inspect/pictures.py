@@ -26,7 +26,7 @@ ABREAST = 4  # heat maps in a row
 
 
 def new_figure(width: float, height: float, square: bool = False) -> Figure:
-    """Return an empty figure in inches whose layout cuts nothing off; panels may be ``square``."""
+    """Return an empty figure of a size in inches; ``square`` packs panels of a fixed shape."""
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
@@ -34,16 +34,17 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
 
 
 def set_title(figure: Figure, *lines: str) -> None:
-    """Set the title of a whole figure; lines that are too wide are broken."""
+    """Set the title of a figure; lines that are too wide are broken, and empty ones left out."""
     title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
     texts = [_wrap_line(line, figure, title) for line in lines if line]
     title.set_text("\n".join(texts))
 
 
 def _wrap_line(line: str, figure: Figure, title: Text) -> str:
-    """Break a line so that it fits the figure as text of ``title``, at 8 characters at least."""
+    """Return a line broken to fit the figure as text of ``title``, at 8 characters at least."""
     canvas: Any = figure.canvas  # FigureCanvasAgg, which has a renderer
-    renderer, limit = canvas.get_renderer(), 0.97 * figure.bbox.width
+    renderer = canvas.get_renderer()
+    limit = 0.97 * figure.bbox.width
     num_chars = len(line)
     while True:
         text = textwrap.fill(line, num_chars)
@@ -63,12 +64,12 @@ def shorten(name: str, limit: int = LONGEST) -> str:
 
 
 def set_whole_ticks(axis: Any, limit: int | Literal["auto"] = "auto") -> None:
-    """Put the ticks of an axis on whole numbers only, at most ``limit`` steps."""
+    """Put the ticks of an axis on whole numbers only, with at most ``limit`` steps between them."""
     axis.set_major_locator(MaxNLocator(limit, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def write(figure: Figure, file: str | Path, *titles: str) -> Path:
-    """Save a figure with lines of a title, and return its file.
+    """Write a figure with lines of a title to a file, and return its path.
 
     Raises:
         UsageError: if the file cannot be written.
@@ -82,8 +83,8 @@ def write(figure: Figure, file: str | Path, *titles: str) -> Path:
     return Path(file)
 
 
-def color_scale(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return the colour map of matrices: from zero up, or diverging if a value is below zero."""
+def choose_colors(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return colour map and limits for matrices: from 0 up, or around 0 if a value is below 0."""
     limit = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
     if min(float(matrix.min()) for matrix in matrices) < 0:
         return {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
@@ -104,19 +105,20 @@ def draw_maps(
     Args:
         panels: title and [n, n] matrix of each panel, the newest interaction last; ticks count
             back from it, which is 0.
-        titles, file: lines of the title, and file of the picture.
+        titles, file: lines of the title, and path to write to, which is returned.
         axes: labels of columns and of rows, shown at outer panels only.
         label: label of the colours.
         columns: number of panels in a row.
-        style: colour map; :func:`color_scale` by default.
+        style: colour map and limits; by default those of :func:`choose_colors`.
     """
     columns = columns or min(len(panels), ABREAST)
     rows = math.ceil(len(panels) / columns)
     side = min(3.2, max(1.5, 12 / max(columns, rows)))  # of a panel, in inches
-    width, height = max(side * columns + 1.8, 5.5), side * rows + 0.7 + 0.25 * len(titles)
+    width = max(side * columns + 1.8, 5.5)
+    height = side * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
-    style = style or color_scale([matrix for _, matrix in panels])
+    style = style or choose_colors([matrix for _, matrix in panels])
     font_size = 10 if side > 2.2 else 8
     image: Any = None
     for panel in grid.flat[len(panels) :]:
@@ -126,7 +128,8 @@ def draw_maps(
         extent = (0.5 - n, 0.5, 0.5, 0.5 - n)
         image = panel.imshow(matrix, extent=extent, interpolation="nearest", **style)
         panel.set_title(name, fontsize=font_size)
-        is_left, is_bottom = index % columns == 0, index + columns >= len(panels)
+        is_left = index % columns == 0
+        is_bottom = index + columns >= len(panels)
         panel.tick_params(labelsize=font_size, labelleft=is_left, labelbottom=is_bottom)
         panel.set_xlabel(axes[0] if is_bottom else "", fontsize=font_size)
         panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
@@ -139,13 +142,13 @@ def draw_maps(
 def draw_triangles(
     matrices: dict[str, np.ndarray], titles: Sequence[str], label: str, file: Path
 ) -> Path:
-    """Draw the lower triangles of matrices [t, t] by name, with values up to 1."""
+    """Draw the lower triangles of matrices [t, t] by name, with values up to 1; return ``file``."""
     lower = {
         name: np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
         for name, matrix in matrices.items()
     }
-    # colours from the smallest value up: trained vectors may be short, and differ by little
+    # from the smallest value, so that small differences show, but below 1 even if all are 1
     minimum = min(float(np.nanmin(matrix)) for matrix in lower.values())
-    style = {"cmap": "Blues", "vmin": min(minimum, 1.0 - 1e-6), "vmax": 1.0}  # a range, not a point
+    style = {"cmap": "Blues", "vmin": min(minimum, 1.0 - 1e-6), "vmax": 1.0}
     axes = ("interaction before (0: newest)", "interaction (0: newest)")
     return draw_maps(list(lower.items()), titles, axes, label, file, style=style)

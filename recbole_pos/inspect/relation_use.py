@@ -21,7 +21,7 @@ from recbole_pos.inspect.pictures import (
     GREEN,
     PINK,
     VERMILION,
-    color_scale,
+    choose_colors,
     new_figure,
     shorten,
     write,
@@ -34,7 +34,7 @@ from recbole_pos.relations.declare import TIME
 from recbole_pos.relations.lookup import PackedSequences
 from recbole_pos.relations.search import Edges, EventOrder
 
-LAYERS = (BLUE, VERMILION, GREEN, PINK)  # colours of layers
+LAYER_COLORS = (BLUE, VERMILION, GREEN, PINK)
 
 MEANING = {
     "known": "share of the interactions that can be related by the attribute",
@@ -49,15 +49,15 @@ MEANING = {
 
 @dataclass(frozen=True)
 class RelationUse:
-    """Use of the relations by one attribute in the measured batches, see ``MEANING``.
+    """Use of the relations by one attribute in the measured batches.
 
     Attributes:
-        field: field of the relation; of users all their fields, which act as one.
+        field: field of the relation; for users all their fields, which act as one.
         source: item, behaviour or user.
-        known, read, others: see ``MEANING``; others is NaN where nothing is read.
-        adds: see ``MEANING``, for each layer; of users, NaN in layers that do not aggregate.
+        known, read, others: see ``MEANING``; ``others`` is NaN if nothing is read.
+        adds: for each layer, see ``MEANING``; for users, NaN in layers that do not aggregate.
         heads: [layers, M'] W^R of equation 8; empty for users.
-        gate: weight of aggregation in each layer, only of users; NaN where there is no gate.
+        gate: for users, weight of aggregation in each layer or NaN without a gate; else empty.
     """
 
     field: str
@@ -97,13 +97,14 @@ def inspect_relations(
     loader = experiment.loaders["train"]
     select_rows = model.window_rows if loader.packed else model.prefix_rows
     rows = [select_rows(batch.to(model.device))[0] for batch in islice(loader, batches)]
-    uses, num_events = measure_relations(model, rows)
+    uses, num_interactions = measure_relations(model, rows)
     content = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
-    content |= {"batches": len(rows), "events": num_events, "measures": MEANING, "relations": uses}
+    content |= {"batches": len(rows), "events": num_interactions, "measures": MEANING}
+    content["relations"] = uses
     file = folder.path / "relations.json"
     file.write_bytes(to_json(content, indent=2, inf_nan_mode="null") + b"\n")
     run = f"{config['model']} on {config['dataset']}"
-    title = f"{run}: {num_events:,} interactions of training batches"
+    title = f"{run}: {num_interactions:,} interactions of training batches"
     picture = draw_relations(uses, title, folder.path / "relations.png")
     table = pd.DataFrame(
         {
@@ -137,41 +138,45 @@ def measure_relations(
         batches: the rows of each batch of its training loader.
 
     Returns:
-        Relations in their order, users last; and the number of interactions measured, with those
-        that overlapping windows repeat as context.
+        Uses of the relations in their order, users last; and the number of interactions measured,
+        which counts those that overlapping windows repeat.
     """
     lookup = model.lookup
     declared = [relation for relation in model.declared if relation.source != "user"]
     layers = list(cast("Iterable[RelationLayer]", model.trm_encoder.layer))
-    count, num_events = len(declared) + 1, 0  # the relations, and users last
-    known, read = np.zeros(count), np.zeros((count, 2))  # all, of other users
-    squares = np.zeros((len(layers), count + 2))  # relations, users, self-attention, states
+    num_interactions = 0
+    # an entry for each relation of the heads, and the last for users
+    num_known = np.zeros(len(declared) + 1)
+    num_reads = np.zeros((len(declared) + 1, 2))  # all, and to other users
+    squares = np.zeros((len(layers), len(declared) + 3))  # see _sum_squares
     for rows in batches:
         order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
         heads, users = lookup.find(rows, order)
         for i, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
-            known[i] += relation.is_known(rows.events, lookup).sum()
-            read[i] += _count_reads(edges, order)
+            num_known[i] += relation.is_known(rows.events, lookup).sum()
+            num_reads[i] += _count_reads(edges, order)
         if users is not None and lookup.user_table is not None:
-            known[-1] += lookup.user_table.is_known[order.user].sum()
-            read[-1] += _count_reads(users, order)
-        num_events += len(order)
+            num_known[-1] += lookup.user_table.is_known[order.user].sum()
+            num_reads[-1] += _count_reads(users, order)
+        num_interactions += len(order)
         squares += _sum_squares(model, layers, rows)
     require_finite([squares], "what relations add")
+    of_relations, of_users, of_attention, of_states = np.split(squares, [-3, -2, -1], axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        others = read[:, 1] / read[:, 0]
-        shares = list(zip(known / num_events, read[:, 0] / num_events, others, strict=True))
-        adds = np.sqrt(squares[:, :-3] / squares[:, -2:-1])
-        users_add = np.sqrt(squares[:, -3] / squares[:, -1])
+        others = num_reads[:, 1] / num_reads[:, 0]
+        adds = np.sqrt(of_relations / of_attention)
+        users_add = np.sqrt(of_users / of_states)[:, 0]
+    known, read = num_known / num_interactions, num_reads[:, 0] / num_interactions
+    shares = list(zip(known.tolist(), read.tolist(), others.tolist(), strict=True))
     mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
     uses = [
         RelationUse(
             TIME if relation.table == TIME else relation.field,
             relation.source,
             *shares[i],
-            adds[:, i].tolist(),
-            [weights[i] for weights in mix],
-            [],
+            adds=adds[:, i].tolist(),
+            heads=[weights[i] for weights in mix],
+            gate=[],
         )
         for i, relation in enumerate(declared)
     ]
@@ -181,11 +186,11 @@ def measure_relations(
         gate = [float("nan") if weight is None else float(weight) for weight in gates]
         added = np.where([layer.aggregates for layer in layers], users_add, np.nan).tolist()
         uses.append(RelationUse(fields, "user", *shares[-1], added, [], gate))
-    return uses, num_events
+    return uses, num_interactions
 
 
 def _count_reads(edges: Edges, order: EventOrder) -> list[int]:
-    """Count the relations that interactions read: all, and those of other users."""
+    """Return how many relations interactions read, and how many of them lead to other users."""
     is_other = order.user[edges.reader] != order.user[edges.source]
     return [len(is_other), int(is_other.sum())]
 
@@ -193,47 +198,53 @@ def _count_reads(edges: Edges, order: EventOrder) -> list[int]:
 def _sum_squares(
     model: AttrFormer, layers: list[RelationLayer], rows: PackedSequences
 ) -> np.ndarray:
-    """Return sums of squares [layers, n]: of relations, users, self-attention and states."""
+    """Return sums of squares [layers, relations + 3] over the interactions of rows.
+
+    Columns: what each relation adds, what aggregation by users adds, self-attention, states.
+    """
     with record_calls(layers) as calls:
         model.row_states(rows, None)
     sums = []
-    for layer, (x, ctx, out) in zip(layers, calls, strict=True):
+    for layer, (x, ctx, output) in zip(layers, calls, strict=True):
         attention = layer.multi_head_attention
         normed = attention.LayerNorm(x) if attention.pre_norm else x
         vectors: list[Tensor] = []
         if ctx.relations.heads is not None:
             vectors += attention.contributions(normed, ctx.relations)
         state = TransformerLayer.forward(layer, x, ctx)
-        vectors += [out - state, MultiHeadAttention.attention(attention, normed, ctx), state]
+        vectors += [output - state, MultiHeadAttention.attention(attention, normed, ctx), state]
         sums.append([float(vector.double().square().sum()) for vector in vectors])
     return np.array(sums)
 
 
 def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
-    """Draw what relations add, layer by layer, and beside it W^R of every layer."""
+    """Draw what relations add in each layer, and beside it W^R of every layer; return ``file``."""
     note = "\n(users; state = 1)"
     names = [shorten(use.field) + (note if use.source == "user" else "") for use in uses]
     heads = [use.heads for use in uses if use.heads]
-    weights = [np.array(layer) for layer in zip(*heads, strict=True)]  # [relations, M'] by layer
-    layers = len(uses[0].adds)
+    # W^R [relations, M'] of each layer
+    weights = [np.array(of_layer) for of_layer in zip(*heads, strict=True)]
+    num_layers = len(uses[0].adds)
     widths = [3.4 + 0.09 * max(map(len, names))]
     widths += [max(1.2, 0.6 + 0.14 * weight.shape[1]) for weight in weights]
-    figure = new_figure(sum(widths) + 1.2, 2.2 + 0.22 * (layers + 1) * len(uses))
+    figure = new_figure(sum(widths) + 1.2, 2.2 + 0.22 * (num_layers + 1) * len(uses))
     bars, *maps = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     y, y_limits = np.arange(len(uses)), (len(uses) - 0.5, -0.5)
-    for layer in range(layers):
-        shift = 0.8 * ((layer + 0.5) / layers - 0.5)
-        # colours repeat, lighter
-        color, alpha = LAYERS[layer % len(LAYERS)], 0.6 ** (layer // len(LAYERS))
+    for layer in range(num_layers):
+        shift = 0.8 * ((layer + 0.5) / num_layers - 0.5)
+        color = LAYER_COLORS[layer % len(LAYER_COLORS)]
+        alpha = 0.6 ** (layer // len(LAYER_COLORS))  # lighter where a colour repeats
         style: dict[str, Any] = {"color": color, "alpha": alpha, "label": f"layer {layer + 1}"}
-        bars.barh(y + shift, [use.adds[layer] for use in uses], 0.8 / layers, **style)
+        bars.barh(y + shift, [use.adds[layer] for use in uses], 0.8 / num_layers, **style)
     bars.set(yticks=y, ylim=y_limits, xlim=(0, None), xlabel="adds (self-attention = 1)")
     bars.set_yticklabels(names, parse_math=False)
     bars.grid(axis="x", alpha=0.3)
-    if layers > 1:
-        figure.legend(loc="outside lower center", ncols=min(layers, 8), frameon=False)
+    if num_layers > 1:
+        figure.legend(loc="outside lower center", ncols=min(num_layers, 8), frameon=False)
     for layer, (panel, weight) in enumerate(zip(maps, weights, strict=True), 1):
-        image = panel.imshow(weight, interpolation="nearest", aspect="auto", **color_scale(weights))
+        image = panel.imshow(
+            weight, interpolation="nearest", aspect="auto", **choose_colors(weights)
+        )
         panel.set_facecolor("0.92")  # shows in the rows of users, which have no W^R
         ticks = np.arange(weight.shape[1])
         panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head", ylim=y_limits, yticks=[])

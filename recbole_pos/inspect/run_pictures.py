@@ -11,9 +11,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
-from recbole_pos.inspect.encoding import agreement, encodings_in, session_vectors
+from recbole_pos.inspect.attention import (
+    average_attention,
+    compute_kernel_factors,
+    compute_positional_weights,
+)
+from recbole_pos.inspect.encoding import compute_agreement, compute_session_vectors, find_encodings
 from recbole_pos.inspect.pictures import (
     BLUE,
     GRAY,
@@ -33,9 +38,9 @@ _Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
 
 
 def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path]:
-    """Draw the pictures of a run: training curves, attention, positional kernel and encodings.
+    """Write curves.png into a run folder, and attention.png, kernel.png and positions.png.
 
-    Writes curves.png, and attention.png, kernel.png and positions.png where the model has them.
+    The last three are written only if the model has attention weights, a kernel or encodings.
 
     Args:
         path: a run folder.
@@ -53,26 +58,16 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
     metric = experiment.config["valid_metric"].lower()
     epochs, note = read_metrics(folder.metrics, metric)
     name, model = describe_run(experiment), experiment.model
-    bigger = experiment.config["valid_metric_bigger"]
-    files = [draw_curves(epochs, metric, bigger, (name, note), folder.path / "curves.png")]
-    weights = positional_weights(model)
-    loader = experiment.loaders["test"] or experiment.loaders["valid"]
-    picture = folder.path / "attention.png"
-    if weights:  # each row divided by its largest weight, as in FPARec's Figure 3
-        require_finite(weights, "attention")
-        tiny = np.finfo(weights[0].dtype).tiny
-        scaled = [matrix / np.maximum(matrix.max(-1, keepdims=True), tiny) for matrix in weights]
-        titles = (f"{name}: attention by position", "every row divided by its largest weight")
-        files.append(draw_attention(scaled, titles, "weight / largest of its row", picture))
-    elif isinstance(model, PosRecommender) and loader and (maps := attention_maps(model, loader)):
-        require_finite(maps.weights, "attention")
-        titles = (f"{name}: attention weights", maps.caption)
-        files.append(draw_attention(maps.weights, titles, "weight, mean of histories", picture))
-    if factors := kernel_factors(model):
+    is_max = experiment.config["valid_metric_bigger"]
+    files = [draw_curves(epochs, metric, is_max, (name, note), folder.path / "curves.png")]
+    files += _draw_model_attention(experiment, name, folder.path / "attention.png")
+    factors = compute_kernel_factors(model)
+    if factors:
         files.append(draw_kernel(factors, name, folder.path / "kernel.png"))
-    if encodings := encodings_in(model):
+    encodings = find_encodings(model)
+    if encodings:
         matrices = {
-            scheme_name: agreement(session_vectors(scheme, scheme.max_length))
+            scheme_name: compute_agreement(compute_session_vectors(scheme, scheme.max_length))
             for scheme_name, scheme in encodings.items()
         }
         require_finite(list(matrices.values()), "encodings of positions")
@@ -82,23 +77,43 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
     return files
 
 
+def _draw_model_attention(experiment: Experiment, name: str, file: Path) -> list[Path]:
+    """Draw the attention of a model; return its file, or none if there are no weights to draw."""
+    weights = compute_positional_weights(experiment.model)
+    if weights:  # each row divided by its largest weight, as in FPARec's Figure 3
+        require_finite(weights, "attention")
+        tiny = np.finfo(weights[0].dtype).tiny
+        scaled = [matrix / np.maximum(matrix.max(-1, keepdims=True), tiny) for matrix in weights]
+        titles = (f"{name}: attention by position", "every row divided by its largest weight")
+        return [draw_attention(scaled, titles, "weight / largest of its row", file)]
+    loader = experiment.loaders["test"] or experiment.loaders["valid"]
+    maps = None
+    if isinstance(experiment.model, PosRecommender) and loader:
+        maps = average_attention(experiment.model, loader)
+    if maps is None:
+        return []
+    require_finite(maps.weights, "attention")
+    titles = (f"{name}: attention weights", maps.caption)
+    return [draw_attention(maps.weights, titles, "weight, mean of histories", file)]
+
+
 def draw_attention(
     weights: Sequence[np.ndarray], titles: Sequence[str], label: str, file: Path
 ) -> Path:
-    """Draw attention weights [h, t, t] of each layer, a panel per layer and head."""
-    heads = max(len(layer) for layer in weights)
+    """Draw attention weights [h, t, t] of each layer, a panel per head; return ``file``."""
+    num_heads = max(len(layer) for layer in weights)
     panels = [
-        (f"layer {number}" + (f", head {head + 1}" if heads > 1 else ""), layer[head])
-        for head in range(heads)
+        (f"layer {number}" + (f", head {head + 1}" if num_heads > 1 else ""), layer[head])
+        for head in range(num_heads)
         for number, layer in enumerate(weights, 1)
     ]
     axes = ("key interaction (0: newest)", "query interaction (0: newest)")
-    columns = len(weights) if heads > 1 else None
+    columns = len(weights) if num_heads > 1 else None
     return draw_maps(panels, titles, axes, label, file, columns)
 
 
 def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
-    """Draw the factors of a kernel [n, n] by name, without the identity that they begin as."""
+    """Draw the factors [n, n] of a kernel by name minus their initial identity; return ``file``."""
     panels = [
         (name.replace(",", " - I,", 1), matrix - np.eye(len(matrix)))
         for name, matrix in factors.items()
@@ -110,15 +125,15 @@ def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
 
 
 def draw_curves(
-    epochs: Sequence[dict[str, Any]], metric: str, bigger: bool, titles: Sequence[str], file: Path
+    epochs: Sequence[dict[str, Any]], metric: str, is_max: bool, titles: Sequence[str], file: Path
 ) -> Path:
     """Draw training loss and validation metric per epoch, the best epoch marked.
 
     Args:
         epochs: lines of metrics.jsonl.
         metric: name of the validation metric.
-        bigger: whether higher is better.
-        titles, file: lines of the title, and file of the picture.
+        is_max: whether higher is better.
+        titles, file: lines of the title, and path to write to, which is returned.
     """
     scores = [(line["epoch"], line["valid"][metric]) for line in epochs if line["valid"]]
     figure = new_figure(7.5, 5.6 if scores else 3.6)
@@ -130,13 +145,13 @@ def draw_curves(
     caption = "no epoch was validated"
     if scores:
         panels[1].plot(*zip(*scores, strict=True), color=BLUE, **style)
-        choose = max if bigger else min
+        choose = max if is_max else min
         best_score = choose(score for _, score in scores)
-        # of equal ones the latest, as RecBole's early stopping has it
+        # of epochs with equal scores the last, as in RecBole's early stopping
         best_epoch = max(epoch for epoch, score in scores if score == best_score)
         panels[1].plot(best_epoch, best_score, "o", color=BLUE, markersize=9)
         panels[1].set_ylabel(f"validation {metric}")
-        better = "higher" if bigger else "lower"
+        better = "higher" if is_max else "lower"
         caption = f"best epoch {best_epoch} (dot): {metric} {best_score:.4f}, {better} is better"
     for panel in panels:
         panel.grid(alpha=0.3)
@@ -157,12 +172,21 @@ class _Line(BaseModel):
     valid: dict[str, _Number] | None
 
 
+def _describe_problem(error: ValueError) -> tuple[str, bool]:
+    """Return what is wrong with a line, and whether the line is json at all."""
+    if not isinstance(error, ValidationError):
+        return str(error), True
+    first = error.errors(include_url=False, include_context=False)[0]
+    problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+    return problem, first["type"] != "json_invalid"
+
+
 def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
     """Read the epochs of a run's metrics.jsonl with loss and, where validated, ``metric``.
 
     Returns:
-        Lines in the order of their epochs, and a note if an incomplete last line was left out,
-        which a killed process leaves.
+        Lines in the order of their epochs; and a note if the last line is left out as incomplete,
+        which a killed process leaves, else ''.
 
     Raises:
         UsageError: if the file cannot be read, has no complete line, or a damaged one.
@@ -182,13 +206,10 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
             if epochs and line["epoch"] <= epochs[-1]["epoch"]:
                 raise ValueError(f"epoch {line['epoch']} comes after {epochs[-1]['epoch']}")
         except ValueError as error:
-            problem = str(error)
-            if isinstance(error, ValidationError):
-                first = error.errors(include_url=False, include_context=False)[0]
-                if epochs and number == len(lines) and first["type"] == "json_invalid":
-                    logging.getLogger(__name__).warning("%s: %s", file.parent, HALF_A_LINE)
-                    return epochs, HALF_A_LINE
-                problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+            problem, is_json = _describe_problem(error)
+            if epochs and number == len(lines) and not is_json:
+                logging.getLogger(__name__).warning("%s: %s", file.parent, HALF_A_LINE)
+                return epochs, HALF_A_LINE
             raise UsageError(
                 f"{file}, line {number}: {problem}. `recbole-pos run --resume {file.parent}` "
                 "writes the file again from the checkpoint"

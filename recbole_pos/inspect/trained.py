@@ -20,7 +20,7 @@ from recbole_pos.position.schemes import scheme_names
 
 @dataclass(frozen=True)
 class Report:
-    """Results of an inspection, as ``print`` shows them.
+    """Results of an inspection; ``print`` shows all but ``content``.
 
     Attributes:
         headline: what was inspected.
@@ -46,8 +46,11 @@ def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[Run
     """Load a trained model from its run folder, or from a checkpoint in such a folder.
 
     Args:
-        path: the folder or the checkpoint.
-        data_path: the folder that holds the folder of the dataset; by default that of the run.
+        path: the folder, whose best weights are used, or the checkpoint.
+        data_path: the folder that holds the folder of the dataset; by default the run's.
+
+    Returns:
+        The run folder, and the experiment, whose model is in evaluation mode.
 
     Raises:
         UsageError: if the path is neither.
@@ -62,9 +65,9 @@ def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[Run
     return folder, experiment
 
 
-def require_finite(values: Iterable[np.ndarray], what: str) -> None:
-    """Raise a CheckpointError if values, named ``what`` in it, are NaN or infinite."""
-    if not all(np.isfinite(array).all() for array in values):
+def require_finite(arrays: Iterable[np.ndarray], what: str) -> None:
+    """Raise a CheckpointError, which calls the arrays ``what``, if one has NaN or infinity."""
+    if not all(np.isfinite(array).all() for array in arrays):
         raise CheckpointError(
             f"{what} of this model is NaN or infinite: its weights are numbers, but too large to "
             "compute with"
@@ -72,7 +75,7 @@ def require_finite(values: Iterable[np.ndarray], what: str) -> None:
 
 
 def describe_run(experiment: Experiment) -> str:
-    """Return ``PosSASRec (rope, kernel) on ml-100k``; without schemes ``Pop on ml-100k``."""
+    """Return text such as ``PosSASRec (rope, kernel) on ml-100k``, or ``Pop on ml-100k``."""
     config = experiment.config
     schemes = scheme_names(config["position"]) if config["position"] else []
     in_brackets = f" ({', '.join(schemes)})" if schemes else ""

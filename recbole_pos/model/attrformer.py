@@ -214,7 +214,7 @@ class AttrFormer(PosSASRec):
         """Return the items from each target on and their betas, [k, n]; None for the next only."""
         if self.prior_weight == 0 and self.posterior_targets.weights.tolist() == [1.0]:
             return None
-        return self.posterior_targets.after(torch.from_numpy(target))
+        return self.posterior_targets.find_next(torch.from_numpy(target))
 
     def row_states(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None

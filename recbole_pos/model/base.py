@@ -267,7 +267,7 @@ class PosRecommender(SequentialRecommender):
             if self.later_targets is None or batch.log_rows is None:
                 return self.loss(hidden, *self.training_candidates(vectors, batch.targets))
             events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
-            targets, target_weights = self.later_targets.after(events + 1)
+            targets, target_weights = self.later_targets.find_next(events + 1)
             vectors, targets = self.training_candidates(vectors, targets)
             return average_losses(self.loss, hidden, vectors, targets, target_weights)
 

@@ -145,7 +145,7 @@ def registered_name(model: type) -> str:
     if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
         return model.__name__
     for table in (MODELS, BASELINES, ADDED):
-        if name := table.registered_name(model):
+        if name := table.find_name(model):
             return name
     # a notebook cell that runs again defines the class anew: keep the defaults given before
     earlier = ADDED.find_registration(model)
@@ -212,7 +212,7 @@ def _read_shipped(model: type) -> dict[str, Any]:
         file = _recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
     for table in (MODELS, BASELINES):
-        if name := table.registered_name(model):
+        if name := table.find_name(model):
             return table.defaults(name)
     return {}
 

@@ -147,7 +147,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 
     def read_shipped(base: type) -> dict[str, Any]:
         """Return the defaults of a shipped scheme that are options of this one; {} for others."""
-        shipped_name = SCHEMES.registered_name(base)
+        shipped_name = SCHEMES.find_name(base)
         if shipped_name is None or import_path(base) not in SCHEMES.paths.values():
             return {}
         shipped = SCHEMES.defaults(shipped_name)

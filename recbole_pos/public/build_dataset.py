@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import belongs_to_dataset, convert, find_dataset
-from recbole_pos.data.identity import count_interactions, require_counts
+from recbole_pos.conversion.convert import belongs_to_dataset, convert, list_dataset_files
+from recbole_pos.data.identity import count_dataset, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.files import digest_file, replace_folder
-from recbole_pos.public.described import PublicLog, public_log
+from recbole_pos.public.described import PublicDataset, find_public_dataset
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
 
@@ -37,7 +37,7 @@ def build(
 
     Args:
         name: name of the public dataset.
-        files: its raw files, in the order of ``PublicLog.files``.
+        files: its raw files, in the order of ``PublicDataset.files``.
         data_path: folder in which the folder of the dataset is made.
         overwrite: whether to replace a dataset that is there.
         verbose: whether to print progress, counts and checksums.
@@ -48,20 +48,22 @@ def build(
     Raises:
         UsageError: if a file is missing or cannot be read, or counts are not those published.
     """
-    log, reporter, folder = public_log(name), Reporter(verbose), Path(data_path) / name
+    public = find_public_dataset(name)
+    reporter = Reporter(verbose)
+    folder = Path(data_path) / name
     paths = [Path(file) for file in files]
-    _require_files(log, paths)
-    if find_dataset(folder, name) and not overwrite:
+    _require_files(public, paths)
+    if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
-    tables = _read_raw(log, paths, reporter)
-    filled: set[str] = set()  # some editions lack values of some columns
-    for frame in (tables.events, tables.items, tables.users):
+    tables = _read_raw(public, paths, reporter)
+    filled: set[str] = set()  # columns with values, which some editions lack
+    for frame in (tables.interactions, tables.items, tables.users):
         if frame is not None:
             filled |= {column for column in frame if any(map(bool, frame[column].dropna()))}
-    user, item, time = tables.events.columns[:3]
+    user, item, time = tables.interactions.columns[:3]
     with tempfile.TemporaryDirectory() as temporary:
         convert(
-            tables.events,
+            tables.interactions,
             name=name,
             items=tables.items,
             users=tables.users,
@@ -70,8 +72,8 @@ def build(
             time=time,
             date_format="s",
             types={column: kind for column, kind in tables.kinds.items() if column in filled},
-            rename={user: user},  # a session_id stays one, where convert would call it user_id
-            tables=dict.fromkeys(tables.events.columns[3:], "inter"),
+            rename={user: user},  # convert would call the field of a session_id user_id
+            tables=dict.fromkeys(tables.interactions.columns[3:], "inter"),
             data_path=temporary,
             verbose=False,
         )
@@ -79,44 +81,46 @@ def build(
             for suffix in SUFFIXES:
                 if (file := Path(temporary) / name / f"{name}{suffix}").is_file():
                     shutil.move(file, new / file.name)
-            shutil.copyfile(log.yaml, new / log.yaml.name)
+            shutil.copyfile(public.yaml, new / public.yaml.name)
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     dataset.build()
-    counts = count_interactions(dataset).items()
-    reporter.line(f"{folder}: " + ", ".join(f"{count:,} {what}" for what, count in counts))
+    counts = count_dataset(dataset).items()
+    reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):
         if file.suffix in SUFFIXES:
             reporter.line(f"{digest_file(file)}  {file.name}")
-    require_counts(name, log.counts, dataset)
+    require_counts(name, public.counts, dataset)
     return folder
 
 
-def _require_files(log: PublicLog, files: list[Path]) -> None:
+def _require_files(public: PublicDataset, files: list[Path]) -> None:
     """Raise a UsageError unless the raw files of a dataset are there."""
-    if len(files) != len(log.files):
-        expected = " ".join(log.files)
+    if len(files) != len(public.files):
+        expected = " ".join(public.files)
         raise UsageError(
-            f"data: {log.name} is built from {expected} ({log.source}), found {len(files)} files: "
-            f"recbole-pos data build {log.name} {expected}"
+            f"data: {public.name} is built from {expected} ({public.source}), found {len(files)} "
+            f"files: recbole-pos data build {public.name} {expected}"
         )
-    if missing := [file for file in files if not file.is_file()]:
-        raise UsageError(f"data: {missing[0]} is not there; {log.source} has it")
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise UsageError(f"data: {missing[0]} is not there; {public.source} has it")
 
 
-def _read_raw(log: PublicLog, files: list[Path], reporter: Reporter) -> Tables:
-    """Read the raw files of a dataset by its recipe; report those that differ from the source's."""
-    for name, file in zip(log.files, files, strict=True):
-        expected = log.md5.get(name)
-        if expected is not None and (md5 := digest_file(file, "md5")) != expected:
+def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> Tables:
+    """Read the raw files of a dataset by its recipe; report files with another checksum."""
+    for name, file in zip(public.files, files, strict=True):
+        expected = public.md5.get(name)
+        found = None if expected is None else digest_file(file, "md5")
+        if found != expected:
             reporter.line(
-                f"{file} is not the {name} of {log.source}: md5 {md5}, published is {expected}"
+                f"{file} is not the {name} of {public.source}: md5 {found}, published is {expected}"
             )
     names = ", ".join(file.name for file in files)
     with reporter.task(f"reading {names}"):
         try:
-            return RECIPES[log.recipe](*files)
+            return RECIPES[public.recipe](*files)
         except _UNREADABLE as error:
             raise UsageError(
-                f"data: {names} cannot be read as {' '.join(log.files)}: {type(error).__name__} "
+                f"data: {names} cannot be read as {' '.join(public.files)}: {type(error).__name__} "
                 f"{str(error)[:200]}"
             ) from error

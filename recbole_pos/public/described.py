@@ -12,16 +12,16 @@ from recbole_pos.yaml_files import DATASETS, read_yaml
 
 
 @dataclass(frozen=True)
-class PublicLog:
+class PublicDataset:
     """A public dataset.
 
     Attributes:
         papers: papers that report metrics on it.
         source: address of the page to download it from.
         files: names of the raw files, as the source has them.
-        recipe: function of ``recipes.py`` that reads the files.
+        recipe: name in ``recipes.RECIPES`` of the function that reads the files.
         counts: known numbers of users, items and interactions after the filters of its yaml.
-        md5: published checksums of raw files by name.
+        md5: name of a raw file -> its published checksum.
     """
 
     name: str
@@ -41,21 +41,22 @@ class PublicLog:
         return DATASETS / self.name / f"{self.name}.yaml"
 
 
-def public_logs() -> dict[str, PublicLog]:
-    """Return all public datasets by name, from the ``public`` part of their yaml files."""
-    logs = {}
+def read_public_datasets() -> dict[str, PublicDataset]:
+    """Return name -> public dataset, from the ``public`` part of their yaml files."""
+    datasets = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):
         description: dict[str, Any] | None = read_yaml(file).get("public")
         if description:
-            logs[file.stem] = PublicLog(file.stem, **description)
-    return logs
+            datasets[file.stem] = PublicDataset(file.stem, **description)
+    return datasets
 
 
-def public_log(name: str) -> PublicLog:
-    """Return a public dataset by its name; raise a UsageError if there is none."""
-    logs = public_logs()
-    if name not in logs:
+def find_public_dataset(name: str) -> PublicDataset:
+    """Return the public dataset of a name; raise a UsageError if there is none."""
+    datasets = read_public_datasets()
+    if name not in datasets:
         raise UsageError(
-            f"data: no public log {shown(name)}{suggest(name, logs)}; there are {', '.join(logs)}"
+            f"data: no public log {shown(name)}{suggest(name, datasets)}; there are "
+            f"{', '.join(datasets)}"
         )
-    return logs[name]
+    return datasets[name]

@@ -16,146 +16,152 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-EVENTS = ["user_id", "item_id", "timestamp"]
-SESSIONS = ["session_id", "item_id", "timestamp"]
+_COLUMNS = ["user_id", "item_id", "timestamp"]
+_SESSION_COLUMNS = ["session_id", "item_id", "timestamp"]
 ZVUK_USERS = 5_000
 _RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
 
 
 class Tables(NamedTuple):
-    """Tables that a recipe reads from raw files, and the types of their attributes by name.
+    """Tables that a recipe reads from raw files, and ``kinds``: attribute -> type of its field.
 
-    The first three columns of ``events`` are user, item and time, in seconds since 1970.
+    The first three columns of ``interactions`` are user, item and time in seconds since 1970.
     """
 
-    events: pd.DataFrame
+    interactions: pd.DataFrame
     items: pd.DataFrame | None = None
     users: pd.DataFrame | None = None
     kinds: Mapping[str, str] = MappingProxyType({})
 
 
-def movielens(file: Path) -> Tables:
-    """Read the zip archive of a MovieLens dataset from 1M on: ``.dat`` with ``::``, or csv."""
+def read_movielens(file: Path) -> Tables:
+    """Read the zip archive of MovieLens-1M or later: csv, or ``.dat`` with ``::`` between cells."""
     with zipfile.ZipFile(file) as archive:
         members = {Path(name).name: name for name in archive.namelist()}
 
         def read_member(stem: str, columns: list[str]) -> pd.DataFrame:
             if f"{stem}.csv" in members:
-                return _read_cells(archive.open(members[f"{stem}.csv"]), names=columns, header=0)
+                with archive.open(members[f"{stem}.csv"]) as member:
+                    return _read_cells(member, names=columns, header=0)
             text = archive.read(members[f"{stem}.dat"]).decode("latin-1").replace("::", "\t")
             return _read_cells(io.StringIO(text), names=columns, sep="\t", quoting=csv.QUOTE_NONE)
 
-        events = read_member("ratings", ["user_id", "item_id", "rating", "timestamp"])
+        ratings = read_member("ratings", ["user_id", "item_id", "rating", "timestamp"])
         items = read_member("movies", ["item_id", "title", "genres"])
         users = None
         if "users.dat" in members:
             users = read_member("users", ["user_id", "gender", "age", "occupation", "zip_code"])
-    titles = items["title"].str.extract(r"^(?P<title>.*?)\s*\((?P<year>\d{4})\)\s*$")
+    # "Toy Story (1995)"
+    title_and_year = items["title"].str.extract(r"^(?P<title>.*?)\s*\((?P<year>\d{4})\)\s*$")
     items = items.assign(
-        title=titles["title"].fillna(items["title"]),
-        release_year=titles["year"],
+        title=title_and_year["title"].fillna(items["title"]),
+        release_year=title_and_year["year"],
         genre=items["genres"].replace("(no genres listed)", "").str.split("|"),
     ).drop(columns="genres")
     kinds = dict.fromkeys(("title", "release_year", "gender", "age", "occupation"), "token")
     kinds |= {"zip_code": "token", "genre": "token_seq", "rating": "float"}
-    return Tables(events[[*EVENTS, "rating"]], items, users, kinds)
+    return Tables(ratings[[*_COLUMNS, "rating"]], items, users, kinds)
 
 
-def amazon(reviews: Path, meta: Path) -> Tables:
+def read_amazon(reviews: Path, products: Path) -> Tables:
     """Read reviews and products of Amazon's 2014 edition (McAuley et al. 2015), a dict per line.
 
     Products without a review are left out, and so are unreviewed products in lists of related ones.
     """
     fields = ("reviewerID", "asin", "unixReviewTime")
-    events = pd.DataFrame(_read_json_fields(reviews, fields), columns=EVENTS)
-    reviewed, products = set(events["item_id"]), []
-    for line in _read_lines(meta):
+    interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
+    reviewed = set(interactions["item_id"])
+    items = []
+    for line in _read_lines(products):
         asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)  # most products have no review
         if asin is None or asin[1] not in reviewed:
             continue
         entry = ast.literal_eval(line)  # the source writes Python's dicts
         related = entry.get("related") or {}
         categories = [name for path in entry.get("categories") or [] for name in path]
-        product = {
+        item = {
             "item_id": entry["asin"],
             "brand": entry.get("brand") or None,
             "price": entry.get("price"),
             "categories": list(dict.fromkeys(categories)),
         }
         for name in _RELATED:
-            product[name] = [item for item in related.get(name) or [] if item in reviewed]
-        products.append(product)
+            item[name] = [asin for asin in related.get(name) or [] if asin in reviewed]
+        items.append(item)
     kinds = {"brand": "token", "price": "float"}
     kinds |= dict.fromkeys(("categories", *_RELATED), "token_seq")
-    return Tables(events, pd.DataFrame(products), None, kinds)
+    return Tables(interactions, pd.DataFrame(items), None, kinds)
 
 
-def yelp(reviews: Path) -> Tables:
+def read_yelp(reviews: Path) -> Tables:
     """Read reviews of the Yelp open dataset, a json object per line; times are taken as UTC."""
     fields = ("user_id", "business_id", "date")
-    events = pd.DataFrame(_read_json_fields(reviews, fields), columns=EVENTS)
-    return Tables(events.assign(timestamp=_to_seconds(events["timestamp"])))
+    interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
+    return Tables(interactions.assign(timestamp=_to_seconds(interactions["timestamp"])))
 
 
-def diginetica(views: Path) -> Tables:
-    """Read product views of Diginetica; ``timeframe`` is milliseconds, added to the event date."""
+def read_diginetica(views: Path) -> Tables:
+    """Read product views of Diginetica; ``timeframe`` is milliseconds after the event date."""
     raw = _read_cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _to_seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
     names = {"sessionId": "session_id", "itemId": "item_id"}
-    return Tables(raw.rename(columns=names).assign(timestamp=seconds)[SESSIONS])
+    return Tables(raw.rename(columns=names).assign(timestamp=seconds)[_SESSION_COLUMNS])
 
 
-def yoochoose(clicks: Path) -> Tables:
+def read_yoochoose(clicks: Path) -> Tables:
     """Read clicks of Yoochoose: session, time, item, category, without a header."""
     raw = _read_cells(clicks, names=["session_id", "time", "item_id", "category"])
-    return Tables(raw.assign(timestamp=_to_seconds(raw["time"]))[SESSIONS])
+    return Tables(raw.assign(timestamp=_to_seconds(raw["time"]))[_SESSION_COLUMNS])
 
 
-def gowalla(checkins: Path) -> Tables:
+def read_gowalla(checkins: Path) -> Tables:
     """Read check-ins of Gowalla: user, time, latitude, longitude, place, without a header.
 
-    Coordinates become attributes of places, from the first check-in of each.
+    Places are the items; their coordinates are attributes, from the first check-in of each.
     """
     names = ["user_id", "time", "latitude", "longitude", "item_id"]
     raw = _read_cells(checkins, names=names, sep="\t", quoting=csv.QUOTE_NONE)
     places = raw.drop_duplicates("item_id")[["item_id", "latitude", "longitude"]]
-    events = raw.assign(timestamp=_to_seconds(raw["time"]))[EVENTS]
-    return Tables(events, places, None, {"latitude": "float", "longitude": "float"})
+    interactions = raw.assign(timestamp=_to_seconds(raw["time"]))[_COLUMNS]
+    return Tables(interactions, places, None, {"latitude": "float", "longitude": "float"})
 
 
-def yambda(events: Path) -> Tables:
-    """Read Yambda's events of one kind, such as likes; times are seconds from an unknown day."""
-    raw = pd.read_parquet(events, columns=["uid", "item_id", "timestamp"])
+def read_yambda(interactions: Path) -> Tables:
+    """Read Yambda's interactions of one kind, such as likes; day 0 of their seconds is unknown."""
+    raw = pd.read_parquet(interactions, columns=["uid", "item_id", "timestamp"])
     return Tables(raw.rename(columns={"uid": "user_id"}))
 
 
-def zvuk(plays: Path) -> Tables:
+def read_zvuk(plays: Path) -> Tables:
     """Read Zvuk's plays of the 5,000 users with most plays, as in Nabiev and Frolov's experiments.
 
     Among users with equally many plays, smaller ids come first.
     """
     counts = pd.read_parquet(plays, columns=["user_id"])["user_id"].value_counts(sort=False)
     counts = counts.sort_index().sort_values(ascending=False, kind="stable")
-    users, columns = set(counts.index[:ZVUK_USERS]), ["user_id", "track_id", "datetime"]
+    users = set(counts.index[:ZVUK_USERS])
+    columns = ["user_id", "track_id", "datetime"]
     raw = pd.read_parquet(plays, columns=columns, filters=[("user_id", "in", users)])
-    events = raw.rename(columns={"track_id": "item_id"})
-    return Tables(events.assign(timestamp=_to_seconds(events["datetime"]))[EVENTS])
+    interactions = raw.rename(columns={"track_id": "item_id"})
+    return Tables(interactions.assign(timestamp=_to_seconds(raw["datetime"]))[_COLUMNS])
 
 
+# Name in the yaml of a dataset, such as movielens -> function that reads its files.
 RECIPES: dict[str, Callable[..., Tables]] = {
-    recipe.__name__: recipe
-    for recipe in (movielens, amazon, yelp, diginetica, yoochoose, gowalla, yambda, zvuk)
+    recipe.__name__.removeprefix("read_"): recipe
+    for recipe in (read_movielens, read_amazon, read_yelp, read_diginetica)
+    + (read_yoochoose, read_gowalla, read_yambda, read_zvuk)
 }
 
 
 def _to_seconds(times: pd.Series) -> pd.Series:
-    """Return seconds since 1970 [n] float64 of ISO text or of times, in UTC without a zone."""
+    """Return [n] float64 seconds since 1970 of ISO text or times, which are in UTC if zoneless."""
     utc = pd.to_datetime(times, format="ISO8601", utc=True)
     return utc.dt.as_unit("ns").astype("int64") / 1e9
 
 
 def _read_cells(source: Any, **options: Any) -> pd.DataFrame:
-    """Read separated text as strings, by options of pandas; only empty cells are missing."""
+    """Return separated text as a frame of strings, where only empty cells are missing."""
     return pd.read_csv(source, dtype=str, keep_default_na=False, na_values=[""], **options)
 
 
@@ -167,7 +173,7 @@ def _read_lines(file: Path) -> Iterator[str]:
 
 
 def _read_json_fields(file: Path, fields: tuple[str, ...]) -> Iterator[list[Any]]:
-    """Yield some fields of the json object of each line."""
+    """Yield the values of the ``fields`` of each line's json object."""
     for line in _read_lines(file):
         values = json.loads(line)
         yield [values[name] for name in fields]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recbole_pos.data.attributes import explain_not_loaded, loaded_fields, require_values
+from recbole_pos.data.attributes import explain_not_loaded, map_fields_to_tables, require_values
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, nearest, shown
@@ -110,7 +110,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
 def _find_table(field: str, dataset: Dataset) -> str:
     """Return the table of a field; a loaded field time or position precedes the built-in one."""
-    if (table := loaded_fields(dataset).get(field)) is not None:
+    if (table := map_fields_to_tables(dataset).get(field)) is not None:
         return TIME if field == dataset.time_field else table
     if field in (POSITION, TIME):
         return field
@@ -143,7 +143,7 @@ def _read_within(within: Any, table: str, dataset: Dataset, where: str) -> str |
         raise UsageError(f"{where}only a field of the item or user table can have one")
     if not isinstance(within, str):
         raise UsageError(f"{where}expected the name of a field, found {shown(within)}")
-    if (within_table := loaded_fields(dataset).get(within)) is None:
+    if (within_table := map_fields_to_tables(dataset).get(within)) is None:
         raise UsageError(f"{where}{explain_not_loaded(within, dataset)}")
     if within_table != table or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(

@@ -28,7 +28,7 @@ def live_view(reporter: Reporter, lines: Callable[[], list[str]]) -> Iterator[No
     view: AbstractContextManager = Live(
         get_renderable=lambda: Text("\n".join(lines())), console=reporter.console, transient=True
     )
-    if reporter.has_cell:
+    if reporter.shows_in_cell:
         view = call_every(SECOND, lambda: reporter.update_cell("\n".join(lines())))
     elif not is_terminal:
         view = call_every(reporter.every, lambda: reporter.line(lines()[0]))

@@ -32,9 +32,9 @@ _SCHEMA = WithJsonSchema({"anyOf": [History.model_json_schema(), _LIST]})
 
 
 class _Body(BaseModel, extra="forbid", strict=True):
-    """True is not a number, and unknown fields are refused."""
+    """A body of a request: unknown fields are refused, and so is true in place of a number."""
 
-    model: str | None = None  # by name, of a server of several
+    model: str | None = None  # name of the model that answers, if the server has several
 
 
 class RecommendBody(_Body):
@@ -50,29 +50,31 @@ class RecommendBody(_Body):
     at: float | str | None = None
     because: int = 0
 
-    def by_model(
+    def split_by_model(
         self, choose: Callable[[str | int | None], str]
     ) -> dict[str, tuple[list[int], RecommendBody]]:
-        """Return, by the model that ``choose`` returns for an id or None, its part of the body.
+        """Return positions of the histories or users of each model, and a body with only these.
 
-        A part is the numbers of histories or users, and a body with only these.
+        ``choose`` returns the model for an id or None. A history without an id gets its position as
+        id, in place.
         """
         field = "users" if self.histories is None else "histories"
         people: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
-        numbers_by_model: dict[str, list[int]] = {}
-        for number, person in enumerate(people):
-            key = person.id if isinstance(person, History) else person
-            numbers_by_model.setdefault(self.model or choose(key), []).append(number)
-            if key is None:
-                person.id = number
+        positions_by_model: dict[str, list[int]] = {}
+        for position, person in enumerate(people):
+            person_id = person.id if isinstance(person, History) else person
+            name = self.model or choose(person_id)
+            positions_by_model.setdefault(name, []).append(position)
+            if person_id is None:
+                person.id = position
         return {
-            name: (numbers, self.model_copy(update={field: [people[n] for n in numbers]}))
-            for name, numbers in numbers_by_model.items()
+            name: (positions, self.model_copy(update={field: [people[p] for p in positions]}))
+            for name, positions in positions_by_model.items()
         }
 
 
 class SimilarBody(_Body):
-    """Items whose neighbours are wanted."""
+    """Items to find the neighbours of: see ``Recommender.similar``."""
 
     items: Annotated[list[Name], FailFast()] = Field(min_length=1)
     k: int = 10
@@ -81,7 +83,7 @@ class SimilarBody(_Body):
 
 
 class ReloadBody(_Body):
-    """The folder of a run; the one in use if None. Of a server of several, the model's name."""
+    """The run to load: by default the one in use, of the model named, by default of all."""
 
     run_dir: str | None = None
 
@@ -107,7 +109,7 @@ def parse(kind: type[Body], content: bytes) -> Body:
 def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments) -> list[dict]:
     """Return the recommendations for each history or user, in the order of the request.
 
-    Keys are ``id``, ``items``, ``scores``, ``by``, ``unknown``, and if asked ``because``.
+    Their keys are ``id``, ``items``, ``scores``, ``by``, ``unknown`` and, if asked, ``because``.
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.
@@ -128,6 +130,7 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
             "because: interactions to leave out", int(num_read.sum()), limits.max_left_out
         )
     row, _, item, score = trained.rank_items(packed, body.k, body.exclude_seen, choice)
+    items_and_scores = _split_by_row(trained, len(packed), row, item, score)
     answers: list[dict] = [
         {
             "id": packed.ids[n],
@@ -136,16 +139,16 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
             "by": MODEL if packed.lengths[n] else POPULARITY,
             "unknown": int(packed.unknown[n]),
         }
-        for n, (items, scores) in enumerate(_split(trained, len(packed), row, item, score))
+        for n, (items, scores) in enumerate(items_and_scores)
     ]
     if body.because:
         hides_seen = trained.hides_seen(body.exclude_seen)
         effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
-        reasons = _list_reasons(trained, find_reasons(effects, body.because), len(row))
+        reasons_by_item = _list_reasons(trained, find_reasons(effects, body.because), len(row))
         for answer in answers:
             answer["because"] = []
-        for owner, item_reasons in zip(row, reasons, strict=True):
-            answers[owner]["because"].append(item_reasons)
+        for n, reasons in zip(row, reasons_by_item, strict=True):
+            answers[n]["because"].append(reasons)
     return answers
 
 
@@ -155,19 +158,19 @@ def _require_limits(body: RecommendBody, limits: ServeArguments) -> None:
         raise UsageError("give histories or users, one of the two")
     _require_at_most("histories", len(body.histories or ()), limits.max_histories)
     _require_at_most("users", len(body.users or ()), limits.max_histories)
-    for number, history in enumerate(body.histories or ()):
-        _require_at_most(f"histories[{number}].items", len(history.items), limits.max_items)
+    for i, history in enumerate(body.histories or ()):
+        _require_at_most(f"histories[{i}].items", len(history.items), limits.max_items)
     _require_at_most("k", body.k, limits.max_k, 422)
 
 
-def _list_reasons(trained: Recommender, reasons: Effects, count: int) -> list[list[dict]]:
-    """Return the reasons of each of ``count`` recommended items, strongest first."""
-    listed: list[list[dict]] = [[] for _ in range(count)]
+def _list_reasons(trained: Recommender, reasons: Effects, num_items: int) -> list[list[dict]]:
+    """Return the reasons of each of ``num_items`` recommended items, strongest first."""
+    reasons_by_item: list[list[dict]] = [[] for _ in range(num_items)]
     names = ("pair", "past", "steps_back", "score_change", "rank_change")
     columns = (reasons[name].tolist() for name in names)
     for pair, past, steps_back, score_change, rank_change in zip(*columns, strict=True):
-        is_only = math.isnan(score_change)  # interaction of its history; json has no NaN
-        listed[pair].append(
+        is_only = math.isnan(score_change)  # no other interaction is left; json has no NaN
+        reasons_by_item[pair].append(
             {
                 "item": trained.items[past - 1],
                 "steps_back": steps_back,
@@ -175,7 +178,7 @@ def _list_reasons(trained: Recommender, reasons: Effects, count: int) -> list[li
                 "rank_change": None if is_only else int(rank_change),
             }
         )
-    return listed
+    return reasons_by_item
 
 
 def find_similar(trained: Recommender, body: SimilarBody, limits: ServeArguments) -> list[dict]:
@@ -193,20 +196,22 @@ def find_similar(trained: Recommender, body: SimilarBody, limits: ServeArguments
             raise UsageError(f"item {shown(name)} is not known")
     choice = trained.choose_items(body.allowed, body.excluded)
     row, _, item, cosine = trained.find_nearest(names, body.k, choice)
-    neighbours = _split(trained, len(names), row, item, cosine.astype(float))
+    neighbours = _split_by_row(trained, len(names), row, item, cosine.astype(float))
     return [
         {"id": name, "items": items, "cosines": cosines}
         for name, (items, cosines) in zip(names, neighbours, strict=True)
     ]
 
 
-def _split(
-    trained: Recommender, count: int, row: np.ndarray, item: np.ndarray, score: np.ndarray
+def _split_by_row(
+    trained: Recommender, num_rows: int, row: np.ndarray, item: np.ndarray, score: np.ndarray
 ) -> list[tuple[list[str], list[float]]]:
-    """Return item names and scores of each of ``count`` rows, from columns [p] sorted by row."""
-    ends = np.searchsorted(row, np.arange(1, max(count, 1)))
-    names, scores = np.split(trained.items[item - 1], ends), np.split(score, ends)
-    return [(n.tolist(), s.tolist()) for n, s in zip(names, scores, strict=True)][:count]
+    """Return item names and scores of each of ``num_rows`` rows, from columns [p] sorted by row."""
+    if num_rows == 0:
+        return []
+    starts = np.searchsorted(row, np.arange(1, num_rows))  # of all rows but the first
+    names, scores = np.split(trained.items[item - 1], starts), np.split(score, starts)
+    return [(n.tolist(), s.tolist()) for n, s in zip(names, scores, strict=True)]
 
 
 def to_json(answer: dict[str, Any]) -> bytes:
@@ -214,7 +219,7 @@ def to_json(answer: dict[str, Any]) -> bytes:
     return json.dumps(answer, allow_nan=False).encode()
 
 
-def _require_at_most(field: str, count: int, limit: int, status: int = 413) -> None:
-    """Raise a Refusal with the HTTP status if a field of a request exceeds its limit."""
-    if count > limit:
-        raise Refusal(status, f"{field}: at most {limit:,} in a request, found {shown(count)}")
+def _require_at_most(field: str, number: int, limit: int, status: int = 413) -> None:
+    """Raise a Refusal with the HTTP status if the number of a field exceeds its limit."""
+    if number > limit:
+        raise Refusal(status, f"{field}: at most {limit:,} in a request, found {shown(number)}")

@@ -15,7 +15,7 @@ from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import is_whole, shown
 
 BATCH = 256  # histories that are scored at once
-MOST = 100  # reasons of an item at most
+MAX_REASONS = 100  # of an item
 NOISE = 1e-6  # relative to a score: a smaller change is rounding
 
 Effects = dict[str, np.ndarray]  # columns by name, see leave_one_out
@@ -24,9 +24,9 @@ Effects = dict[str, np.ndarray]  # columns by name, see leave_one_out
 def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
     """Raise a UsageError if ``because`` reasons per item are invalid or the model can give none."""
     name = scorer.config["model"]
-    if not (is_whole(because) and 0 <= because <= MOST):
+    if not (is_whole(because) and 0 <= because <= MAX_REASONS):
         raise UsageError(
-            f"because: expected 1 to {MOST} past interactions, or 0 for none, found "
+            f"because: expected 1 to {MAX_REASONS} past interactions, or 0 for none, found "
             f"{shown(because)}"
         )
     if because and scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL:
@@ -44,8 +44,12 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
 def add_reasons(
     table: pd.DataFrame, effects: Effects, because: int, item_names: np.ndarray
 ) -> pd.DataFrame:
-    """Return recommendations with columns for their first ``because`` reasons, numbered from 1."""
-    reasons, columns = find_reasons(effects, because), {}
+    """Return recommendations with columns for their strongest ``because`` reasons, from 1.
+
+    ``effects`` are those of :func:`leave_one_out` for the rows of the table.
+    """
+    reasons = find_reasons(effects, because)
+    columns: dict[str, object] = {}
     for n in range(1, because + 1):
         is_nth = reasons["reason"] == n
         row = reasons["pair"][is_nth]
@@ -60,12 +64,12 @@ def add_reasons(
 
 
 def find_reasons(effects: Effects, limit: int) -> Effects:
-    """Return the effects of the at most ``limit`` interactions that carried each item most.
+    """Return the effects of the interactions that carried each item most, ``limit`` at most.
 
-    They come strongest first; a column ``reason`` numbers those of an item from 1.
+    They are sorted by item, strongest first; a further column ``reason`` counts from 1 for each.
     """
     change = effects["score_change"]
-    change = np.where(np.isnan(change), -np.inf, change)  # NaN: the history has no other
+    change = np.where(np.isnan(change), -np.inf, change)  # NaN: its history has no other
     order = np.lexsort((change, effects["pair"]))
     carries = change < -NOISE * np.maximum(np.abs(effects["score"]), 1)
     order = order[carries[order]]
@@ -84,24 +88,26 @@ def leave_one_out(
     choice: Choice,
     exclude_seen: bool,
 ) -> Effects:
-    """Score p items after their histories without each of the interactions in turn.
+    """Score p items after their histories, and without each of the interactions in turn.
 
-    Candidates stay those of the whole history: with ``exclude_seen`` the item of the interaction
-    that is left out is still excluded, so that a rank changes by the model alone. Interactions that
-    are older than the model reads have no effect and are not left out.
+    Candidates are the same as for the whole history: with ``exclude_seen`` the item of the
+    interaction that is left out stays excluded, so that a rank changes only by the model.
+    Interactions that are older than the model reads have no effect and are not left out.
 
     Args:
-        scorer, histories: the model, and the histories; empty ones have no effects.
-        row, item: [p] history (ascending) and id of each item to explain.
+        scorer: the model.
+        histories: the histories; empty ones have no effects.
+        row, item: [p] index of the history (ascending) and id of each item to explain.
         choice, exclude_seen: the candidates of the ranking.
 
     Returns:
-        Columns with a value for each of the p ``pair``s and each interaction, the newest first:
-        ``past``, the id of its item; ``steps_back``, 1 for the newest; ``score`` and ``rank`` of
-        the pair's item after the whole history; ``score_change`` and ``rank_change``, what is added
-        to them without the interaction: below 0 and above 0 if it carried the item, NaN if it is
-        the only one of its history.
+        Columns with an entry for each item to explain and each interaction of its history, the
+        newest first: ``pair``, the index of (row, item); ``past``, the id of the interaction's
+        item; ``steps_back``, 1 for the newest; ``score`` and ``rank`` after the whole history;
+        ``score_change`` and ``rank_change``, their values without the interaction minus those with
+        it: below 0 and above 0 if it carried the item, NaN if its history has no other.
     """
+    # items [explained histories, columns]: those to explain of each history, then 0
     rows, owner, counts = np.unique(row, return_inverse=True, return_counts=True)
     column = np.arange(len(row)) - (np.cumsum(counts) - counts)[owner]
     items = np.zeros((len(rows), counts.max(initial=0)), dtype=np.int64)
@@ -110,27 +116,30 @@ def leave_one_out(
     reach = explained.lengths.max(initial=0) if scorer.reach is None else scorer.reach
     num_read = np.minimum(explained.lengths, reach)
     # the variants of each history: all of it, and without the newest, the one before it, ...
-    first = np.cumsum(num_read + 1) - (num_read + 1)
-    variant_owner = np.repeat(np.arange(len(rows)), num_read + 1)
-    left_out = np.arange(len(variant_owner)) - first[variant_owner]
+    num_variants = num_read + 1
+    first = np.cumsum(num_variants) - num_variants
+    variant_owner = np.repeat(np.arange(len(rows)), num_variants)
+    left_out = np.arange(len(variant_owner)) - first[variant_owner]  # steps back, 0: none
     score = np.full((len(variant_owner), items.shape[1]), np.nan)
     rank = score.copy()
-    read = explained.keep_newest(reach + 1)  # the oldest replaces the one left out
-    possible = np.flatnonzero(explained.lengths[variant_owner] > (left_out > 0))
-    for begin in range(0, len(possible), BATCH):
-        batch = possible[begin : begin + BATCH]
+    read = explained.keep_newest(reach + 1)  # the oldest is read once another is left out
+    not_empty = np.flatnonzero(explained.lengths[variant_owner] > (left_out > 0))
+    for start in range(0, len(not_empty), BATCH):
+        batch = not_empty[start : start + BATCH]
         batch_rows = variant_owner[batch]
         barred = explained.select(batch_rows).list_pairs() if exclude_seen else None
         scores = scorer.make_scores(read.select(batch_rows).leave_out(left_out[batch]))
         ids = torch.from_numpy(items[batch_rows])
-        found = scores_and_ranks(scores, choice, ids, barred)
-        score[batch], rank[batch] = (x.numpy() for x in found)
+        batch_score, batch_rank = scores_and_ranks(scores, choice, ids, barred)
+        score[batch] = batch_score.numpy()
+        rank[batch] = batch_rank.numpy()
     rank[np.isnan(score)] = np.nan
-    # the rows of the result: each pair with each interaction that its history reads
+    # the entries of the result: each pair with each interaction that is read of its history
     pair = np.repeat(np.arange(len(row)), num_read[owner])
     steps_back = 1 + gather_index(np.zeros_like(row), num_read[owner])
     history = owner[pair]
-    whole, without = (first[history], column[pair]), (first[history] + steps_back, column[pair])
+    whole = (first[history], column[pair])
+    without = (first[history] + steps_back, column[pair])
     return {
         "pair": pair,
         "past": explained.items[np.cumsum(explained.lengths)[history] - steps_back],

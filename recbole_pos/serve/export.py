@@ -60,7 +60,7 @@ def export(
         inference_relations: for AttrFormer, ``own`` or ``none`` instead of the value it was
             trained with.
         data_path: the folder that holds the folder of the dataset, which only some models need;
-            by default that of the run.
+            by default the run's.
 
     Returns:
         The folder; it appears once all of its files are written.
@@ -90,21 +90,19 @@ def export(
 
 
 def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int) -> None:
-    """Write the programs, names and vectors of items, values of fields, and README of a model."""
-    names: list[Any] = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
-    top = Recommend(encoder, min(k, len(names) - 1))
+    """Write the programs, names and vectors of items, tokens of features, and README of a model."""
+    names = _list_tokens(dataset, dataset.iid_field)
+    recommend = Recommend(encoder, min(k, len(names) - 1))
     _write_program(encoder, folder, format, "vector", ("vector",))
     _require_same(encoder, load_program(folder / f"vector.{SUFFIX[format]}"))
-    _write_program(top, folder, format, "recommend", ("best", "scores"))
-    _write_names(folder / "items.json", names)
+    _write_program(recommend, folder, format, "recommend", ("best", "scores"))
+    _write_json(folder / "items.json", names)
     if encoder.fields:
         tokens = {
-            name: None
-            if embed.numeric
-            else [None, *dataset.field2id_token[name.partition("_")[2]][1:].tolist()]
+            name: None if embed.numeric else _list_tokens(dataset, name.partition("_")[2])
             for name, embed in encoder.fields.items()
         }
-        _write_names(folder / "features.json", tokens)
+        _write_json(folder / "features.json", tokens)
     vectors = encoder.model.item_vectors().numpy()
     np.save(folder / "vectors.npy", vectors)
     columns = {
@@ -115,30 +113,37 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
         ),
     }
     pq.write_table(pa.table(columns), folder / "vectors.parquet")
-    readme = _render_readme(encoder, format, top.k, names, dataset.config)
+    readme = _render_readme(encoder, format, recommend.k, names, dataset.config)
     (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
 def _write_program(
     module: Encoder | Recommend, folder: Path, format: str, name: str, outputs: tuple[str, ...]
 ) -> None:
-    """Trace a module and write it; raise a UsageError if that is impossible."""
-    program, path = trace(module), folder / f"{name}.{SUFFIX[format]}"
+    """Trace a module and write it to a file ``name``; raise a UsageError if that is impossible."""
+    program = trace(module)
+    path = folder / f"{name}.{SUFFIX[format]}"
     if format == "onnx":
         write_onnx(program, path, module.inputs, outputs)
     else:
-        buffer = io.BytesIO()  # torch would end the process where a file cannot be written
+        # torch would end the process if it could not write the file itself
+        buffer = io.BytesIO()
         torch.export.save(program, buffer)
         path.write_bytes(buffer.getbuffer())
 
 
-def _write_names(file: Path, names: Any) -> None:
-    file.write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
+def _list_tokens(dataset: Dataset, field: str) -> list[Any]:
+    """Return the tokens of a field by id, None for id 0."""
+    return [None, *dataset.field2id_token[field][1:].tolist()]
+
+
+def _write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], config: Options) -> str:
     """Return the README of an exported model, with its first three items (by id) as the example."""
-    unit, n = config["timestamp_unit"], encoder.model.max_seq_length
+    unit = config["timestamp_unit"]
     descriptions = {
         "times": f"float64 [B, L], {unit} as in the data, 0 behind the shorter ones",
         "at": f"float64 [B], the time of each request, {unit} as in the data",
@@ -153,7 +158,7 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
     for name, embed in encoder.fields.items():
         descriptions[name], examples[name] = _describe_feature(name, embed)
     inputs = list(Recommend(encoder, k).inputs)
-    if format == "onnx":  # where it is optional
+    if format == "onnx":  # in which this input is optional
         inputs.remove("allowed")
     times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
     environment = Environment(
@@ -172,7 +177,7 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
         given=", ".join(f'"{name}": {examples[name]}' for name in inputs),
         inputs=[(name, descriptions[name]) for name in inputs if name in descriptions],
         k=k,
-        n=n,
+        n=encoder.model.max_seq_length,
         size=f"{len(names):,}",
         d=encoder.model.item_vectors().size(1),
     )
@@ -206,7 +211,8 @@ def load_program(path: Path) -> Program:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run_onnx(inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -217,14 +223,15 @@ def load_program(path: Path) -> Program:
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
-    """Raise a UsageError unless a program agrees with the model on batches of other sizes."""
+    """Raise a UsageError unless a program agrees with the model on batches of several sizes."""
     n = encoder.model.max_seq_length
     generator = torch.Generator().manual_seed(0)
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
         inputs = encoder.random_inputs(torch.tensor(lengths), generator)
-        expected, found = encoder(*inputs.values()), program(inputs)[0]
-        difference = (expected - found).abs().max().item()
-        if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):  # NaN, too
+        expected = encoder(*inputs.values())
+        difference = (expected - program(inputs)[0]).abs().max().item()
+        limit = TOLERANCE * max(1.0, expected.abs().max().item())
+        if not difference <= limit:  # which is also true of NaN
             raise UsageError(
                 f"{registered_name(type(encoder.model))} cannot be exported: its output differs "
                 f"from it by {difference:.1e}"

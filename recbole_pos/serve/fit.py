@@ -18,7 +18,7 @@ from recbole_pos.serve.recommender import Recommender
 
 
 class _ExperimentKeeper(Callback):
-    """Keeps the experiment of a run, so that its dataset is not read again."""
+    """Keeps the experiment of a finished run, so that its dataset is not read again."""
 
     experiment: Any = None
 
@@ -71,10 +71,11 @@ def fit(
         if not isinstance(data, Dataset):
             raise UsageError("test: needs data=Dataset.from_frame(...), whose columns it has")
         data = data.with_parts(valid, test)
-    source: list[Any] = [data] if isinstance(data, Dataset) else []
+    resources: list[Any] = [data] if isinstance(data, Dataset) else []
     if run_dir is None:
-        source.append(TemporaryFolder())
-        run_dir = source[-1].path / "run"
+        temporary = TemporaryFolder()
+        resources.append(temporary)
+        run_dir = temporary.path / "run"
     keeper = _ExperimentKeeper()
     if args.nproc == 1 and args.world_size <= 1:
         callbacks = [*callbacks, keeper]
@@ -83,12 +84,12 @@ def fit(
     experiment = keeper.experiment
     if experiment is None:  # other processes have trained it
         trained = Recommender.load(run_dir)
-        trained.source = source
+        trained.resources = resources
         return trained
     # without a test, the model still has the weights of the last epoch
     experiment.trainer.load_weights(experiment.trainer.best_weights)
     experiment.model.eval()
-    return Recommender(experiment, Growth(), folder=RunFolder(run_dir), source=source)
+    return Recommender(experiment, Growth(), folder=RunFolder(run_dir), resources=resources)
 
 
 def load(
@@ -104,6 +105,6 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
-        data_path, histories_only: see :meth:`Recommender.load`, also for what is raised.
+        data_path, histories_only: see :meth:`Recommender.load`, which also lists the exceptions.
     """
     return Recommender.load(run_dir, data_path, histories_only)

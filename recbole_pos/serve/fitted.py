@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from recbole_pos.conversion.frames import Dataset
+from recbole_pos.data.identity import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
@@ -26,31 +27,21 @@ class FittedModel:
     """The facts, metrics and folder of a trained :class:`~recbole_pos.Recommender`.
 
     Attributes:
-        experiment: configuration, dataset, loaders, model, trainer together.
+        experiment: all of what follows but the folder.
+        config, dataset, model: the configuration, the dataset and the torch module.
+        loaders: loaders of batches by phase: train, valid, test; empty without the dataset.
+        trainer: the trainer of the model; None without the dataset.
         folder: folder of the run; None for a model that RecBole's own functions have trained.
-        source: objects to keep as long as the model: its dataset, and temporary folders.
+        resources: objects to keep as long as the model: its dataset, and temporary folders.
     """
 
     def __init__(
-        self, experiment: Experiment, folder: RunFolder | None, source: Sequence[Any]
+        self, experiment: Experiment, folder: RunFolder | None, resources: Sequence[Any]
     ) -> None:
-        self.experiment, self.folder, self.source = experiment, folder, source
+        self.experiment, self.folder, self.resources = experiment, folder, resources
         self.config, self.dataset = experiment.config, experiment.dataset
-
-    @property
-    def model(self) -> Any:
-        """The torch module."""
-        return self.experiment.model
-
-    @property
-    def loaders(self) -> dict[str, Any]:
-        """Loaders of batches by phase: train, valid, test; empty without the dataset."""
-        return self.experiment.loaders
-
-    @property
-    def trainer(self) -> Any:
-        """The trainer of the model; None without the dataset."""
-        return self.experiment.trainer
+        self.model, self.loaders = experiment.model, experiment.loaders
+        self.trainer = experiment.trainer
 
     @property
     def result(self) -> Result | None:
@@ -77,19 +68,22 @@ class FittedModel:
         scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
         table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
         table.index.name = "metric"
-        table.attrs = {**self.about(), "part": part}
+        table.attrs = {**self.collect_facts(), "part": part}
         return table
 
-    def about(self) -> dict[str, Any]:
-        """Return facts of the model and the protocol of its test by name."""
+    def collect_facts(self) -> dict[str, Any]:
+        """Return facts of the model by name.
+
+        If its run is finished, epochs, split, candidates and warnings of its test are among them.
+        """
         config, dataset, result = self.config, self.dataset, self.result
-        log = None if isinstance(dataset, Catalogue) else dataset.log
+        num_interactions = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         facts = {
             "model": config["model"],
             "dataset": config["dataset"],
             "users": dataset.user_num - 1,
             "items": dataset.item_num - 1,
-            "interactions": dataset.events if log is None else len(log),
+            "interactions": num_interactions,
             "parameters": count_parameters(self.model),
             "seed": config["seed"],
         }
@@ -109,8 +103,8 @@ class FittedModel:
 
         Args:
             path: a new folder.
-            data: whether to copy the dataset, too, which recommendations to its users need and
-                those to histories do not; by default, only a temporary dataset is copied.
+            data: whether to copy the dataset, too. Recommendations to its users need it, those to
+                given histories do not. By default, only a temporary dataset is copied.
 
         Returns:
             The folder.
@@ -122,14 +116,14 @@ class FittedModel:
         target.require_unused()
         copy_run(self._require_folder("save"), target, with_results=True)
         if data is None:
-            data = any(isinstance(x, Dataset) and x.home is not None for x in self.source)
+            data = any(isinstance(x, Dataset) and x.home is not None for x in self.resources)
         if data:
             dataset_folder = Path(self.config["data_path"])
             shutil.copytree(dataset_folder, target.data / self.config["dataset"])
         return target.path
 
     def pack(self) -> dict[str, bytes]:
-        """Return the contents of the files of the run by name, for pickle."""
+        """Return the content of each file of the run by file name, for pickle."""
         copy = TemporaryFolder()
         copy_run(self._require_folder("pickle"), RunFolder(copy.path), with_results=True)
         return {file.name: file.read_bytes() for file in copy.path.iterdir()}
@@ -141,12 +135,12 @@ class FittedModel:
         return self.folder
 
     def __repr__(self) -> str:
-        facts, result = self.about(), self.result
+        facts, result = self.collect_facts(), self.result
         counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
         headline = f"{facts['model']} on {facts['dataset']}: {counts}"
         if result is None:
-            unfinished = self.folder is not None and is_unfinished(self.folder)
-            return f"{headline}\ntraining: {'not finished' if unfinished else 'unknown'}"
+            is_stopped = self.folder is not None and is_unfinished(self.folder)
+            return f"{headline}\ntraining: {'not finished' if is_stopped else 'unknown'}"
         split = ", ".join(f"{kind}: {value}" for kind, value in (facts["split"] or {}).items())
         lines = [
             headline,
@@ -165,13 +159,18 @@ class FittedModel:
 
 
 def find_run_folder(path: str | Path) -> RunFolder | None:
-    """Return the folder of a run; None for a checkpoint outside of one."""
+    """Return the run folder at a path, or the folder of a checkpoint; None if it is not a run's."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
 
 
-def unpack(kind: Any, files: dict[str, bytes], dataset: Any, *state: Any) -> Any:
-    """Restore a pickled model: write its run into a temporary folder and load it from there."""
+def unpack(
+    kind: Any, files: dict[str, bytes], dataset: Any, growth: Growth, unknown_users: list[str]
+) -> Any:
+    """Return a pickled model of class ``kind``, loaded from a temporary folder with its files.
+
+    ``files`` are those that :meth:`FittedModel.pack` returns; the other arguments are the model's.
+    """
     folder = TemporaryFolder()
     for name, content in files.items():
         (folder.path / name).write_bytes(content)
@@ -179,11 +178,11 @@ def unpack(kind: Any, files: dict[str, bytes], dataset: Any, *state: Any) -> Any
         experiment = load_without_data(folder.path)
     else:
         experiment = load(folder.path, dataset=dataset, grown=True)
-    return kind(experiment, *state, RunFolder(folder.path), [folder])
+    return kind(experiment, growth, unknown_users, RunFolder(folder.path), [folder])
 
 
-def renamed(old: str, new: str) -> Callable[..., Any]:
-    """Return a method that warns of its new name and calls it: for names of 0.2.0."""
+def make_alias(old: str, new: str) -> Callable[..., Any]:
+    """Return a method of the ``old`` name that warns and calls the method of the ``new`` name."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         warnings.warn(f"{old} is now {new}", DeprecationWarning, 2)

@@ -44,6 +44,8 @@ KEYS = ("id", "items", "times", "at", "events", "user")
 PART = 1 << 14  # histories of a file that are read at once
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME_LIMIT = 2.0**63
+# pydantic adds the member of a union to the location of an error
+_UNION_MEMBERS = ("str", "float", "datetime", "constrained-int", "constrained-float")
 
 
 class TokenIds(NamedTuple):
@@ -70,7 +72,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a value or a sequence, which may be of numpy."""
+    """Return the validated value or list; arrays and numbers of numpy are allowed."""
     value = list(value) if _is_list(value) else value
     try:
         return validate(value)
@@ -88,7 +90,7 @@ _Number = Annotated[
 
 
 class History(BaseModel, extra="forbid", strict=True):
-    """One history; a list of items, oldest first, is one, too."""
+    """One history; a list of items, oldest first, is also read as one."""
 
     id: Annotated[Name | None, Plain] = Bounds(None, description="returned; the index by default")
     items: Annotated[list[Name], FailFast(), Plain] = Bounds(description="names, oldest first")
@@ -119,8 +121,8 @@ def describe_invalid(error: ValidationError, where: str = "") -> str:
     for key in first["loc"]:
         if isinstance(key, int):
             where += f"[{key}]"
-        elif key not in ("str", "float", "datetime", "constrained-int", "constrained-float"):
-            where += f".{shown(key)[1:-1]}"  # the others name members of a union
+        elif key not in _UNION_MEMBERS:
+            where += f".{shown(key)[1:-1]}"
     return f"{where.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
 
 
@@ -186,7 +188,8 @@ class Histories:
         not_empty = np.flatnonzero(self.lengths)
         if self.times is not None and len(not_empty):
             newest = self.times[np.cumsum(self.lengths)[not_empty] - 1]
-            if (is_early := at[not_empty] < newest).any():
+            is_early = at[not_empty] < newest
+            if is_early.any():
                 first = int(is_early.argmax())
                 raise UsageError(
                     f"at: the history {shown(self.ids[not_empty[first]])} asks at "
@@ -197,8 +200,9 @@ class Histories:
 
     def select(self, rows: np.ndarray) -> Histories:
         """Return the histories of the given rows [r], in the order of ``rows``."""
-        start, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
-        selected = self._with_interactions(gather_index(start, lengths), lengths)
+        start = (np.cumsum(self.lengths) - self.lengths)[rows]
+        lengths = self.lengths[rows]
+        selected = self._take_interactions(gather_index(start, lengths), lengths)
         row_index = torch.from_numpy(rows)
         return replace(
             selected,
@@ -210,34 +214,32 @@ class Histories:
         )
 
     def list_pairs(self) -> tuple[Tensor, Tensor]:
-        """Return the row [m] and the item [m] of each interaction."""
+        """Return the index of the history [m] and the item id [m] of each interaction."""
         row = torch.repeat_interleave(torch.from_numpy(self.lengths))
         return row, torch.from_numpy(self.items)
 
     def keep_newest(self, limit: int) -> Histories:
         """Return the histories cut to their ``limit`` newest interactions."""
-        index = np.flatnonzero(self._steps_back() <= limit)
-        return self._with_interactions(index, np.minimum(self.lengths, limit))
+        index = np.flatnonzero(self._count_steps_back() <= limit)
+        return self._take_interactions(index, np.minimum(self.lengths, limit))
 
     def leave_out(self, steps_back: np.ndarray) -> Histories:
         """Return each history without its ``steps_back``-th newest interaction ([b], 0 for none).
 
-        The others keep their times.
+        The other interactions keep their times.
         """
-        index = np.flatnonzero(self._steps_back() != np.repeat(steps_back, self.lengths))
-        return self._with_interactions(index, self.lengths - (steps_back > 0))
+        index = np.flatnonzero(self._count_steps_back() != np.repeat(steps_back, self.lengths))
+        return self._take_interactions(index, self.lengths - (steps_back > 0))
 
-    def _steps_back(self) -> np.ndarray:
-        """Return [m] the position of each interaction from the end of its history, from 1."""
+    def _count_steps_back(self) -> np.ndarray:
+        """Return the position [m] of each interaction from the end of its history, from 1."""
         return np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
 
-    def _with_interactions(self, index: np.ndarray, lengths: np.ndarray) -> Histories:
-        """Return the histories with the interactions at ``index`` [n], ``lengths`` [b] of each."""
-        times, row_index = (
-            None if self.times is None else self.times[index],
-            torch.from_numpy(index),
-        )
-        features = self.features.map(lambda x: x[row_index])
+    def _take_interactions(self, index: np.ndarray, lengths: np.ndarray) -> Histories:
+        """Return the histories with only the interactions at ``index``, ``lengths`` [b] of each."""
+        times = None if self.times is None else self.times[index]
+        tensor_index = torch.from_numpy(index)
+        features = self.features.map(lambda x: x[tensor_index])
         return replace(
             self, items=self.items[index], lengths=lengths, times=times, features=features
         )
@@ -335,14 +337,15 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
     for table, readable in fields.items():
         rows = [getattr(history, table) or {} for history in histories]
         for number, row in enumerate(rows):
-            if unread := [name for name in row if name not in readable]:
+            unread = [name for name in row if name not in readable]
+            if unread:
                 raise UsageError(
                     f"histories[{number}].{table}: {shown(unread[0])} is not read by the model"
                     f"{nearest(unread[0], readable) if readable else ''}; leave it out"
                 )
-        sizes = lengths if table == "events" else None
+        counts = lengths if table == "events" else None
         columns[table] = {
-            name: _read_column([row.get(name) for row in rows], tokens, f"{table}.{name}", sizes)
+            name: _read_column([row.get(name) for row in rows], tokens, f"{table}.{name}", counts)
             for name, tokens in readable.items()
         }
     return Features(columns["events"], columns["user"])
@@ -351,7 +354,7 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
 def _read_column(
     values: list[Any], tokens: TokenIds | None, name: str, lengths: np.ndarray | None
 ) -> Tensor:
-    """Return a field of users or (given ``lengths``) interactions: numbers or ids [n] or [n, s]."""
+    """Return a field of users or (given ``lengths``) interactions: numbers [n], or ids [n(, s)]."""
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
@@ -371,19 +374,24 @@ def _read_column(
             flat += adapter.validate_python(value)
         except ValidationError as error:
             raise UsageError(describe_invalid(error, where)) from None
+    return _to_tensor(flat, tokens)
+
+
+def _to_tensor(values: list[Any], tokens: TokenIds | None) -> Tensor:
+    """Return validated values of a field as numbers [n], NaN if missing, or as ids, then 0."""
     if tokens is None:
-        numbers = [np.nan if value is None else value for value in flat]
+        numbers = [np.nan if value is None else value for value in values]
         return torch.tensor(numbers, dtype=torch.float32)
     ids = tokens.ids
     if not tokens.is_list:
-        found_ids = [0 if value is None else ids.get(str(value), 0) for value in flat]
-        return torch.tensor(found_ids, dtype=torch.int64)
+        value_ids = [0 if value is None else ids.get(str(value), 0) for value in values]
+        return torch.tensor(value_ids, dtype=torch.int64)
     rows = []
-    for value in flat:
+    for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
         known = [ids[name] for name in map(str, names) if ids.get(name)]
         rows.append(torch.tensor(known or [0]))
-    rows.append(torch.tensor([0]))  # so that there is a row to pad, removed again
+    rows.append(torch.tensor([0]))  # pad_sequence needs a row; this one is removed again
     return pad_sequence(rows, batch_first=True)[:-1]
 
 
@@ -417,16 +425,17 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
 
 
 def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
-    """Yield the histories of a file, at most ``PART`` at a time; the default id is their number.
+    """Yield the histories of a file, at most ``PART`` at a time; raise a UsageError for a fault.
 
-    A folder, or a file named ``.parquet``, is parquet; any other file has json lines.
+    A folder, or a file named ``.parquet``, is parquet; any other file has json lines, in which a
+    history without an id gets its number, from 0.
     """
     if Path(file).suffix != ".parquet" and not os.path.isdir(file):
         histories = _read_lines(file)
         while part := list(islice(histories, PART)):
             yield part
         return
-    with _reading(file):
+    with _name_read_errors(file):
         data = ds.dataset(str(file), format="parquet")
         _require_columns(data.schema.names, file)
         names = [name for name in KEYS if name in data.schema.names]
@@ -438,22 +447,22 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
 
 def _read_lines(file: str | Path) -> Iterator[History]:
     """Yield the histories of a file of json lines."""
-    with _reading(file), open(file, encoding="utf-8-sig") as lines:
-        count = 0
+    with _name_read_errors(file), open(file, encoding="utf-8-sig") as lines:
+        num_histories = 0
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
                     history = History.model_validate_json(line)
                 except ValidationError as error:
                     raise UsageError(describe_invalid(error, f"{file}, line {number}")) from None
-                history.id = count if history.id is None else history.id
-                count += 1
+                history.id = num_histories if history.id is None else history.id
+                num_histories += 1
                 yield history
 
 
 @contextmanager
-def _reading(file: str | Path) -> Iterator[None]:
-    """Turn errors of reading a file into a UsageError."""
+def _name_read_errors(file: str | Path) -> Iterator[None]:
+    """Turn errors of reading a file into a UsageError that names it."""
     try:
         yield
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -473,7 +482,7 @@ def _require_columns(names: list[str], where: Any) -> None:
 def _read_table(
     table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
 ) -> Histories | None:
-    """Read the columns of a regular table without a Python object per item; else return None."""
+    """Return histories read without a Python object per item, or None if a column is unusual."""
     columns = {name: table[name].combine_chunks() for name in KEYS if name in table.column_names}
     lists = [columns[name] for name in ("items", "times") if name in columns]
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):
@@ -481,16 +490,19 @@ def _read_table(
     ids, names = columns["id"], columns["items"].flatten()
     if ids.null_count or not (_holds_names(ids.type) and _holds_names(names.type)):
         return None
-    lengths, *others = (pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists)
+    lengths, *lengths_of_times = (
+        pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists
+    )
     times = at = None
     if "times" in columns:
         times = _to_moments(columns["times"].flatten(), unit)
-        is_same_length = (others[0] == lengths).all()
-        if times is None or not is_same_length or not (np.abs(times) < _TIME_LIMIT).all():
+        if times is None or (lengths_of_times[0] != lengths).any():
+            return None
+        if not (np.abs(times) < _TIME_LIMIT).all():  # nor NaN
             return None
     if "at" in columns:
         at = _to_moments(columns["at"], unit)
-        if at is None or (np.abs(at) >= _TIME_LIMIT).any():
+        if at is None or (np.abs(at) >= _TIME_LIMIT).any():  # NaN is a missing time
             return None
     items = _look_up(names.cast(pa.large_string()), item_ids)
     return Histories.pack(ids.to_pylist(), items, lengths, times, at, Features())

@@ -30,20 +30,20 @@ class LoadedModel(NamedTuple):
 
     recommender: Recommender
     run_dir: str
-    about: dict[str, Any]
+    facts: dict[str, Any]
 
 
 class ModelHolder:
-    """Hold one model, ``now``; another is loaded beside it, then takes its place at once.
+    """Holds the ``current`` model of a name; the next is loaded beside it, then replaces it.
 
-    A request keeps the model that it began with.
+    A request keeps the model that it began with. ``current`` is None before the first is loaded.
     """
 
     def __init__(
         self, run_dir: str | Path, data_path: str | None = None, item_vectors: str | None = None
     ) -> None:
         self.run_dir, self.data_path, self.item_vectors = str(run_dir), data_path, item_vectors
-        self.now: LoadedModel | None = None
+        self.current: LoadedModel | None = None
         self._loading = threading.Lock()
 
     def load(self, run_dir: str | None = None) -> LoadedModel:
@@ -56,16 +56,16 @@ class ModelHolder:
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")
         try:
-            self.now = self._load(self.run_dir if run_dir is None else run_dir)
-            self.run_dir = self.now.run_dir
+            self.current = self._load(self.run_dir if run_dir is None else run_dir)
+            self.run_dir = self.current.run_dir
             gc.collect()  # nothing else frees a model and its trainer, which refer to each other
             trim_heap()
-            return self.now
+            return self.current
         finally:
             self._loading.release()
 
     def _load(self, run_dir: str) -> LoadedModel:
-        """Return a loaded model that has recommended once, so that a broken one never serves."""
+        """Return the model of a run, which has recommended once, so that no broken one serves."""
         try:
             folder = RunFolder(run_dir).require()
             saved_at = folder.checkpoint.stat().st_mtime
@@ -83,23 +83,23 @@ class ModelHolder:
             raise CheckpointError(
                 f"{run_dir}: the model cannot be asked: {type(error).__name__}: {error}"
             ) from error
-        about = {
+        facts = {
             "model": trained.config["model"],
             "run_dir": run_dir,
             "trained": _format_utc(saved_at),
             "loaded": _format_utc(time.time()),
             "items": len(trained.items),
             "users": trained.dataset.user_num - 1,
-            "events": trained.about()["interactions"],
+            "events": trained.collect_facts()["interactions"],
             "unknown_items": trained.growth.items,
         }
         if is_unfinished(folder):
-            about["unfinished"] = folder.how_to_finish
-        return LoadedModel(trained, run_dir, about)
+            facts["unfinished"] = folder.how_to_finish
+        return LoadedModel(trained, run_dir, facts)
 
 
 def _recommend_once(trained: Recommender) -> None:
-    """Recommend once, which also fills the caches of the model."""
+    """Rank the items for one user or history, which also fills the caches of the model."""
     if trained.by_user:
         users = np.flatnonzero(trained.dataset.log.lengths)[:1]
         names = trained.dataset.field2id_token[trained.dataset.uid_field][users]
@@ -117,7 +117,7 @@ class ModelHolders:
     """The models of a server by name, and the share of ids that each answers.
 
     Args:
-        folders: folders of the runs by name of the model; ``ALONE`` names a single model.
+        folders: folders of runs by name of the model; a single model is named ``ALONE``.
         shares: ``NAME=PART`` for each model; if empty, the first model answers all.
         data_path, item_vectors: see :meth:`Recommender.load`.
 
@@ -136,12 +136,12 @@ class ModelHolders:
             name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
         }
         self.first = next(iter(self.by_name))
-        pairs = [text.partition("=") for text in shares] or [(self.first, "=", "1")]
-        self._names = [name for name, _, _ in pairs]
-        for name in self._names:
+        triples = [text.partition("=") for text in shares] or [(self.first, "=", "1")]
+        self._shared_names = [name for name, _, _ in triples]
+        for name in self._shared_names:
             self.require(name, "--shares")
         try:
-            fractions = np.array([float(fraction) for _, _, fraction in pairs])
+            fractions = np.array([float(fraction) for _, _, fraction in triples])
         except ValueError:
             fractions = np.array([np.nan])
         if not (np.isclose(fractions.sum(), 1) and (fractions >= 0).all()):
@@ -149,7 +149,7 @@ class ModelHolders:
                 "--shares: expected NAME=PART such as B=0.1, parts that are 1 together, found "
                 f"{' '.join(shares)}"
             )
-        self._bounds = np.cumsum(fractions) / fractions.sum()
+        self._upper_bounds = np.cumsum(fractions) / fractions.sum()
 
     def require(self, name: str, field: str = "model") -> ModelHolder:
         """Return the holder of a model by its name; raise a UsageError if there is none."""
@@ -159,17 +159,17 @@ class ModelHolders:
         return self.by_name[name]
 
     def choose(self, key: Hashable) -> str:
-        """Return the name of the model for an id, the first for None.
+        """Return the name of the model for an id, the first model for None.
 
-        It is the same at all times and on all servers: the id is hashed to [0, 1). If shares
-        change, only ids between an old bound and the new one get another model.
+        An id is hashed to [0, 1), so all servers choose alike at all times. If shares change, only
+        ids between an old bound and the new one get another model.
         """
         if key is None:
             return self.first
         digest = hashlib.blake2b(str(key).encode(), digest_size=8).digest()
         position = int.from_bytes(digest, "big") / 2**64
-        index = int(np.searchsorted(self._bounds, position, "right"))
-        return self._names[min(index, len(self._names) - 1)]
+        index = int(np.searchsorted(self._upper_bounds, position, "right"))
+        return self._shared_names[min(index, len(self._shared_names) - 1)]
 
 
 def parse_models(arguments: Sequence[str]) -> dict[str, str]:
@@ -178,10 +178,10 @@ def parse_models(arguments: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: if one of several has no name, or two have the same.
     """
-    pairs = [re.fullmatch(r"(\w[\w.-]*)=(.+)", text) for text in arguments]
-    if len(arguments) == 1 and not pairs[0]:
+    matches = [re.fullmatch(r"(\w[\w.-]*)=(.+)", text) for text in arguments]
+    if len(arguments) == 1 and not matches[0]:
         return {ALONE: arguments[0]}
-    folders = {pair[1]: pair[2] for pair in pairs if pair}
+    folders = {match[1]: match[2] for match in matches if match}
     if not arguments or len(folders) < len(arguments):
         raise UsageError(
             "RUN_DIR: expected the folder of a run, or several as NAME=RUN_DIR with different "

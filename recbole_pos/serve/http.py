@@ -84,7 +84,8 @@ class Metrics:
         """Return an ASGI application that counts and times the requests of another."""
 
         async def measured_app(scope: Any, receive: Any, send: Any) -> None:
-            status, began = 500, time.perf_counter()
+            status = 500  # until an answer begins
+            began = time.perf_counter()
 
             async def send_and_note_status(message: Any) -> None:
                 nonlocal status
@@ -102,7 +103,7 @@ class Metrics:
 
 
 class Service:
-    """The work behind the routes of a server; ``folders`` are those of runs, by model name."""
+    """The work behind the routes of a server; ``folders`` are folders of runs by model name."""
 
     def __init__(
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
@@ -130,26 +131,26 @@ class Service:
     ) -> dict[str, Any]:
         """Return the answer of the only model, or of each model to its share of the ids."""
 
-        def recommend_by(name: str, body: bodies.RecommendBody) -> list[dict[str, Any]]:
+        def recommend_by(name: str, body_of_model: bodies.RecommendBody) -> list[dict[str, Any]]:
             with self.metrics.scoring.labels(name).time():
-                answers = bodies.recommend(loaded[name].recommender, body, self.settings)
+                answers = bodies.recommend(loaded[name].recommender, body_of_model, self.settings)
             self.metrics.histories.labels(name).inc(len(answers))
             return answers
 
         if len(loaded) == 1:
             ((name, model),) = loaded.items()
             return {"run_dir": model.run_dir, "recommendations": recommend_by(name, body)}
-        answers: dict[int, dict] = {}
-        for name, (numbers, part_body) in body.by_model(self.holders.choose).items():
+        answers: dict[int, dict] = {}  # by position in the request
+        for name, (positions, body_of_model) in body.split_by_model(self.holders.choose).items():
             try:
-                part_answers = recommend_by(name, part_body)
+                answers_of_model = recommend_by(name, body_of_model)
             except UsageError as error:
                 status = getattr(error, "status", 422)
                 raise Refusal(status, f"model {name}: {error}") from None
-            for number, answer in zip(numbers, part_answers, strict=True):
-                answers[number] = {**answer, "model": name}
+            for position, answer in zip(positions, answers_of_model, strict=True):
+                answers[position] = {**answer, "model": name}
         folders = {name: model.run_dir for name, model in loaded.items()}
-        return {"models": folders, "recommendations": [answers[n] for n in sorted(answers)]}
+        return {"models": folders, "recommendations": [answers[p] for p in sorted(answers)]}
 
     def _find_similar(
         self, loaded: dict[str, LoadedModel], body: bodies.SimilarBody
@@ -160,7 +161,7 @@ class Service:
         return {"run_dir": model.run_dir, "similar": answers}
 
     def _parse(self, kind: type[Body], content: bytes) -> Body:
-        """Return the validated body of a request, whose model is served."""
+        """Return the validated body of a request; refuse one that names a model not served."""
         body = parse(kind, content)
         if body.model is not None:
             self.holders.require(body.model)
@@ -172,11 +173,11 @@ class Service:
         kind: type[Body],
         answer: Callable[[dict[str, LoadedModel], Body], dict[str, Any]],
     ) -> Response:
-        """Answer a request by ``answer``, called in the scoring thread with models and body."""
+        """Answer a request by ``answer``, which the scoring thread calls with models and body."""
         content = await _read_body(request, self.settings.max_body)
-        holders = self.holders.by_name
-        loaded = {name: held.now for name, held in holders.items() if held.now is not None}
-        if len(loaded) < len(holders):
+        current = {name: holder.current for name, holder in self.holders.by_name.items()}
+        loaded = {name: model for name, model in current.items() if model is not None}
+        if len(loaded) < len(current):
             raise Refusal(503, "the model is being loaded")
         if self.waiting >= self.settings.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already")
@@ -189,22 +190,23 @@ class Service:
 
     async def health(self) -> Response:
         """Answer GET /health: facts of the models; 503 until all of them are loaded."""
-        about: dict[str, Any] = {
-            name: {"run_dir": holder.run_dir} if holder.now is None else holder.now.about
-            for name, holder in self.holders.by_name.items()
+        holders = self.holders.by_name
+        facts_by_model: dict[str, Any] = {
+            name: {"run_dir": holder.run_dir} if holder.current is None else holder.current.facts
+            for name, holder in holders.items()
         }
-        ready = all(holder.now for holder in self.holders.by_name.values())
-        facts = about.get(ALONE, {"models": about})
-        content = {"status": "ready" if ready else "loading", **facts, "version": __version__}
-        return _json(200 if ready else 503, to_json(content))
+        is_ready = all(holder.current is not None for holder in holders.values())
+        facts = facts_by_model.get(ALONE, {"models": facts_by_model})
+        content = {"status": "ready" if is_ready else "loading", **facts, "version": __version__}
+        return _json(200 if is_ready else 503, to_json(content))
 
     async def measured(self) -> Response:
-        """Answer GET /metrics."""
+        """Answer GET /metrics in the text format of Prometheus."""
         text = generate_latest(self.metrics.registry)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def reload(self, request: Request) -> Response:
-        """Answer POST /reload: load one model again, or all of them."""
+        """Answer POST /reload: load one model again or all of them, then answer as /health."""
         if not (self.settings.allow_reload or _is_local(request)):
             raise Refusal(
                 403, "/reload is answered to this machine alone; --allow_reload lets others, too"
@@ -219,16 +221,18 @@ class Service:
         return await self.health()
 
     def reload_model(self, name: str, run_dir: str | None = None) -> None:
-        """Swap a model for that of a run; raise a Refusal if it cannot be loaded."""
+        """Replace a model by the model of a run; raise a Refusal if it cannot be loaded."""
         try:
             self.load(name, run_dir)
         except Exception as error:
             self.metrics.reloads.labels(name, "failed").inc()
             if isinstance(error, PosError):
-                status, reason = getattr(error, "status", 422), str(error)[:500]  # names are long
+                status = getattr(error, "status", 422)
+                reason = str(error)[:500]  # it may quote a long path
             else:
                 _log.exception("reload")
-                status, reason = 500, f"{type(error).__name__}: {error}"
+                status = 500
+                reason = f"{type(error).__name__}: {error}"
             raise Refusal(status, f"not reloaded, nothing has changed: {reason}") from error
         self.metrics.reloads.labels(name, "done").inc()
 
@@ -241,12 +245,12 @@ class Service:
                 self._print(str(error))
 
     def load(self, name: str, run_dir: str | None = None) -> None:
-        """Load the model of a name, and print that it is ready."""
+        """Load a model, by default from the same run, and print that it is ready."""
         loaded = self.holders.by_name[name].load(run_dir)
-        self._print(f"{loaded.about['model']} of {loaded.run_dir} is ready")
+        self._print(f"{loaded.facts['model']} of {loaded.run_dir} is ready")
 
     def _print(self, message: str) -> None:
-        with suppress(PosError):  # the screen may be gone
+        with suppress(PosError):  # the terminal may be closed
             self.reporter.line(message)
 
 
@@ -256,7 +260,7 @@ def make_app(service: Service) -> FastAPI:
         title="recbole-pos",
         version=__version__,
         redirect_slashes=False,
-        docs_url=None,  # pages that fetch their scripts from elsewhere
+        docs_url=None,  # FastAPI's pages fetch their scripts from elsewhere
         redoc_url=None,
     )
     routes: tuple[tuple[str, Callable, Any], ...] = (
@@ -272,7 +276,8 @@ def make_app(service: Service) -> FastAPI:
     app.get("/metrics", response_model=None)(service.measured)
     app.add_exception_handler(PosError, _answer_refusal)
     app.add_exception_handler(HTTPException, _answer_no_route)
-    app.add_exception_handler(ClientDisconnect, lambda request, error: _json(400, b""))  # unread
+    # a client that has disconnected does not read its answer
+    app.add_exception_handler(ClientDisconnect, lambda request, error: _json(400, b""))
     app.add_exception_handler(Exception, _answer_failure)  # its traceback goes to the log
     return app
 
@@ -280,7 +285,7 @@ def make_app(service: Service) -> FastAPI:
 def serve(
     run_dir: str | Path | Mapping[str, str | Path], settings: ServeArguments | None = None
 ) -> None:
-    """Answer requests until Ctrl-C or SIGTERM, then finish those in progress.
+    """Answer requests until Ctrl-C or SIGTERM, then finish those under way; SIGHUP reloads models.
 
     Args:
         run_dir: the folder of a run; of several models, folders by name.
@@ -295,10 +300,12 @@ def serve(
     folders = run_dir if isinstance(run_dir, Mapping) else {ALONE: run_dir}
     for folder in folders.values():
         RunFolder(folder).require()
-    reporter, errors = Reporter(), []
+    reporter = Reporter()
     service = Service(folders, settings, reporter)
+    server = _make_server(service)
+    errors: list[BaseException] = []
 
-    def load_first() -> None:
+    def load_models() -> None:
         try:
             for name in folders:
                 service.load(name)
@@ -312,11 +319,10 @@ def serve(
         reporter.line(f"http://{address}:{port} (loading {', '.join(map(str, folders.values()))})")
         if not ipaddress.ip_address(host).is_loopback:
             reporter.line("there is no authentication: all who reach this address are answered")
-        server = _make_server(service)
-        gc.freeze()  # libraries: else each reload searches them for garbage, and all requests wait
+        gc.freeze()  # keep libraries out of collections, which stall requests at each reload
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: Thread(target=service.reload_all).start())
-        Thread(target=load_first).start()
+        Thread(target=load_models).start()
         with suppress(KeyboardInterrupt):  # raised again by uvicorn, once everything is done
             server.run(sockets=[listening])
         service.worker.shutdown()
@@ -325,6 +331,7 @@ def serve(
 
 
 def _make_server(service: Service) -> uvicorn.Server:
+    """Return the uvicorn server of a service."""
     config = uvicorn.Config(
         service.metrics.wrap(make_app(service)),
         http="h11",
@@ -342,7 +349,8 @@ def _make_server(service: Service) -> uvicorn.Server:
 def _require_limits(settings: ServeArguments) -> None:
     """Raise a UsageError if a limit is below 1, or the port out of range."""
     for name in LIMITS:
-        if (limit := getattr(settings, name)) < 1:
+        limit = getattr(settings, name)
+        if limit < 1:
             raise UsageError(f"--{name} must be at least 1, found {limit}")
     if not 0 <= settings.port < 2**16:
         raise UsageError(f"--port must be from 0 to 65535, found {settings.port}")
@@ -358,18 +366,18 @@ def _open_socket(host: str, port: int) -> socket.socket:
         )
     except (OSError, UnicodeError) as error:
         raise UsageError(f"cannot listen on {host}, port {port}: {error}") from error
-    # inherited by connections; else the second part of each answer waits 40 ms for the client to
-    # acknowledge the first
+    # connections inherit this option, without which the second part of each answer waits 40 ms for
+    # the client to acknowledge the first
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a json request; refuse other types, over ``limit`` bytes, late ones."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    """Return the body of a json request; refuse another type, over ``limit`` bytes, a late one."""
+    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if found != "application/json":
         raise Refusal(
-            415, f"expected the header Content-Type: application/json, found {kind[:80] or 'none'}"
+            415, f"expected the header Content-Type: application/json, found {found[:80] or 'none'}"
         )
 
     async def receive() -> bytes:
@@ -387,7 +395,7 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 
 def _is_local(request: Request) -> bool:
-    """Return whether a process of this machine sent a request, not for another machine."""
+    """Return whether a process of this machine sent a request, and not as a proxy of another."""
     if request.client is None or any(name in request.headers for name in INDIRECT):
         return False
     return ipaddress.ip_address(request.client.host).is_loopback

@@ -56,7 +56,7 @@ class Encoder(nn.Module):
         """Return the vectors [B, d] of histories.
 
         Args:
-            inputs: what ``self.inputs`` names: items [B, L], padded with 0 on the right, lengths
+            inputs: those named by ``self.inputs``: items [B, L] padded with 0 on the right, lengths
                 [B], times [B, L] and times of requests [B] in float64, features of interactions
                 [B, L] or [B, L, s], of users [B] or [B, s].
         """
@@ -77,11 +77,11 @@ class Encoder(nn.Module):
 
     def random_inputs(self, lengths: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the inputs by name for random histories of the given lengths [B]."""
-        model, size = self.model, (len(lengths), int(lengths.max()))
-        is_padding = torch.arange(size[1]) >= lengths[:, None]
-        items = torch.randint(1, model.n_items, size, generator=generator)
-        # log-uniform gaps from a second to two weeks, times near those of today in Unix seconds
-        gaps = (14 * torch.rand(size, generator=generator, dtype=torch.float64)).exp()
+        model, shape = self.model, (len(lengths), int(lengths.max()))
+        is_padding = torch.arange(shape[1]) >= lengths[:, None]
+        items = torch.randint(1, model.n_items, shape, generator=generator)
+        # log-uniform gaps from a second to two weeks, from July 2017 on
+        gaps = (14 * torch.rand(shape, generator=generator, dtype=torch.float64)).exp()
         times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
         values = {
             "items": items.masked_fill(is_padding, 0),
@@ -90,12 +90,12 @@ class Encoder(nn.Module):
             "at": times[:, -1] + 3600 / model.time_unit,
         }
         for name, embed in self.fields.items():
-            shape: tuple[int, ...] = size if name.startswith("events_") else size[:1]
+            field_shape: tuple[int, ...] = shape if name.startswith("events_") else shape[:1]
             if embed.numeric:
-                values[name] = torch.randn(shape, generator=generator)
+                values[name] = torch.randn(field_shape, generator=generator)
             else:
-                shape = (*shape, 2) if embed.is_list else shape
-                values[name] = torch.randint(len(embed.table), shape, generator=generator)
+                field_shape = (*field_shape, 2) if embed.is_list else field_shape
+                values[name] = torch.randint(len(embed.table), field_shape, generator=generator)
         return {name: values[name] for name in self.inputs}
 
 
@@ -115,13 +115,14 @@ class Recommend(nn.Module):
         """Return items [B, k] and their scores [B, k]; 0 and -inf where fewer are allowed.
 
         Args:
-            inputs: those of :class:`Encoder`, with ``allowed`` as the third: [B or 1, items]
-                boolean; item 0, which is padding, is never recommended.
+            inputs: the inputs of :class:`Encoder`, and in third place ``allowed`` [B or 1, items],
+                boolean. Item 0, which is padding, is never recommended.
         """
-        items, lengths, allowed, *others = inputs
-        vector = self.encoder(items, lengths, *others)
-        scores = vector @ self.encoder.model.item_vectors().t()
-        row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
+        items, lengths, allowed, *further_inputs = inputs
+        vectors = self.encoder(items, lengths, *further_inputs)
+        scores = vectors @ self.encoder.model.item_vectors().t()
+        # a single row of allowed items is for all histories
+        row, last = torch.arange(vectors.size(0)), torch.arange(allowed.size(0))[-1:]
         excluded = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
         best_scores, best = scores.masked_fill(excluded, -torch.inf).topk(self.k)
         return best.masked_fill(best_scores == -torch.inf, 0), best_scores
@@ -186,9 +187,9 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
             module,
             tuple(inputs[name] for name in module.inputs),
             dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
-            prefer_deferred_runtime_asserts_over_guards=True,  # some guards hold, unproved
+            prefer_deferred_runtime_asserts_over_guards=True,  # some cannot be proved
         )
-    except Exception as error:  # torch's own are of many kinds
+    except Exception as error:  # torch raises errors of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UsageError(
             f"{registered_name(type(encoder.model))} cannot be exported: torch.export refuses it: "
@@ -212,7 +213,7 @@ def require_onnx() -> None:
 def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    """Write a program as ONNX, in which the input ``allowed`` is optional: all items by default."""
+    """Write a program as ONNX, with ``allowed`` optional; raise a UsageError if that fails."""
     import onnx_ir
 
     try:
@@ -232,7 +233,7 @@ def write_onnx(
         ) from error
     assert written is not None
     for value in written.model.graph.inputs:
-        if value.name == "allowed":
+        if value.name == "allowed":  # all items by default
             assert value.shape is not None
             all_items = np.ones((1, int(str(value.shape[1]))), dtype=bool)
             value.const_value = onnx_ir.tensor(all_items, name="allowed")
@@ -241,7 +242,7 @@ def write_onnx(
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the cumulative minimum of floats, which ONNX lacks; zeros for its unused indices."""
+    """Return the cumulative minimum of floats, which ONNX lacks, and 0 for its unused indices."""
     index = torch.arange(x.size(dim), device=x.device)
     is_later = index[:, None] < index
     lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(is_later, torch.inf).amin(-1)
@@ -252,12 +253,12 @@ def _scalar(
     value: Any, dtype: Any = 1, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
     """Return an ONNX constant of the requested type."""
-    # the exporter's own translation goes through float32, in which seconds since 1970 lose the
-    # digits that angles depend on
+    # the exporter translates through float32, in which seconds since 1970 lose digits that angles
+    # depend on
     import onnx
     from onnxscript import opset18
 
-    if not isinstance(value, (int, float)):  # a size, known when it runs
+    if not isinstance(value, (int, float)):  # a size, which is known only when the program runs
         return opset18.Cast(value, to=int(dtype))
     return opset18.Constant(value=onnx.helper.make_tensor("scalar", int(dtype), (), [value]))
 

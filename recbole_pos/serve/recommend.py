@@ -22,7 +22,7 @@ from recbole_pos.serve.histories import Histories, read_parts
 from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.values import escape_formula, shown
 
-_FEW = 30  # recommendations that are printed, too
+_MAX_PRINTED = 30  # recommendations
 _TYPES = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # id, ..., by
 _REASON_TYPES = (pa.string(), pa.float32(), pa.int64())
 
@@ -49,7 +49,7 @@ def recommend(
         users: names of users (or sessions), each taken once; by default all with an interaction.
         k: items per user; fewer if fewer are left to recommend.
         mask_history: whether seen items are excluded; by default as in evaluation.
-        data_path: the folder that holds the folder of the dataset; by default that of the run.
+        data_path: the folder that holds the folder of the dataset; by default the run's.
 
     Returns:
         A row per recommendation, as of :meth:`Recommender.recommend`; users and items are in
@@ -82,7 +82,7 @@ def write_recommendations(
     Args:
         run_dir, users, k, data_path: as in :func:`recommend`.
         out: a file named ``.parquet``, or a csv file; by default ``recommendations.csv`` in the run
-            folder. A pipe or ``/dev/stdout`` is written to as it is.
+            folder. A pipe or ``/dev/stdout`` is written to as it is. It is returned.
         histories: a file of histories instead of users, see
             :func:`~recbole_pos.serve.histories.read_parts`.
         exclude_seen, because: as in :meth:`Recommender.recommend`.
@@ -98,7 +98,7 @@ def write_recommendations(
         raise UsageError("give users or histories, not both")
     keep_freed_memory()
     file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
-    # /dev/stdout gets only the table
+    # nothing is printed if the table goes to a pipe, such as /dev/stdout
     reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
     counts: Counter[str] = Counter()
     with _open_writer(file) as write:  # first: a path that cannot be written fails at once
@@ -120,18 +120,17 @@ def write_recommendations(
                 tables = trained.make_tables(packed, k, exclude_seen, choice, because)
                 for table, num_seen in tables:
                     is_first = table["rank"] == 1
-                    num_people = int(is_first.sum())
-                    num_popular = int((is_first & (table["by"] != MODEL)).sum())
-                    task.advance(num_people)
-                    counts.update(
-                        rows=len(table), people=num_people, popular=num_popular, seen=num_seen
-                    )
+                    is_popular = table["by"] != MODEL
+                    counts.update(rows=len(table), seen=num_seen, people=int(is_first.sum()))
+                    counts["popular"] += int((is_first & is_popular).sum())
                     if histories is None:
                         table = _rename_fields(table, trained)
                     if file.suffix != ".parquet":
                         counts["escaped"] += _escape_formulas(table)
                     write(table)
-    if 0 < counts["rows"] <= _FEW and (users is not None or histories is not None):
+                    task.advance(int(is_first.sum()))
+    is_for_some = users is not None or histories is not None
+    if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
         reporter.line(table.to_string(index=False))
     reporter.line(f"{counts['rows']:,} recommendations of {trained.config['model']}")
     _report_counts(counts, reporter, exclude_seen)
@@ -141,14 +140,14 @@ def write_recommendations(
 
 def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
     """Yield the histories of a file, a part at a time; an error names where its part begins."""
-    begin = 0
+    num_read = 0
     for part in read_parts(file):
         try:
             yield trained.read(part)
         except UsageError as error:
-            raise UsageError(f"{file}, counted from {begin:,}: {error}") from error
-        begin += len(part)
-    if not begin:  # an empty file gives a table without rows
+            raise UsageError(f"{file}, counted from {num_read:,}: {error}") from error
+        num_read += len(part)
+    if num_read == 0:  # an empty file gives a table without rows
         yield trained.read([])
 
 
@@ -193,14 +192,15 @@ def _report_counts(counts: Counter[str], reporter: Reporter, exclude_seen: bool 
 
 
 def _escape_formulas(table: pd.DataFrame) -> int:
-    """Put a quotation mark before names that begin formulas; return the number of such names."""
-    total = 0
+    """Put a ' before names that begin formulas, in place; return the number of such names."""
+    num_escaped = 0
     for column in table.select_dtypes(exclude="number"):
         escaped = {name: escape_formula(name) for name in table[column].unique()}
-        if count := sum(name != new_name for name, new_name in escaped.items()):
+        num_changed = sum(name != new_name for name, new_name in escaped.items())
+        if num_changed > 0:
             table[column] = table[column].map(escaped)
-            total += count
-    return total
+            num_escaped += num_changed
+    return num_escaped
 
 
 def _rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
@@ -236,7 +236,8 @@ def report_unknown(
     """Print how many names in the files of options such as ``items`` the model does not know."""
     for option, names in names_by_option.items():
         names = names or []
-        if unknown := [name for name in names if name not in trained.ids]:
+        unknown = [name for name in names if name not in trained.ids]
+        if unknown:
             reporter.line(
                 f"--{option}: {len(unknown):,} of {len(names):,} names are of no item that "
                 f"the model knows, {shown(unknown[0])} first; they count for nothing"
@@ -262,7 +263,7 @@ def _open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
             schema = pa.schema(zip(table, _TYPES + _REASON_TYPES * num_reasons, strict=True))
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(unfinished, schema))
-            table = table.astype({table.columns[0]: str})  # ids may be numbers
+            table = table.astype({table.columns[0]: str})  # ids of histories may be numbers
             writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
 
         yield write_parquet if is_parquet else write_csv

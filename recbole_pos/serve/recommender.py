@@ -31,7 +31,7 @@ from recbole_pos.experiment.run import (
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
-from recbole_pos.serve.fitted import FittedModel, find_run_folder, renamed, unpack
+from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
 from recbole_pos.serve.histories import Fields, Histories, TokenIds, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
@@ -59,6 +59,7 @@ class Recommender(FittedModel):
         growth: numbers of interactions, users and items that the dataset has gained since training.
         changed: fields whose values have changed since training; the model reads the new ones.
         items: [items] names of the catalogue.
+        ids: id of each item by name, from 1 in the order of ``items``.
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class Recommender(FittedModel):
         growth: Growth,
         unknown_users: Iterable[str] = (),
         folder: RunFolder | None = None,
-        source: Sequence[Any] = (),
+        resources: Sequence[Any] = (),
     ) -> None:
-        super().__init__(experiment, folder, source)
+        super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
         self.scorer = Scorer(experiment.model, experiment.config)
         dataset = experiment.dataset
@@ -91,12 +92,12 @@ class Recommender(FittedModel):
     ) -> Recommender:
         """Load a trained model from the folder of a run, whose dataset may have grown since.
 
-        Without the dataset it recommends only to histories that are given, if the model needs no
+        Without the dataset it recommends only to given histories, and only if the model needs no
         more of the dataset than the names of items.
 
         Args:
             run_dir: the folder.
-            data_path: the folder that holds the folder of the dataset; by default that of the run.
+            data_path: the folder that holds the folder of the dataset; by default the run's.
             histories_only: True reads the dataset only if the model needs it, False requires it; by
                 default it is read if it is there.
             item_vectors: content vectors of further items, see :meth:`add_items`.
@@ -105,7 +106,7 @@ class Recommender(FittedModel):
             RunWarning: if the run is unfinished, or the dataset is not where it was.
 
         Raises:
-            UsageError: if it is not the folder of a run, or lacks a dataset that the model needs.
+            UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
         reads_data = data_path is not None or histories_only is False
@@ -138,7 +139,8 @@ class Recommender(FittedModel):
             return extend_log(dataset, dataset.held_out, not is_by_user(dataset))
 
         experiment = load(run_dir, add_held_out, grown=True, data_path=data_path)
-        held_out, folder = experiment.dataset.held_out, find_run_folder(run_dir)
+        held_out = experiment.dataset.held_out
+        folder = find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
         unknown_users = list(held_out.users_without_items)
@@ -154,8 +156,8 @@ class Recommender(FittedModel):
         """Add items that were not in the training data to the catalogue, by their content vectors.
 
         Args:
-            item_vectors: as the option of that name, made in the same way as those of the run;
-                items that the model knows stay as they are.
+            item_vectors: vectors in any form that the option of that name takes, made in the same
+                way as the run's; items that the model knows stay as they are.
 
         Returns:
             A sentence with the number of new items.
@@ -178,7 +180,7 @@ class Recommender(FittedModel):
         for cached in ("_all_items", "_unit_vectors"):
             self.__dict__.pop(cached, None)
         history = {"items": [names[0]], "times": [0.0], "at": 0.0}
-        try:
+        try:  # a model that reads attributes has none of the new item
             self.rank_items(self.read([history]), 1, False, self._all_items)
         except IndexError as error:
             raise UsageError(
@@ -225,9 +227,9 @@ class Recommender(FittedModel):
         Returns:
             A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
             ``item``, ``score``, and ``by``: model, or popularity for a history without a known
-            item. With ``because``, numbered from 1, the strongest first: ``because_1``, the item
-            of a past interaction, ``score_change_1`` and ``rank_change_1``, what is added to the
-            score and to the rank without it; empty where fewer interactions carried the item.
+            item. With ``because``, for each reason, the strongest first: ``because_1``, the item of
+            a past interaction; ``score_change_1`` and ``rank_change_1``, score and rank without it
+            minus those with it. They are empty where fewer interactions carried the item.
 
         Raises:
             UsageError: for users without an interaction, a malformed history, or ``because`` with a
@@ -288,7 +290,7 @@ class Recommender(FittedModel):
         if at is not None:
             return histories.with_request_time(read_moment(at, "at", self._unit))
         if histories.at is not None and not np.isnan(histories.at).any():
-            return histories.with_request_time(0.0)
+            return histories.with_request_time(0.0)  # the default is not used
         if self._unit is None:
             raise UsageError("at: the time field counts no time, so give at instead of now")
         if not self._has_warned:
@@ -305,35 +307,38 @@ class Recommender(FittedModel):
         if isinstance(self.dataset, Catalogue) or not len(self.dataset.log.times):
             return seconds
         times = self.dataset.log.times
-        first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
+        first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))  # from 1970
         return seconds if 1 < first and last < 2100 - 1970 else None
 
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
-        """Return the histories of users in the dataset, each once; by default of all with one.
+        """Return the histories of users in the dataset, each once; by default of all that have any.
 
         Raises:
             UsageError: if a user has no interaction.
         """
         dataset, log = self.dataset, self.dataset.log
         if users is None:
-            has_log = log.lengths > 0
-            names = [*dataset.field2id_token[dataset.uid_field][has_log], *self.unknown_users]
+            names = list(dataset.field2id_token[dataset.uid_field][log.lengths > 0])
+            names += self.unknown_users
         else:
             names = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
         id_by_name = dataset.field2token_id[dataset.uid_field]
         ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
         lengths = log.lengths[ids]
-        without = [name for name, length in zip(names, lengths, strict=True) if not length]
-        absent = [name for name in without if name not in self.unknown_users]
+        empty = [name for name, length in zip(names, lengths, strict=True) if length == 0]
+        absent = [name for name in empty if name not in self.unknown_users]
         if absent or not names:
             raise UsageError(
                 f"users: {len(absent)} of {len(names)} have no interaction in "
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
-        features = dataset.features().map(lambda x: x[index], lambda x: x[torch.from_numpy(ids)])
+        features = dataset.get_features().map(
+            lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
+        )
         items, times = log.items[index].numpy(), log.times[index].numpy()
-        return Histories(names, items, lengths, times, np.zeros_like(ids), ids, features=features)
+        unknown = np.zeros_like(ids)
+        return Histories(names, items, lengths, times, unknown, users=ids, features=features)
 
     def choose_items(
         self,
@@ -361,16 +366,18 @@ class Recommender(FittedModel):
                 why = "none of them is known" if key == "allowed" else "all items are excluded"
                 raise UsageError(f"{key}: no item is left to recommend: {why}")
         items = is_allowed.nonzero()[:, 0]
-        if not boosts:
-            return Choice(items)
+        return Choice(items, self._read_boosts(boosts)[items]) if boosts else Choice(items)
+
+    def _read_boosts(self, boosts: Mapping[str, float]) -> Tensor:
+        """Return the boost of each item by id [items + 1]; boosts of unknown names go to id 0."""
         if not isinstance(boosts, Mapping):
             raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
-        bonus = torch.zeros(len(is_allowed))
+        bonus = torch.zeros(len(self.ids) + 1)
         for name, boost in boosts.items():
             if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
                 raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
             bonus[self.ids.get(str(name), 0)] = float(boost)
-        return Choice(items, bonus[items])
+        return bonus
 
     @cached_property
     def _all_items(self) -> Choice:
@@ -382,9 +389,9 @@ class Recommender(FittedModel):
         """Yield the table of :meth:`recommend` in parts, each with its number of seen items."""
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
-        size = EXPLAINED_POOL if because else POOL
-        for begin in range(0, max(len(packed), 1), size):
-            pool = packed.select(np.arange(begin, min(begin + size, len(packed))))
+        pool_size = EXPLAINED_POOL if because else POOL
+        for start in range(0, max(len(packed), 1), pool_size):
+            pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
             row, rank, item, score = self.rank_items(pool, k, exclude_seen, choice)
             table = pd.DataFrame(
                 {
@@ -398,7 +405,8 @@ class Recommender(FittedModel):
             if because:
                 effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
                 table = add_reasons(table, effects, because, self.items)
-            past_row, num_ids = np.repeat(np.arange(len(pool)), pool.lengths), len(self.items) + 1
+            past_row = np.repeat(np.arange(len(pool)), pool.lengths)
+            num_ids = len(self.items) + 1
             is_seen = pd.Series(row * num_ids + item).isin(past_row * num_ids + pool.items)
             yield table, int(is_seen.sum())
 
@@ -416,13 +424,14 @@ class Recommender(FittedModel):
         self.require_k(k)
         hides_seen = self.hides_seen(exclude_seen)
         by_length = histories.lengths.argsort(kind="stable")
-        empty, known = np.split(by_length, [int((histories.lengths == 0).sum())])
-        parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
-        if len(empty):  # the same for all of them
+        num_empty = int((histories.lengths == 0).sum())
+        empty, not_empty = np.split(by_length, [num_empty])
+        parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]  # of no rows
+        if num_empty > 0:  # all get the most popular items
             best = find_best_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
-            parts.append(_to_columns(empty, *(np.repeat(x, len(empty), 0) for x in best)))
-        for begin in range(0, len(known), BATCH):
-            rows = known[begin : begin + BATCH]
+            parts.append(_to_columns(empty, *(np.repeat(x, num_empty, 0) for x in best)))
+        for start in range(0, len(not_empty), BATCH):
+            rows = not_empty[start : start + BATCH]
             batch = histories.select(rows)
             barred = batch.list_pairs() if hides_seen else None
             best = find_best_items(self.scorer.make_scores(batch), choice, k, barred)
@@ -447,7 +456,7 @@ class Recommender(FittedModel):
     ) -> pd.DataFrame:
         """Return how score and rank of items change without each of the past interactions.
 
-        Each interaction is left out in turn, with its time; the others and the time of
+        Each interaction is left out in turn, with its time; the other interactions and the time of
         the request stay. Items are ranked among the same candidates as before.
         :func:`recbole_pos.inspect.explanation.draw_explanation` draws the result.
 
@@ -460,9 +469,9 @@ class Recommender(FittedModel):
 
         Returns:
             A row for each item and each past interaction that the model reads: ``item``, ``rank``,
-            ``score``, ``past``, the item of the interaction, ``steps_back``, 1 for the newest,
-            ``score_change`` and ``rank_change``, what is added without it (missing if it is the
-            only one). Interactions that carried an item most come first.
+            ``score``; ``past``, the item of the interaction; ``steps_back``, 1 for the newest;
+            ``score_change`` and ``rank_change``, values without it minus those with it (missing if
+            it is the only one). Interactions that carried an item most come first.
 
         Raises:
             UsageError: if no item of the history is known, the model reads no history, or an item
@@ -485,7 +494,8 @@ class Recommender(FittedModel):
         if not len(item):
             raise UsageError("items: none to explain")
         hides_seen = self.hides_seen(exclude_seen)
-        if hides_seen and len(seen := item[np.isin(item, packed.items)]):
+        seen = item[np.isin(item, packed.items)]
+        if hides_seen and len(seen):
             raise UsageError(
                 f"items: {shown(self.items[seen[0] - 1])} is in the history, and seen items "
                 "are excluded; set exclude_seen to false"
@@ -508,12 +518,12 @@ class Recommender(FittedModel):
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
         """
-        size = self.scorer.require_vectors().size(1)
+        d = self.scorer.require_vectors().size(1)
         packed = self.add_request_time(self.read(histories))
-        states = np.zeros((len(packed), size), dtype=np.float32)
-        known = np.flatnonzero(packed.lengths)
-        for begin in range(0, len(known), BATCH):
-            rows = known[begin : begin + BATCH]
+        states = np.zeros((len(packed), d), dtype=np.float32)
+        not_empty = np.flatnonzero(packed.lengths)
+        for start in range(0, len(not_empty), BATCH):
+            rows = not_empty[start : start + BATCH]
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states
 
@@ -528,7 +538,7 @@ class Recommender(FittedModel):
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the items whose vectors have the highest cosine with those of given items.
+        """Return the items whose vectors have the highest cosine with vectors of given items.
 
         Args:
             items: names of items, or one name.
@@ -576,12 +586,13 @@ class Recommender(FittedModel):
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
 
-    of_users = renamed("of_users", "read_users")
-    choice = renamed("choice", "choose_items")
-    parts = renamed("parts", "make_tables")
+    # names of 0.2.0
+    of_users = make_alias("of_users", "read_users")
+    choice = make_alias("choice", "choose_items")
+    parts = make_alias("parts", "make_tables")
 
 
 def _to_columns(rows: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return row, rank, item and score as columns, from [b, k] of rows [b]; -inf is no score."""
+    """Return row, rank, item and score [p] of the scores above -inf of ``rows`` [b, k]."""
     index, column = np.nonzero(score > -np.inf)
     return rows[index], column + 1, item[index, column], score[index, column]

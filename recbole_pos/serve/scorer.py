@@ -20,7 +20,7 @@ from recbole_pos.values import Options
 
 
 class Scorer:
-    """Scores of a trained model for the item after each history.
+    """Scores items by a trained model, as the next after each history.
 
     Attributes:
         vectors: [items + 1, d] item vectors, whose products with states are the scores; None for
@@ -68,20 +68,21 @@ class Scorer:
             histories = histories.keep_newest(self.reach)
         times = histories.times if self.needs_time else None
         at = histories.at if self.reads_request else None
-        inputs = (histories.items, histories.lengths, times, at)
-        tensors = (None if x is None else torch.from_numpy(x).to(self.device) for x in inputs)
+        arrays = (histories.items, histories.lengths, times, at)
+        tensors = (None if x is None else torch.from_numpy(x).to(self.device) for x in arrays)
         features = map_tensors(histories.features, lambda x: x.to(self.device))
         return self.model.after(*tensors, features if any(self.fields.values()) else None)
 
     def make_rows(self, histories: Histories) -> Interaction:
-        """Return histories as examples of RecBole: lists padded on the right to [b, L]."""
-        config, length = self.config, self.config["MAX_ITEM_LIST_LENGTH"]
+        """Return histories as rows of RecBole: users and lists padded on the right to [b, L]."""
+        config = self.config
         users = np.zeros(len(histories), np.int64) if histories.users is None else histories.users
         columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            histories = histories.keep_newest(length)
+            max_length = config["MAX_ITEM_LIST_LENGTH"]
+            histories = histories.keep_newest(max_length)
             lengths = torch.from_numpy(histories.lengths)
-            is_filled = torch.arange(length) < lengths[:, None]
+            is_filled = torch.arange(max_length) < lengths[:, None]
             lists = {config["ITEM_ID_FIELD"]: torch.from_numpy(histories.items)}
             lists |= histories.features.events
             if histories.times is not None:

@@ -12,7 +12,7 @@ import ray
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.targets import describe_warnings
+from recbole_pos.data.targets import make_warnings
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
@@ -193,7 +193,7 @@ def _add_data(facts: StudyFacts, dataset: Any) -> None:
     log, summary = dataset.log, dataset.split.summary
     counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
     facts.data = {**counts, "checksum": dataset.identity["data"][:16]}
-    facts.warnings = describe_warnings(summary)
+    facts.warnings = make_warnings(summary)
     if "LS" in (summary.get("split") or {}):
         ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
         if ties.test or not facts.warnings:  # no test item depends on copies of interactions

@@ -20,7 +20,7 @@ from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside
 from recbole_pos.data.location import read_dataset_name
-from recbole_pos.data.targets import describe_split, describe_warnings
+from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, find_versions
@@ -311,7 +311,7 @@ def _print_head(
     (dataset,) = scheduler.datasets.values()
     if text := describe_split(dataset.split.summary):
         reporter.line(text)
-    for text in describe_warnings(dataset.split.summary):
+    for text in make_warnings(dataset.split.summary):
         reporter.warning(text)
 
 
@@ -369,7 +369,7 @@ def _report(scheduler: Scheduler, result: SearchResult, reporter: Reporter) -> N
     write_json(folder / "tune.json", content)
     searched, metric, mode = row_search.searched, row_search.metric, row_search.mode
     pictures = draw(trials, best, searched, metric, mode, plan.title, folder)
-    reporter.results(
+    reporter.show_results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
         {"valid": best.best_valid, "test (once)": result.test},
     )
