@@ -111,9 +111,9 @@ def count_edges(experiment: Experiment, batches: list[Any]) -> dict[str, float]:
         for batch in batches:
             packed = batch.log_rows.numpy()
             is_source = np.ones(len(packed), dtype=bool)
-            rows = lookup.windows(packed, batch.lengths.numpy(), is_source, True)
+            rows = lookup.pack_windows(packed, batch.lengths.numpy(), is_source, True)
             started = time.perf_counter()
-            relations = lookup.relations(rows, rng, torch.device("cpu"), torch.float32)
+            relations = lookup.build_relations(rows, rng, torch.device("cpu"), torch.float32)
             seconds += time.perf_counter() - started
             edges += relations.edges
             interactions += len(packed) ** 2

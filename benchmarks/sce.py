@@ -116,12 +116,12 @@ def million_steps(side: str) -> dict[str, float]:
     keep_freed_memory()
     trainer, loader = make_trainer(MILLION, loss_type="SCE")
     if side == "dense":
-        trainer.adapter.table = lambda: None
+        trainer.adapter.find_kept_table = lambda: None
     spent: dict[str, float] = {}
     optimizer = trainer.optimizer
     optimizer.zero_grad = time_calls(spent, "zero", optimizer.zero_grad)
     optimizer.step = time_calls(spent, "adam", optimizer.step)
-    loss = time_calls(spent, "forward", trainer.adapter.loss(packed=True))
+    loss = time_calls(spent, "forward", trainer.adapter.choose_loss(packed=True))
     step = time_calls(spent, "all", make_step(trainer, loss))
     batches = list(itertools.islice(loader, MILLION_STEPS + 2))
     trainer.model.train()

@@ -31,7 +31,7 @@ from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 
 BATCH, D, L, ROUNDS = 100, 100, 50, 3
 
@@ -128,11 +128,11 @@ def graph_rates(peer: Experiment) -> dict[str, float]:
         return SessionGraph.build(items[items > 0], context)
 
     def alike(batch: Any) -> None:
-        neighbourhoods(build_graph(batch), None, "distance", 0.0, mean=True)
+        weigh_neighbours(build_graph(batch), None, "distance", 0.0, mean=True)
 
     def anchored(batch: Any) -> None:
         graph = build_graph(batch)
-        neighbourhoods(graph, Anchors.build(graph), "distance", 0.0, mean=False)
+        weigh_neighbours(graph, Anchors.build(graph), "distance", 0.0, mean=False)
 
     sides = {
         "alike": (alike, bucketed),

@@ -25,7 +25,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.model.training import adapter
+from recbole_pos.model.training import make_adapter
 
 ROUNDS = 2
 CASES = [("ml-100k", 50, 12, 1.9), ("ml-100k", 200, 6, 3.0), ("short", 50, 4, 10.0)]
@@ -173,7 +173,7 @@ def train_bert4rec(data: str, length: int, batches: int, own_loss: bool) -> dict
     if own_loss:
         loss = model.calculate_loss
     else:
-        loss = adapter(experiment.config, model).loss(packed=False)
+        loss = make_adapter(experiment.config, model).choose_loss(packed=False)
     rows, started, step = 0, time.perf_counter(), make_step(trainer, loss)
     for number, batch in zip(range(batches + 1), experiment.loaders["train"]):  # noqa: B905
         step(batch)

@@ -132,7 +132,10 @@ def time_steps(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timed:
     """Train to the end of an epoch, or until the time is up, after ``warm`` steps."""
-    watch, loss = LossWatch(partial(trainer._refuse_loss, 0)), trainer.adapter.loss(loader.packed)
+    watch, loss = (
+        LossWatch(partial(trainer._refuse_loss, 0)),
+        trainer.adapter.choose_loss(loader.packed),
+    )
     trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
     trainer.model.train()
     loader.set_epoch(0)

@@ -33,9 +33,9 @@ def _add_class(module: ModuleType) -> None:
     }[module.__name__]
 
     def find_class(name: str) -> Any:
-        from recbole_pos.model.models import served
+        from recbole_pos.model.models import is_served
 
-        if name.endswith(suffix) and served(name.removesuffix(suffix)):
+        if name.endswith(suffix) and is_served(name.removesuffix(suffix)):
             return getattr(import_module(f"recbole_pos.{submodule}"), class_name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
@@ -48,11 +48,11 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
     from recbole.config import Config
 
     from recbole_pos.config.defaults import add_time_field, own_defaults, plugin_defaults
-    from recbole_pos.model.models import served
+    from recbole_pos.model.models import is_served
 
     load(self, model, model_class, dataset)
     internal, options = self.internal_config_dict, self.external_config_dict
-    if not served(model):  # RecBole's model, or a custom one in RecBole's form
+    if not is_served(model):  # RecBole's model, or a custom one in RecBole's form
         internal.update(own_defaults(model))
         return
     defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))

@@ -79,7 +79,7 @@ def attend(
     ctx = ctx or context()
     out = position.attend(q, k, v, ctx, Dropout(0.0))
     layer = MultiHeadAttention(block(n_heads=q.size(1)), position)
-    return layer._dot_product(q, k, v, ctx) if out is None else out
+    return layer._attend(q, k, v, ctx) if out is None else out
 
 
 def block(**changes: Any) -> BlockOptions:

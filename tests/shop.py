@@ -186,7 +186,7 @@ def all_windows(made: Experiment) -> PackedSequences:
     if batch.positions is not None:
         source[:] = False
         source[batch.positions] = True
-    return made.model.lookup.windows(
+    return made.model.lookup.pack_windows(
         batch.log_rows.numpy(), batch.lengths.numpy(), source, made.model.linked
     )
 
@@ -198,5 +198,5 @@ def places(rows: PackedSequences) -> np.ndarray:
 
 def find(model: Any, rows: PackedSequences) -> tuple[EventOrder, list[Edges], Edges | None]:
     """The relations that the model itself finds for the rows, in evaluation mode."""
-    order = model.lookup.order(rows, np.random.default_rng(model.seed))
+    order = model.lookup.make_order(rows, np.random.default_rng(model.seed))
     return order, *model.lookup.find(rows, order)

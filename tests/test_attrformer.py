@@ -94,13 +94,13 @@ def test_every_layer_equals_the_equations(
     assert (places(rows)[users.reader] == places(rows)[users.source]).all()
     x = model.item_embedding(model.lookup.items[torch.from_numpy(rows.events)])
     table = model.lookup.user_table
-    own = table.matrix().diagonal()[table.group[order.user]].tolist()
+    own = table.to_matrix().diagonal()[table.group[order.user]].tolist()
     assert 0 in own  # a user without attributes
     ends = np.cumsum(rows.lengths)
     for number, layer in enumerate(model.trm_encoder.layer, 1):
         attention = layer.multi_head_attention
         h = reference.layer_norm(x, attention.LayerNorm)
-        value = attention.relation_value(h).view(len(h), attention.relation_heads, -1)
+        value = attention.relation_value(h).view(len(h), attention.num_relation_heads, -1)
         augmented = augmented_heads(heads, attention.relation_mix, value)
         mixed, e = torch.zeros_like(h), attention.head_size
         for row in (slice(end - n, end) for end, n in zip(ends, rows.lengths, strict=True)):
@@ -116,7 +116,7 @@ def test_every_layer_equals_the_equations(
             smooth = smoothed(users, own, update == "replace", x)
             x = x + layer.user_gate * smooth if update == "gated" else smooth
     want = reference.layer_norm(x, model.LayerNorm)
-    torch.testing.assert_close(model.row_states(rows, None), want, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.encode_packed(rows, None), want, rtol=1e-9, atol=1e-9)
 
 
 def test_sparse_equals_dense(double) -> None:
@@ -145,7 +145,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
         same = [e for e in ahead if users[e] == users[event] and part[e] == TRAIN]
         futures.append([int(log.items[e]) for e in same])
     assert {len(future) for future in futures} == {1, 2, 3}
-    hidden = model.row_states(all_windows(made), None)
+    hidden = model.encode_packed(all_windows(made), None)
     want = reference.posterior(
         hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
     )
@@ -183,7 +183,7 @@ def test_relations_of_a_batch(folder: Path) -> None:
     m = len(rows.events)
     x = torch.arange(1.0, m + 1, dtype=torch.float64)[:, None]
     found = [
-        one.model.lookup.relations(
+        one.model.lookup.build_relations(
             rows, np.random.default_rng(0), torch.device("cpu"), torch.float64
         ).heads(x)[:m]
         for one in (open_shop(folder, relations=["brand"]), made)
@@ -244,18 +244,18 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
     """In the row where it has its target: elsewhere it would count once for every row."""
     made = open_shop(folder, cross_sequence="time_respecting", **options)
     model, lookup, seen = made.model.train(), made.model.lookup, []
-    relations = lookup.relations
-    monkeypatch.setattr(lookup, "relations", lambda r, *a: seen.append(r) or relations(r, *a))
-    loss = made.trainer.adapter.loss(made.loaders["train"].packed)
+    relations = lookup.build_relations
+    monkeypatch.setattr(lookup, "build_relations", lambda r, *a: seen.append(r) or relations(r, *a))
+    loss = made.trainer.adapter.choose_loss(made.loaders["train"].packed)
     for batch in made.loaders["train"]:
         loss(batch)
         if hasattr(batch, "positions") and "train_windows" in options:
-            _, target = model.window_rows(batch)
+            _, target = model.pack_windows(batch)
             assert torch.equal(lookup.items[torch.from_numpy(target)], batch.targets)
-    read = np.concatenate([rows.events[rows.source] for rows in seen])
+    read = np.concatenate([rows.events[rows.is_source] for rows in seen])
     every = np.concatenate([rows.events for rows in seen])
     assert len(every) > len(np.unique(every))
-    targets = lookup.trained & (lookup.ranks > 0)
+    targets = lookup.is_trained & (lookup.ranks > 0)
     np.testing.assert_array_equal(np.sort(read) + 1, np.flatnonzero(targets))
 
 
@@ -268,7 +268,7 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
     for batch in made.trainer.training_loader(made.loaders["train"]):
         events, users = batch.log_rows.numpy(), log.users[batch.log_rows].numpy()
         seen += events.tolist()
-        rows = lookup.windows(events, batch.lengths.numpy(), np.ones(len(events), bool), True)
+        rows = lookup.pack_windows(events, batch.lengths.numpy(), np.ones(len(events), bool), True)
         assert len(np.unique(rows.chain)) == len(np.unique(users)) and batch.lengths.max() <= length
         assert (np.diff(events)[users[1:] == users[:-1]] == 1).all()
         assert met.isdisjoint(users.tolist())
@@ -278,7 +278,7 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
     assert sorted(seen) == trained[~is_newest].tolist()
     target = made.loaders["test"]._dataset.inter_feat.target.numpy()
     start = log.offsets[log.users.numpy()[target]]
-    rows = lookup.histories(start, target, bank=False)
+    rows = lookup.pack_histories(start, target, is_bank=False)
     chain = np.repeat(rows.chain, rows.lengths)
     for number, (begin, end) in enumerate(zip(start, target, strict=True)):
         assert rows.events[chain == number].tolist() == list(range(begin, end))
@@ -295,7 +295,7 @@ def test_only_chunks_that_follow_each_other_are_linked(folder: Path) -> None:
     def chains(*spans: tuple[int, int]) -> list[int]:
         events = np.concatenate([np.arange(*span) for span in spans])
         lengths = np.array([high - low for low, high in spans])
-        return lookup.windows(events, lengths, events >= 0, linked=True).chain.tolist()
+        return lookup.pack_windows(events, lengths, events >= 0, linked=True).chain.tolist()
 
     assert chains((start, start + 2), (start + 2, start + 5)) == [0, 0]
     assert chains((start, start + 2), (start + 3, start + 5)) == [0, 1]
@@ -306,8 +306,8 @@ def test_long_histories_are_predicted_part_by_part(folder: Path, monkeypatch) ->
     """With the same neighbours, so nothing changes."""
     made = open_shop(folder, inference_relations="batch")
     model, seen = shaken(made), []
-    states = model.row_states
-    monkeypatch.setattr(model, "row_states", lambda r, *a: seen.append(r) or states(r, *a))
+    states = model.encode_packed
+    monkeypatch.setattr(model, "encode_packed", lambda r, *a: seen.append(r) or states(r, *a))
     rows = made.loaders["test"]._dataset[list(range(6))]
     with torch.no_grad():
         whole = model.compute_states(rows)

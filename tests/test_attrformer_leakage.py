@@ -39,7 +39,7 @@ def influence(model, rows: PackedSequences) -> np.ndarray:
     """[m, m] bool: the state at the row has a gradient to the input of the column."""
     leaf = torch.randn(len(rows.events), model.item_embedding.weight.size(1), requires_grad=True)
     model.item_embedding.forward = lambda items: leaf
-    hidden = model.row_states(rows, None)
+    hidden = model.encode_packed(rows, None)
     del model.item_embedding.forward
     seen = []
     for i in range(len(hidden)):
@@ -92,18 +92,18 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
     made = open_shop(folder, cross_sequence=clock)
     model, rows = shaken(made), all_windows(made)
     lookup = model.lookup
-    order = lookup.order(rows, np.random.default_rng(model.seed))
+    order = lookup.make_order(rows, np.random.default_rng(model.seed))
     users, counts = np.unique(order.user, return_counts=True)
     rng, changed_others = np.random.default_rng(0), 0
     with torch.inference_mode():
-        want = model.row_states(rows, None)
+        want = model.encode_packed(rows, None)
         for user in users[counts >= 4]:
             own = np.flatnonzero(order.user == user)
             cut = own[len(own) // 2]
             future = torch.from_numpy(rows.events[own[own >= cut]])
             kept = lookup.items[future].clone()
             lookup.items[future] = torch.from_numpy(rng.integers(1, model.n_items, len(future)))
-            got = model.row_states(rows, None)
+            got = model.encode_packed(rows, None)
             lookup.items[future] = kept
             before = np.zeros(len(order), dtype=bool)
             before[own[own < cut]] = True
@@ -122,11 +122,11 @@ def test_the_clock_of_an_event(folder: Path) -> None:
     user = lookup.users[rows.events[last]]
     newest = np.append(user[1:] != user[:-1], True) & (rows.lengths > 1)
     short = np.delete(rows.events, last[newest])  # without the newest event of each user
-    clocks = [lookup._random_clock(events, Draws(0.5)) for events in (rows.events, short)]
+    clocks = [lookup._sample_clock(events, Draws(0.5)) for events in (rows.events, short)]
     np.testing.assert_array_equal(clocks[0][np.isin(rows.events, short)], clocks[1])
     user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
     events = lookup.offsets[user] + np.array([1, 4, 5])
-    assert lookup._random_clock(events, Draws(1)).tolist() == [2, 5, 6]
+    assert lookup._sample_clock(events, Draws(1)).tolist() == [2, 5, 6]
 
 
 def test_training_has_a_clock_a_batch_and_predictions_stand_at_its_mean(folder: Path) -> None:
@@ -139,8 +139,8 @@ def test_training_has_a_clock_a_batch_and_predictions_stand_at_its_mean(folder: 
         model.train()
         assert len({float(model.window_loss(batch)) for _ in range(4)}) > 1
     start = lookup.offsets[np.flatnonzero(np.diff(lookup.offsets) > 7)]
-    rows = [lookup.histories(start, start + 7, bank) for bank in (False, True)]
-    order = lookup.order(rows[0] + rows[1], Draws(1))
+    rows = [lookup.pack_histories(start, start + 7, bank) for bank in (False, True)]
+    order = lookup.make_order(rows[0] + rows[1], Draws(1))
     np.testing.assert_array_equal(*np.split(order.rank, 2))
 
 
@@ -150,9 +150,9 @@ def test_held_out_events_never_reach_another_user(folder: Path) -> None:
     model, lookup = shaken(made), made.model.lookup
     target = made.loaders["test"]._dataset.inter_feat.target.numpy()
     start = lookup.offsets[lookup.users[target]]
-    rows = lookup.histories(start, target, bank=True)  # as if they were there to be read
+    rows = lookup.pack_histories(start, target, is_bank=True)  # as if they were there to be read
     seen = influence(model, rows)
-    user, held_out = lookup.users[rows.events], ~lookup.trained[rows.events]
+    user, held_out = lookup.users[rows.events], ~lookup.is_trained[rows.events]
     assert held_out.sum() > 5
     other = user[:, None] != user
     assert not seen[:, held_out][other[:, held_out]].any()
@@ -258,8 +258,8 @@ def test_the_bank(folder: Path) -> None:
     lookup = open_shop(folder).model.lookup
     users = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > lookup.max_length)
     want = lookup.train_end[users][:, None] - np.arange(lookup.max_length, 0, -1)
-    assert len(users) > 2 and lookup.bank(users).source.all()
-    np.testing.assert_array_equal(lookup.bank(users).events, want.reshape(-1))
+    assert len(users) > 2 and lookup.pack_bank(users).is_source.all()
+    np.testing.assert_array_equal(lookup.pack_bank(users).events, want.reshape(-1))
     banks = [open_shop(folder, seed=s, **bank, bank_size=5).model.bank_users for s in (1, 1, 2)]
     assert banks[0].tolist() == banks[1].tolist() != banks[2].tolist() and len(banks[0]) == 5
 

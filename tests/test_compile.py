@@ -34,7 +34,7 @@ def fresh() -> None:
 def test_a_step_is_one_graph(experiment, model: str, options: dict[str, Any]) -> None:
     trainer = (made := experiment(model, n_layers=1, **options)).trainer
     batch = next(iter(trainer.training_loader(made.loaders["train"])))
-    loss = trainer.adapter.loss(packed=True)
+    loss = trainer.adapter.choose_loss(packed=True)
 
     def forward(batch: Any) -> torch.Tensor:
         with trainer.precision.autocast():

@@ -65,10 +65,10 @@ def test_encodings_equal_their_equations(name: str, end: str, d: int) -> None:
     """Of all places, packed, and of an item that comes again: by its first and its last place."""
     encoding = make(name, d, **({"position_from": end} if end else {}))
     called, weight = f"{name} {end}".strip(), encoding.weight.tolist()
-    position, length = awareness.list_events(N)
+    position, length = awareness.list_positions(N)
     places = zip(position.tolist(), length.tolist(), strict=True)
     want = torch.tensor([formula(called, weight, p, n - 1 - p, n) for p, n in places])
-    found = awareness.encodings(encoding, position, length)
+    found = awareness.encode_positions(encoding, position, length)
     torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
     x, ctx = torch.randn(sum(LENGTHS), d), context(n=N)
     for rows in rows_of(LENGTHS):
@@ -109,6 +109,6 @@ def test_awareness(name: str) -> None:
         encoding, half = make(name, d), d - d // 2
         columns = {"all": range(d), "first": range(half), "second": range(half, d), "none": ()}
         forward, backward = (list(columns[which]) for which in COLUMNS[name])
-        assert awareness.forward_columns(encoding, N) == forward
-        assert awareness.backward_columns(encoding, N) == backward
+        assert awareness.find_forward_columns(encoding, N) == forward
+        assert awareness.find_backward_columns(encoding, N) == backward
         assert awareness.is_unique(encoding, N)

@@ -27,13 +27,13 @@ from recbole_pos.config.options import OPTIONS, list_by_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, EXTRA_KEYS, PosConfig
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.model.models import LOSSES, built_in
+from recbole_pos.model.models import LOSSES, list_built_in
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 Case = tuple[str, dict[str, Any], str]  # model, options, the one that is absurd
-NAMES = built_in()
+NAMES = list_built_in()
 PATIENCE = 300  # seconds of a case, on a machine that has other things to do
 ABSURD: list[Any] = [
     *(None, True, False, "", " ", "1e-3", "ünï✓", "a" * 20_000, "nul\0"),

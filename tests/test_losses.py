@@ -121,13 +121,13 @@ def test_losses_survive_large_logits() -> None:
     weight, counts = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), torch.ones(3)
     catalogue = (losses.full_cross_entropy, functools.partial(sce.scalable_cross_entropy, **SIZES))
     sampled = [SampledLoss(kind, counts, 2) for kind in ("gBCE", "sampled_softmax", "in_batch")]
-    for loss in (*catalogue, *(one.against for one in sampled)):
+    for loss in (*catalogue, *(one.compute for one in sampled)):
         negatives = () if loss in catalogue else (torch.tensor([[1, 2]]),)
         value = loss(hidden, weight, torch.tensor([2, 1]), *negatives)
         assert value.item() > 300
         assert torch.autograd.grad(value, hidden)[0].isfinite().all()
     for one in sampled:  # a batch whose only negatives are its targets
-        value = one.against(hidden, weight, torch.tensor([1, 1]), torch.tensor([[1, 1]]))
+        value = one.compute(hidden, weight, torch.tensor([1, 1]), torch.tensor([[1, 1]]))
         assert value.item() == 0
         assert torch.autograd.grad(value, hidden)[0].isfinite().all()
 
@@ -194,7 +194,7 @@ def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str)
         values = values.sort(descending=order == "falling").values
     buckets = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.5, 2.0]], dtype=torch.float64)
     rows = torch.stack([values, other], 1)
-    products, index = buckets @ rows.T, sce.largest_products(buckets, rows, k)
+    products, index = buckets @ rows.T, sce.find_largest_products(buckets, rows, k)
     want = products.sort(1, descending=True).values[:, :k]
     assert torch.equal(products.gather(1, index).sort(1, descending=True).values, want)
     assert all(len(set(row)) == len(row) for row in index.tolist())
@@ -313,11 +313,11 @@ def test_sampled_losses_equal_the_loops(monkeypatch, chunk, kind, sampler, n, co
         assert items.shape[1] == n and (items > 0).all()
         assert len(items) == -(-m // min(n, max(3, chunk // n)))
         own = [items[i % len(items)].tolist() for i in range(m)]
-        got = loss.against(hidden, weight, targets, items)
+        got = loss.compute(hidden, weight, targets, items)
         torch.manual_seed(5)
         once = loss(hidden, weight, targets)
         torch.manual_seed(5)
-        assert torch.equal(once, loss.against(hidden, weight, targets, loss.sample(targets)))
+        assert torch.equal(once, loss.compute(hidden, weight, targets, loss.sample(targets)))
     assert any(int(target) in ids for target, ids in zip(targets, own, strict=True)) or n < 4
     want = reference.sampled_loss(loss, hidden, weight, targets, own)
     if correction != "refined":
@@ -327,7 +327,7 @@ def test_sampled_losses_equal_the_loops(monkeypatch, chunk, kind, sampler, n, co
     touched = {*targets.tolist(), *(j for ids in own for j in ids)}
     assert (found[1].any(1).nonzero()[:, 0] == torch.tensor(sorted(touched))).all()
     if n:  # what is requested only
-        got = loss.against(hidden, weight.detach(), targets, items)
+        got = loss.compute(hidden, weight.detach(), targets, items)
         assert torch.equal(torch.autograd.grad(3 * got, hidden)[0], found[0])
 
 

@@ -18,7 +18,7 @@ import recbole_pos
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.layers import triangular
 from recbole_pos.position import positional_attention
-from recbole_pos.position.positional_attention import BLOCKS
+from recbole_pos.position.positional_attention import MIN_BLOCKS
 
 
 def forward(model, items: Tensor, n: int) -> Tensor:
@@ -70,7 +70,7 @@ def test_products_without_the_zeros(experiment, monkeypatch, n_heads, size, opti
         monkeypatch.setitem(triangular.BLOCK, "cpu", block)
         loss = model.window_loss(batch)
         found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
-        used = block == size and batch.width >= BLOCKS * size
+        used = block == size and batch.width >= MIN_BLOCKS * size
         heads = 1 if "position" in options else n_heads
         assert product.call_count == used * heads * len(model.trm_encoder.layer)
     for full, blocks in zip(*found, strict=True):

@@ -18,7 +18,7 @@ from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.attention import ACTIVATIONS
-from recbole_pos.model.models import built_in
+from recbole_pos.model.models import list_built_in
 from recbole_pos.model.sasrec import BLOCKS
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import ROOT, read_yaml
@@ -29,7 +29,7 @@ OF_PLUGIN += [file for room in ("model", "position", "loss") for file in (ROOT /
 
 def test_every_option_is_in_the_table() -> None:
     """Every one of the plugin; every number has bounds, and no row is of an option no one has."""
-    other = [PosConfig(name, "ml-100k").internal_config_dict for name in built_in()]
+    other = [PosConfig(name, "ml-100k").internal_config_dict for name in list_built_in()]
     ours = [read_yaml(file) for file in OF_PLUGIN]
     inner = {
         f"{key}.{name}": v for key, o in OPTIONS.items() for name, v in (o.inner or {}).items()

@@ -26,9 +26,9 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.fparec import FPARec
-from recbole_pos.model.models import ADDED, registered_name
+from recbole_pos.model.models import ADDED, ensure_registered
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.model.training import RecBoleAdapter, adapter
+from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
 
 
@@ -86,7 +86,7 @@ def test_defaults_come_from_what_a_class_extends(tiny: Path) -> None:
     for model, size in (("Small", 16), (FPARec, 64)):  # under its own name it is as ever
         assert PosConfig(model, "tiny", None, options(tiny))["hidden_size"] == size
     recbole_pos.register_model(SASRec, {"n_heads": 1}, name="OneHead")
-    assert registered_name(FPARec) == "FPARec" and registered_name(SASRec) == "SASRec"
+    assert ensure_registered(FPARec) == "FPARec" and ensure_registered(SASRec) == "SASRec"
 
 
 def test_a_cell_that_runs_again_replaces_its_class(tiny: Path, mine) -> None:
@@ -182,7 +182,7 @@ def test_another_class_of_a_name_of_recboles_is_not_taken_for_it(tiny: Path, min
     original = type("SASRec", (mine.Markov,), {})
     recbole_pos.register_model(original, name="OtherSASRec")
     made = prepare(PosConfig(original, "tiny", None, options(tiny)))
-    assert type(adapter(made.config, made.model)) is RecBoleAdapter
+    assert type(make_adapter(made.config, made.model)) is RecBoleAdapter
 
 
 def test_what_a_custom_class_does_wrong_is_named(tiny: Path, here: Path, capsys) -> None:

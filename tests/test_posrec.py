@@ -13,7 +13,7 @@ from reference_graph import SESSIONS
 from recbole_pos.config.options import find_option
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, distances, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, count_distances, weigh_neighbours
 
 N = 12
 session = st.one_of(
@@ -56,7 +56,7 @@ def anchors_of(graph: SessionGraph, anchors: Anchors, row: int, side: str) -> di
 @example([[3], [3] * 5, [4, 9, 2, 6], [1, 2, 3, 2, 4, 2, 3, 5]])
 def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
     graph, alias = SessionGraph.build(*packed(many)), []
-    found = distances(graph, torch.arange(len(graph.items))).tolist()  # anchor or not
+    found = count_distances(graph, torch.arange(len(graph.items))).tolist()  # anchor or not
     anchors = Anchors.build(graph)
     for row, events in enumerate(many):
         nodes = nodes_of(graph, row)
@@ -93,7 +93,7 @@ def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
 def test_messages_equal_loops(many, with_anchors: bool, overlap: str, own: float, mean) -> None:
     graph = SessionGraph.build(*packed(many))
     anchors = Anchors.build(graph) if with_anchors else None
-    found = neighbourhoods(graph, anchors, overlap, own, mean)
+    found = weigh_neighbours(graph, anchors, overlap, own, mean)
     for row, events in enumerate(many):
         place = {i: int(graph.nodes.index[node]) for i, node in nodes_of(graph, row).items()}
         want = reference.message_weights(events, with_anchors, overlap, own, mean)

@@ -25,7 +25,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.layers.chunks import CHUNK_ELEMENTS
 from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
-from recbole_pos.model.training import adapter, every_state
+from recbole_pos.model.training import compute_every_state, make_adapter
 
 pytestmark = pytest.mark.slow
 AS_RECBOLE = {
@@ -173,7 +173,7 @@ def test_same_loss_as_recboles_rows(made, model: str, windows: str) -> None:
     experiment = made(model, train_windows=windows)
     loader = experiment.loaders["train"]
     rows = loader._dataset[np.arange(len(loader._dataset))]
-    loss = adapter(experiment.config, experiment.model).loss(loader.packed)
+    loss = make_adapter(experiment.config, experiment.model).choose_loss(loader.packed)
     with torch.no_grad():
         got = sum(loss(batch) * len(batch) for batch in loader)
         scores = experiment.model.full_sort_predict(rows)
@@ -194,7 +194,7 @@ def test_states_stand_with_their_targets_and_know_no_later_event(made, model: st
     assert batch.positions is not None
     ends = batch.lengths.cumsum(0)
     with torch.no_grad():
-        states = every_state(net, batch)
+        states = compute_every_state(net, batch)
         assert len(states) == len(batch.positions) == len(batch)
         for state, at in zip(states, batch.positions.tolist(), strict=True):
             row = int((ends <= at).sum())
@@ -213,7 +213,7 @@ def test_what_cannot_learn_from_windows_says_so(made) -> None:
 def bert(made: Callable[..., Experiment], **options: Any) -> tuple[Any, Any, Any]:
     """The model, our loss and a batch; RecBole's loss makes float64 tensors of its own."""
     experiment = made("BERT4Rec", augmentation="prefix", **options)
-    loss = adapter(experiment.config, experiment.model).loss(packed=False)
+    loss = make_adapter(experiment.config, experiment.model).choose_loss(packed=False)
     return experiment.model.train(), loss, next(iter(experiment.loaders["train"]))
 
 

@@ -29,7 +29,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory):
 
 def dense(table: RelationTable) -> np.ndarray:
     """[entities, entities] the relations of a table."""
-    return table.matrix().toarray()[np.ix_(table.group, table.group)]
+    return table.to_matrix().toarray()[np.ix_(table.group, table.group)]
 
 
 def test_relations_of_entities_equal_their_formula(opened) -> None:
@@ -81,19 +81,19 @@ def test_numbers_of_events(tmp_path: Path, opened) -> None:
     np.testing.assert_array_equal(found["position"].read_numbers(every, lookup), log.ranks)
     assert found["timestamp"].scales == (3600.0, 86400.0)  # appendix A.2
     days = open_shop(write(tmp_path, tables()), timestamp_unit="days").model.lookup
-    (by_days,) = (head for head in days.heads if getattr(head, "source", "") == "time")
+    (by_days,) = (head for head in days.heads if getattr(head, "origin", "") == "time")
     np.testing.assert_allclose(by_days.read_numbers(every, days), 86_400 * log.times.numpy())
 
 
 def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_column):
     """For every event, all that it may read, sorted by the rule, the first k."""
-    relation, kept = table.matrix().toarray(), []
+    relation, kept = table.to_matrix().toarray(), []
     for i in range(len(order)):
         found = []
         for j in range(len(order)):
             r = relation[group[i], group[j]]
             own = order.chain[i] == order.chain[j] and j < i
-            other = across and order.user[i] != order.user[j] and order.source[j]
+            other = across and order.user[i] != order.user[j] and order.is_source[j]
             other = other and order.rank[j] < order.rank[i]
             same = not same_column or order.column[i] == order.column[j]
             if r > 0 and (own or other) and same:
@@ -111,7 +111,7 @@ def random_order(rng: np.random.Generator, rows: int) -> EventOrder:
     rank = np.concatenate([np.sort(rng.integers(0, 12, n)) for n in lengths])
     per_event = {"user": np.repeat(user, lengths), "chain": np.repeat(chain, lengths)}
     column = np.concatenate([np.arange(n) for n in lengths])
-    return EventOrder(**per_event, rank=rank, source=rng.random(len(rank)) < 0.8, column=column)
+    return EventOrder(**per_event, rank=rank, is_source=rng.random(len(rank)) < 0.8, column=column)
 
 
 @settings(max_examples=100, deadline=None)
@@ -124,8 +124,8 @@ def test_top_relations_by_brute_force(seed, rows, k, across, same_column) -> Non
         column = np.stack((np.ones(30, int), 2 + np.arange(30)), 1)
     if seed % 3 == 2 and seed % 5 == 0:
         column[:] = 0
-    group, hot = tables_module.multi_hot(column)
-    table = RelationTable.from_matrix(group, tables_module.categorical(hot, "x"))
+    group, hot = tables_module.number_token_sets(column)
+    table = RelationTable.from_matrix(group, tables_module.relate_categorical(hot, "x"))
     order = random_order(rng, rows)
     group = table.group[rng.integers(0, 30, len(order))]
     edges = top_relations(table, group, order, k, across, same_column)
@@ -155,7 +155,7 @@ def test_top_differences_by_brute_force(
         values = np.concatenate([np.sort(values[chain == c]) for c in range(5)])
     else:
         values[rng.random(len(chain)) < 0.2] = np.nan
-    with patch.object(search, "PAIRS", pairs):
+    with patch.object(search, "PAIRS_AT_ONCE", pairs):
         edges = top_differences(values, chain, k, (1.0, 4.0), longest, rising)
     cells, want = [None if np.isnan(v) else v for v in values], []
     for i in range(len(chain)):
@@ -172,14 +172,16 @@ def test_top_differences_by_brute_force(
 
 def test_the_weakest_relation_of_numbers() -> None:
     """What is below the limit is not one, wherever numbers are compared, and is never formed."""
-    _, values = tables_module.number_classes(np.arange(4000.0))
-    assert tables_module.numerical(values, [1.0], "x").nnz < 4000 * 29
+    _, values = tables_module.number_values(np.arange(4000.0))
+    assert tables_module.relate_numerical(values, [1.0], "x").nnz < 4000 * 29
     far = -math.log(WEAKEST)
     for value, edges in ((far - 0.01, 1), (far + 0.01, 0)):
         found = top_differences(np.array([0, value]), np.zeros(2, int), 3, (1.0,), 5, True)
         assert len(found.value) == edges
-    group, values = tables_module.number_classes(np.array([0.0, 20.0, 50.0]))
-    reach = tables_module.numerical(values, [1.0, 5.0], "price")  # as far as the largest scale
+    group, values = tables_module.number_values(np.array([0.0, 20.0, 50.0]))
+    reach = tables_module.relate_numerical(
+        values, [1.0, 5.0], "price"
+    )  # as far as the largest scale
     assert reach[group[0], group[1]] == pytest.approx((math.exp(-20) + math.exp(-4)) / 2)
 
 
@@ -194,8 +196,8 @@ def test_tables_too_large_are_refused(tmp_path: Path, monkeypatch) -> None:
     folder = write(tmp_path, made)
     load = {**LOAD, "user": ["user_id", "gender", "income"], "item": ["item_id", "title", "maker"]}
     within = {"field": "title", "within": "maker"}
-    monkeypatch.setattr(tables_module, "LARGEST", 3 * users)
-    monkeypatch.setattr(tables_module, "PART", 3)
+    monkeypatch.setattr(tables_module, "MAX_PAIRS", 3 * users)
+    monkeypatch.setattr(tables_module, "PAIRS_AT_ONCE", 3)
     for relations in (["gender"], ["income"], [within]):
         opened = open_shop(folder, load_col=load, relations=relations)
     assert (opened.model.lookup.heads[0].table.values == 2).all()

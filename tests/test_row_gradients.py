@@ -102,16 +102,16 @@ def test_training_ends_with_the_same_bits(experiment, monkeypatch, model: str, o
 
 def test_which_tables_are_kept(experiment, monkeypatch) -> None:
     """Large ones, of which a step touches some rows, that are trained, in one process."""
-    assert experiment("FPARec", loss_type="SCE").trainer.adapter.table() is None
+    assert experiment("FPARec", loss_type="SCE").trainer.adapter.find_kept_table() is None
     monkeypatch.setattr(training, "LARGE", 0)
-    assert experiment("FPARec").trainer.adapter.table() is None
+    assert experiment("FPARec").trainer.adapter.find_kept_table() is None
     made = experiment("FPARec", loss_type="SCE")
-    assert made.trainer.adapter.table() is made.model.item_embedding.weight
+    assert made.trainer.adapter.find_kept_table() is made.model.item_embedding.weight
     made.trainer.shard = Shard(0, 2)
     with made.trainer.steps_in_rows():
         assert made.trainer.kept_gradient is None
     made.model.item_embedding.weight.requires_grad_(False)
-    assert made.trainer.adapter.table() is None
+    assert made.trainer.adapter.find_kept_table() is None
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -361,7 +361,7 @@ def test_log_bucket() -> None:
     seconds += [factor * edge for edge in edges for factor in (1 - 1e-9, 1 + 1e-9)]
     for buckets in (1, 5, 128):
         want = [reference.log_bucket(s, buckets) for s in seconds]
-        assert time_buckets.log_bucket(torch.tensor(seconds), buckets).tolist() == want
+        assert time_buckets.find_bucket(torch.tensor(seconds), buckets).tolist() == want
 
 
 @pytest.mark.parametrize(("elements", "lanes"), [(2**20, 32), (100, 4), (1, 1)])

@@ -17,7 +17,7 @@ from session_logs import CUT, file_phases, session_log
 
 import recbole_pos
 from recbole_pos.model.models import BASELINES
-from recbole_pos.model.session_baselines import nearest_items
+from recbole_pos.model.session_baselines import find_nearest_items
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_neighbours_in_loops(experiment, sessions: str) -> None:
         want = sorted(score.values(), reverse=True)[:k]
         assert [score.get(b, 0.0) for b in best[: len(want)]] == pytest.approx(want)
     events = csr_matrix(np.array([[0, 3, 1, 0], [0, 0, 1, 1]]))  # fewer than asked for
-    items, values = nearest_items(events, 3, 0.0)
+    items, values = find_nearest_items(events, 3, 0.0)
     assert items.tolist() == [[0, 0, 0], [2, 0, 0], [1, 3, 0], [2, 0, 0]]
     assert values[2].tolist() == pytest.approx([2**-0.5, 2**-0.5, 0])
 

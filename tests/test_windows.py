@@ -21,7 +21,7 @@ from recbole_pos.data.loaders import MIXED, WindowLoader
 from recbole_pos.data.windows import training_windows
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
-from recbole_pos.model.training import adapter
+from recbole_pos.model.training import make_adapter
 
 window_case = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
@@ -212,7 +212,7 @@ def test_rows_packed_on_the_host(experiment, name: str, options: dict[str, Any])
     packed = requirements.pack(rows)
     width = packed.width if isinstance(packed, SequenceBatch) else packed[model.ITEM_SEQ].size(1)
     assert width <= 6 and rows[model.ITEM_SEQ].size(1) == 9
-    loss = made.trainer.adapter.loss(packed=False)
+    loss = made.trainer.adapter.choose_loss(packed=False)
     values = compute(model, lambda rows: loss(requirements.pack(rows)), rows)
     for value, other in zip(values, compute(model, loss, rows), strict=True):
         torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-7)
@@ -220,10 +220,10 @@ def test_rows_packed_on_the_host(experiment, name: str, options: dict[str, Any])
 
 def test_a_custom_model_keeps_its_own_loss_of_rows(experiment) -> None:
     made = experiment("FPARec", augmentation="prefix")
-    assert adapter(made.config, made.model).requirements().pack is not None
+    assert make_adapter(made.config, made.model).requirements().pack is not None
     own = {"compute_states": lambda self, rows: 0}
     made.model.__class__ = type("Mine", (type(made.model),), own)
-    assert adapter(made.config, made.model).requirements().pack is None
+    assert make_adapter(made.config, made.model).requirements().pack is None
 
 
 def test_graphs_are_made_by_a_thread_one_batch_ahead(experiment) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, runnable
+from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, list_runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
@@ -65,8 +65,8 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     from recbole_pos.config.plugins import import_named, take_model
 
     take_model(model, import_named(overrides.get("plugins")))
-    if model not in runnable():
-        raise UsageError(f"unknown model {shown(model)}{suggest(model, runnable())}")
+    if model not in list_runnable():
+        raise UsageError(f"unknown model {shown(model)}{suggest(model, list_runnable())}")
     listed: set[str] = set()
     for title, options, files in _option_sources(model, overrides.get("position")):
         sentences = {key: text for file in files for key, text in _read_sentences(file).items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
-from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, on_our_base
+from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
@@ -32,14 +32,14 @@ def plugin_defaults(
         for name in scheme_names(own["position"] if position is None else position):
             defaults.update(SCHEMES.defaults(name))
     loss = loss_type or own.get("loss_type")
-    if loss in LOSSES and loss != "CE" and on_our_base(model):
+    if loss in LOSSES and loss != "CE" and is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
     return {**defaults, **own}
 
 
 def starts_from_runs(model: str) -> bool:
     """Return whether a model can start (``init_from``) from a run with fewer schemes."""
-    has_schemes = model in ADDED and on_our_base(model) and "position" in own_defaults(model)
+    has_schemes = model in ADDED and is_on_our_base(model) and "position" in own_defaults(model)
     return model in MODELS or has_schemes
 
 
@@ -56,7 +56,7 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
         if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
     shared |= {key for key in free if find_option(key).role != MODEL}
-    if model in ADDED and not on_our_base(model) and hasattr(ADDED[model], "input_type"):
+    if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
         shared.discard("loss_type")  # input_type, not the loss, says what a batch of it holds
     return free - shared
 

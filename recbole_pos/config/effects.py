@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from recbole_pos.config.option import Condition
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED, OURS, on_our_base
+from recbole_pos.model.models import ADDED, OURS, is_on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _is_custom(config: Options, value: Any) -> bool:
 
 
 def _is_ours(config: Options, value: Any) -> bool:
-    return on_our_base(config["model"])
+    return is_on_our_base(config["model"])
 
 
 if_model_is_sequential = when(

@@ -22,7 +22,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED, registered_name
+from recbole_pos.model.models import ADDED, ensure_registered
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import without_working_directory
 from recbole_pos.values import short, shown
@@ -117,7 +117,7 @@ def take_model(name: str, modules: Iterable[str]) -> None:
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)
         if name not in ADDED and isinstance(model, type):
-            registered_name(model)
+            ensure_registered(model)
 
 
 def find_modules(model: str, schemes: Iterable[str]) -> list[str]:

@@ -32,11 +32,11 @@ from recbole_pos.model.models import (
     CAUSAL_BUILTINS,
     LOSSES,
     OURS,
-    built_in,
-    on_our_base,
-    registered_name,
-    runnable,
-    served,
+    ensure_registered,
+    is_on_our_base,
+    is_served,
+    list_built_in,
+    list_runnable,
 )
 from recbole_pos.plain import to_plain
 from recbole_pos.position.schemes import SCHEMES
@@ -137,7 +137,7 @@ class PosConfig(Config):
         self._given = self._drop_removed(options)
         if "item_vectors" in options:  # vectors in memory become a file
             options["item_vectors"] = to_files(options["item_vectors"])
-        model_name = registered_name(model) if isinstance(model, type) else model
+        model_name = ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
         self._read_dataset_file()
@@ -148,7 +148,7 @@ class PosConfig(Config):
             # so that a process that reads the configuration of this run knows them
             self.external_config_dict[PLUGINS] = modules
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)
-        if not served(self.model):
+        if not is_served(self.model):
             position = self.external_config_dict.get("position")
             self.internal_config_dict.update(plugin_defaults(self.model, position))
         self.free = free_options(self.model, schemes)
@@ -187,7 +187,7 @@ class PosConfig(Config):
         for _, content in sources:
             models += [str(content["model"])] if content.get("model") else []
             schemes += list_positions(content.get("position"), None)
-        custom = {*models, *schemes} - {*built_in(), *SCHEMES.paths}
+        custom = {*models, *schemes} - {*list_built_in(), *SCHEMES.paths}
         are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
         modules: list[str] = []
         for file, content in sources:
@@ -236,11 +236,11 @@ class PosConfig(Config):
         """Return the class of the model; refuse an unknown name."""
         if self.model in OURS:
             return OURS[self.model]
-        if self.model in runnable():
+        if self.model in list_runnable():
             return get_model(self.model)
         where = f"{self.sources['model']}: " if "model" in self.sources else ""
         raise UsageError(
-            f"{where}unknown model {shown(self.model)}{suggest(self.model, runnable())}; "
+            f"{where}unknown model {shown(self.model)}{suggest(self.model, list_runnable())}; "
             "`recbole-pos models` lists what can be run. One of your own: name the module that has "
             "it, as in --plugins='[my_models]', or in Python call recbole_pos.register_model first"
         )
@@ -316,7 +316,7 @@ class PosConfig(Config):
     def _check_final(self) -> None:
         """Check options against each other, and keep them in ``plain`` before RecBole derives."""
         final = self.final_config_dict
-        losses = LOSSES if on_our_base(self.model) else ("CE", "BPR")
+        losses = LOSSES if is_on_our_base(self.model) else ("CE", "BPR")
         shared = {key: value for key, value in final.items() if key not in self.free}
         check_together(shared, self.model, starts_from_runs(self.model), losses)
         self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})

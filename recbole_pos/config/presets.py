@@ -18,7 +18,7 @@ from typing import Any
 
 from recbole_pos.config.defaults import own_defaults
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import runnable
+from recbole_pos.model.models import list_runnable
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT
@@ -64,7 +64,7 @@ def select_parts(
         if not isinstance(options, dict):
             raise UsageError(f"{where}: expected options, found {shown(options)}")
         misplaced = _OUTSIDE & options.keys()
-        if "position" in options and not set(title_names) <= set(runnable()):
+        if "position" in options and not set(title_names) <= set(list_runnable()):
             misplaced.add("position")  # under a scheme
         if misplaced:
             raise UsageError(f"{where}: {', '.join(sorted(misplaced))} cannot stand here")
@@ -101,7 +101,7 @@ def _split_by_title(content: dict[str, Any], file: str | Path) -> list[tuple[str
             f"{file}: {FOR}: expected options under names of models or schemes, found "
             f"{shown(by_title)}"
         )
-    known = [*SCHEMES, *runnable()]
+    known = [*SCHEMES, *list_runnable()]
     parts = []
     for title, options in by_title.items():
         names = [name.strip() for name in str(title).split(",")]

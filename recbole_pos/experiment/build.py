@@ -28,7 +28,7 @@ from recbole_pos.experiment.memory import (
 )
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import apply_start_options, require_updatable, update_weights
-from recbole_pos.model.training import adapter
+from recbole_pos.model.training import make_adapter
 from recbole_pos.values import listed, shown
 
 
@@ -81,7 +81,7 @@ def prepare(
             "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
             "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
         )
-    train = make_training_loader(config, train_data, adapter(config, model).requirements())
+    train = make_training_loader(config, train_data, make_adapter(config, model).requirements())
     apply_start_options(model, config, dataset.identity, with_weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)

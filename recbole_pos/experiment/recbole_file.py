@@ -23,7 +23,7 @@ from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment import archive, checkpoint
 from recbole_pos.experiment.archive import Refused
 from recbole_pos.experiment.state import make_config
-from recbole_pos.model.models import served
+from recbole_pos.model.models import is_served
 from recbole_pos.plain import from_plain
 from recbole_pos.values import shown
 
@@ -109,7 +109,7 @@ def _read_plugin_state(path: str | Path) -> dict[str, Any]:
     """Return a checkpoint of this package in RecBole's form, with the best weights."""
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
     config = make_config(state, path)
-    if not served(config["model"]):
+    if not is_served(config["model"]):
         raise CheckpointError(
             f"{path} is of {config['model']}, trained by recbole-pos on its own split, which "
             "RecBole does not make; load it with recbole_pos.load"

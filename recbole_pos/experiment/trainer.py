@@ -35,7 +35,7 @@ from recbole_pos.experiment.memory import trim_heap
 from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, compute_learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
-from recbole_pos.model.training import adapter
+from recbole_pos.model.training import make_adapter
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
@@ -78,7 +78,7 @@ class PosTrainer(EvaluatingTrainer):
         # how a step is computed
         self.precision = Precision.from_config(config)
         self.scaler = self.precision.make_scaler()
-        self.adapter = adapter(config, model)
+        self.adapter = make_adapter(config, model)
         self.shard = distributed.current_shard()
         self.shared_loss: distributed.SharedLoss | None = None  # None in a single process
         if not self.shard.is_alone:
@@ -226,7 +226,7 @@ class PosTrainer(EvaluatingTrainer):
         if self.config["lr_scheduler"] in PER_STEP and self.planned_steps == 0:
             train_data.set_epoch(0)  # the number of batches may depend on the epoch
             self.planned_steps = self.epochs * len(train_data)
-        loss_func = loss_func or self.adapter.loss(train_data.packed)
+        loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
             loss_func = self._share_loss(loss_func, epoch_idx)
         train_data.set_epoch(epoch_idx)
@@ -309,7 +309,7 @@ class PosTrainer(EvaluatingTrainer):
     def steps_in_rows(self) -> Iterator[None]:
         """Keep the gradient of a large item table, if it is worth keeping, in a ``with`` block."""
         # processes send each other dense gradients
-        table = self.adapter.table() if self.shard.is_alone else None
+        table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
             yield
             return

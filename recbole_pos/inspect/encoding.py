@@ -18,8 +18,8 @@ from recbole_pos.experiment.folder import make_folder
 from recbole_pos.inspect.pictures import new_figure, set_whole_ticks, write
 from recbole_pos.inspect.trained import Report, format_spans, open_run
 from recbole_pos.layers.hooks import Dimensions
+from recbole_pos.position import awareness
 from recbole_pos.position.additive import PositionEncoding
-from recbole_pos.position.awareness import backward_columns, encodings, forward_columns, is_unique
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
 
@@ -82,11 +82,10 @@ def inspect_encoding(
         summary = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
         title = f"{name}, {vectors[longest].shape[1]} columns: {summary}{suffix}"
         files.append(draw_encoding(vectors, title, folder / f"encoding_{name}.png"))
-        spans = [
-            format_spans(columns) if columns else "no"
-            for columns in (forward_columns(scheme, longest), backward_columns(scheme, longest))
-        ]
-        rows.append([name, *spans, "yes" if is_unique(scheme, longest) else "no"])
+        forward = awareness.find_forward_columns(scheme, longest)
+        backward = awareness.find_backward_columns(scheme, longest)
+        spans = [format_spans(columns) if columns else "no" for columns in (forward, backward)]
+        rows.append([name, *spans, "yes" if awareness.is_unique(scheme, longest) else "no"])
     names = ["encoding", "forward-aware", "backward-aware", "unique in a session"]
     headline = f"columns, in sessions of up to {longest} interactions"
     return Report(headline, [pd.DataFrame(rows, columns=names)], files, {})
@@ -167,7 +166,7 @@ def select_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, Positi
 def compute_session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
     """Return the vectors [length, d] of the interactions of a session, the oldest first."""
     position = torch.arange(length)
-    return encodings(scheme, position, torch.full_like(position, length)).numpy()
+    return awareness.encode_positions(scheme, position, torch.full_like(position, length)).numpy()
 
 
 def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:

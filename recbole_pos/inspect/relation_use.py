@@ -95,7 +95,7 @@ def inspect_relations(
         raise UsageError("this model was trained without relations (relations: [])")
     model.inference = "batch"  # as in training, also where predictions read no relations
     loader = experiment.loaders["train"]
-    select_rows = model.window_rows if loader.packed else model.prefix_rows
+    select_rows = model.pack_windows if loader.packed else model.pack_prefixes
     rows = [select_rows(batch.to(model.device))[0] for batch in islice(loader, batches)]
     uses, num_interactions = measure_relations(model, rows)
     content = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
@@ -150,7 +150,7 @@ def measure_relations(
     num_reads = np.zeros((len(declared) + 1, 2))  # all, and to other users
     squares = np.zeros((len(layers), len(declared) + 3))  # see _sum_squares
     for rows in batches:
-        order = lookup.order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
+        order = lookup.make_order(rows, np.random.default_rng(model.seed))  # as in evaluation mode
         heads, users = lookup.find(rows, order)
         for i, (relation, edges) in enumerate(zip(lookup.heads, heads, strict=True)):
             num_known[i] += relation.is_known(rows.events, lookup).sum()
@@ -203,14 +203,14 @@ def _sum_squares(
     Columns: what each relation adds, what aggregation by users adds, self-attention, states.
     """
     with record_calls(layers) as calls:
-        model.row_states(rows, None)
+        model.encode_packed(rows, None)
     sums = []
     for layer, (x, ctx, output) in zip(layers, calls, strict=True):
         attention = layer.multi_head_attention
         normed = attention.LayerNorm(x) if attention.pre_norm else x
         vectors: list[Tensor] = []
         if ctx.relations.heads is not None:
-            vectors += attention.contributions(normed, ctx.relations)
+            vectors += attention.compute_contributions(normed, ctx.relations)
         state = TransformerLayer.forward(layer, x, ctx)
         vectors += [output - state, MultiHeadAttention.attention(attention, normed, ctx), state]
         sums.append([float(vector.double().square().sum()) for vector in vectors])

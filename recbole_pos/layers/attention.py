@@ -1,12 +1,13 @@
-"""Self-attention with the places where order may enter, and the blocks around it.
+"""Self-attention with hooks for positional and temporal information, and the blocks around it.
 
-One equation carries all schemes; a scheme fills some of its places (see ``hooks.py``):
+One equation covers all schemes; a scheme fills in some of its hooks (see ``hooks.py``):
 
     x0 = x + P                                       once per model   (InputPosition)
     o  = softmax( M + B( R q . U^T (R k) ) ) . L v   in every layer   (AttentionPosition)
 
-Shapes as in ``context.py``. Modules carry RecBole's parameter names (``query``, ``key``, ``value``,
-``dense``, ``LayerNorm``), so weights of its SASRec load strictly.
+The dot products are divided by sqrt(e), and B adds a bias to them; M is the mask. Shapes as in
+``context.py``. Modules carry RecBole's parameter names (``query``, ``key``, ``value``, ``dense``,
+``LayerNorm``), so weights of its SASRec load strictly.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements, chunks
+from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Projected
@@ -68,7 +69,7 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, config: Options, **fixed: Any) -> BlockOptions:
-        """Return the options of a model's configuration, those that no key sets as ``fixed``."""
+        """Return the options: from ``config``, and from ``fixed`` where it has no key."""
         return cls(
             hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],
@@ -112,23 +113,27 @@ class MultiHeadAttention(nn.Module):
         return out if self.pre_norm else self.LayerNorm(out)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return the output of the heads [m, d] for inputs [m, d], before residual and norm."""
+        """Return the attention output [m, d] of inputs [m, d], before residual and post-norm."""
         query, key, value = self._project(x)
         out = self.position.attend(query, key, value, ctx, self.attn_dropout)
         if out is None:
-            out = self._dot_product(query, key, value, ctx)
+            out = self._attend(query, key, value, ctx)
         out = out.reshape(x.shape)
         return out if self.dense is None else self.dense(out)
 
     @property
     def projections(self) -> list[nn.Linear]:
-        """The projections (query, key, value) that the scheme reads, in this order."""
+        """The layers that the scheme needs among query, key and value, in this order."""
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
-        """Project x [m, d] to query, key, value, [m, h, e]; unread: None, None, and x itself."""
+        """Project x [m, d] to query, key and value, [m, h, e] each.
+
+        Without its layer a query or key is None, and the value is x itself.
+        """
         layers = self.projections
-        projected = iter(self._project_jointly(x, layers).unbind(1) if layers else ())
+        outputs = self._project_jointly(x, layers).unbind(1) if layers else ()
+        projected = iter(outputs)
         query = None if self.query is None else next(projected)
         key = None if self.key is None else next(projected)
         if self.value is None:
@@ -136,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         return query, key, next(projected)
 
     def _project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
-        """Return several linear layers of x, [m, layers, h, e], from one matrix product."""
+        """Apply several linear layers to x [m, d] in one matrix product: [m, layers, h, e]."""
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
         return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)
@@ -144,7 +149,7 @@ class MultiHeadAttention(nn.Module):
     def _apply_hooks(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Run the scheme's hooks: R q, U^T (R k), L v as [b, h, t, e], and B, unmasked, or None."""
+        """Return R q, U^T (R k) and L v, [b, h, t, e] each, and the unmasked bias, or None."""
         position = self.position
         query, key = position.rotate(query, key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
@@ -152,42 +157,43 @@ class MultiHeadAttention(nn.Module):
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
         return q, k, v, position.bias(q, k, ctx)
 
-    def _dot_product(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
-    ) -> Tensor:
-        """Return softmax(M + B(R q . U^T (R k))) . L v, [m, h, e]."""
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return softmax(M + B(R q . U^T (R k) / sqrt(e))) . L v, [m, h, e]."""
         q, k, v, bias = self._apply_hooks(query, key, value, ctx)
-        if bias is not None:
-            bias = bias.masked_fill(self._mask(ctx), -torch.inf)
-        elif not (self.causal or ctx.is_full):
-            bias = ~self._mask(ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
-        is_shared = bias is not None and (bias.dim() < 4 or bias.size(0) == 1)  # by all sequences
-        if bias is not None and is_shared and bias.requires_grad and dropout == 0:
-            bias = bias.expand(1, q.size(1), ctx.width, ctx.width)
-            return ctx.unpad(biased_attention(q, k, v, bias).transpose(1, 2), "start")
+        attn_mask: Tensor | None = None
+        if bias is not None:
+            attn_mask = bias.masked_fill(self._make_mask(ctx), -torch.inf)
+            is_shared_by_batch = attn_mask.dim() < 4 or attn_mask.size(0) == 1
+            if is_shared_by_batch and attn_mask.requires_grad and dropout == 0:
+                masked_bias = attn_mask.expand(1, q.size(1), ctx.width, ctx.width)
+                out = biased_attention(q, k, v, masked_bias)
+                return ctx.unpad(out.transpose(1, 2), "start")
+        elif not (self.causal or ctx.is_full):
+            attn_mask = ~self._make_mask(ctx)  # bool, True where a key is visible
+        is_causal = self.causal and attn_mask is None
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=self.causal and bias is None
+            q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal
         )
         return ctx.unpad(out.transpose(1, 2), "start")
 
-    def _mask(self, ctx: SequenceContext) -> Tensor:
-        """Return True where a key is hidden, [t, t] or, without the causal mask, [b, 1, 1, t]."""
+    def _make_mask(self, ctx: SequenceContext) -> Tensor:
+        """Return a boolean mask, True at hidden keys: [t, t] if causal, else [b, 1, 1, t]."""
         if self.causal:
             return future_mask(ctx.width, ctx.lengths.device)
         return ctx.padding[:, None, None]
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return the weights of dot products to inspect, [b, h, t, t] aligned at the start."""
+        """Return the attention weights [b, h, t, t], aligned at the start, for inspection."""
         query, key, value = self._project(self.LayerNorm(x) if self.pre_norm else x)
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
-        return logits.masked_fill(self._mask(ctx), -torch.inf).softmax(-1)
+        return logits.masked_fill(self._make_mask(ctx), -torch.inf).softmax(-1)
 
 
 class _BiasedAttention(torch.autograd.Function):
-    """Fused attention whose gradient to the bias, which fused kernels lack, is made in chunks."""
+    """Fused attention with a gradient to the bias, computed in chunks; fused kernels have none."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -204,11 +210,11 @@ class _BiasedAttention(torch.autograd.Function):
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
         scale = q.size(-1) ** -0.5
-        for rows in chunks(q.size(0), bias.numel(), q.device):
+        for rows in iterate_chunks(q.size(0), bias.numel(), q.device):
             scaled_q, grad_out = q[rows] * scale, grad[rows]
             weights = (scaled_q @ k[rows].transpose(-1, -2)).add_(bias).softmax(-1)
             grad_v[rows] = weights.transpose(-1, -2) @ grad_out
-            # of softmax: w * (dw - sum(w * dw)), where the sum is that of grad_out * out
+            # gradient of softmax: w * (dw - sum(w * dw)), where the sum is sum(grad_out * out)
             grad_logits = grad_out @ v[rows].transpose(-1, -2)
             grad_logits -= (grad_out * out[rows]).sum(-1, keepdim=True)
             grad_logits *= weights
@@ -222,11 +228,11 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(e) + bias) v, with a gradient to the bias that saves memory.
 
     Args:
-        q, k, v: [b, h, t, e], as the result.
-        bias: [1, h, t, t], -inf where a query must not look; it gets a gradient.
+        q, k, v: [b, h, t, e] each; the result has the same shape.
+        bias: [1, h, t, t], -inf where a key is hidden.
     """
     is_small = q.size(0) * bias.numel() <= chunk_elements(q.device)
-    if torch.compiler.is_compiling() or is_small:  # chunks are no graph, and slower where small
+    if torch.compiler.is_compiling() or is_small:  # a graph holds no loop over chunks
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     with torch.autocast(q.device.type, enabled=False):
         return _BiasedAttention.apply(*(x.to(v.dtype) for x in (q, k, v, bias)))
@@ -252,7 +258,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """One block: attention, then feed-forward, each of the class that a subclass may replace."""
+    """One block: attention, then feed-forward; a subclass may replace the class of either."""
 
     attention_class: ClassVar[type[MultiHeadAttention]] = MultiHeadAttention
     feed_forward_class: ClassVar[type[nn.Module]] = FeedForward
@@ -263,18 +269,18 @@ class TransformerLayer(nn.Module):
         self.feed_forward = self.feed_forward_class(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
+        """Apply the block to x [m, d]; return all states, or those at packed ``positions`` [k]."""
         x = self.multi_head_attention(x, ctx)
         return self.feed_forward(x if positions is None else x[positions])
 
 
 class TransformerEncoder(nn.Module):
-    """A stack of blocks; ``position`` builds a fresh scheme for every layer.
+    """A stack of blocks, each with a position scheme of its own.
 
     Args:
         options: options of the blocks.
         n_layers: number of blocks.
-        position: builds the scheme of a block, from the first block on.
+        position: builds the scheme of the next block; the first call is for the first block.
         block: builds a block, with the scheme in its ``multi_head_attention``.
     """
 
@@ -289,9 +295,9 @@ class TransformerEncoder(nn.Module):
         self.layer = nn.ModuleList(block(options, position()) for _ in range(n_layers))
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply all blocks, [m, d] to [m, d].
+        """Apply all blocks to x [m, d]; return all states [m, d].
 
-        With ``positions`` [k] the last block computes these states only, [k, d].
+        With packed ``positions`` [k] the last block computes only these states, [k, d].
         """
         *first, last = self.layer
         for layer in first:

@@ -1,6 +1,6 @@
-"""Scores of the whole catalogue, a part at a time: memory is [rows, part], whatever its size.
+"""Scores of the whole catalogue, one part at a time, so that memory does not grow with its size.
 
-Shapes: c items of a part, d the size of vectors; a row is a history whose items are ranked.
+Shapes: c items of a part, d the size of vectors; a row is a history for which items are ranked.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Choice:
     """Which items are ranked, and what is added to their scores.
 
     Attributes:
-        items: [n] int64 ids, rising.
-        bonus: [n] added to the scores of ``items``, or None.
+        items: [n] int64 ids in ascending order.
+        bonus: [n] numbers to add to the scores of ``items``, or None.
     """
 
     items: Tensor
     bonus: Tensor | None = None
 
-    def column(self, items: Tensor) -> Tensor:
-        """Return the column of each id among the ranked ``items``; -1 for an id not ranked."""
+    def find_columns(self, items: Tensor) -> Tensor:
+        """Return the index of each id among the ranked ``items``; -1 if it is not ranked."""
         column = torch.searchsorted(self.items, items).clamp_(max=len(self.items) - 1)
         return torch.where(self.items[column] == items, column, -1)
 
@@ -46,24 +46,25 @@ def score_parts(
         choice: the items to rank.
         barred: [p] rows and [p] ids of the pairs to exclude: their score becomes -inf.
     """
-    barred_rows, barred_items = barred if barred is not None else (choice.items[:0],) * 2
-    column = choice.column(barred_items)
-    for begin in range(0, len(choice.items), PART):
-        items = choice.items[begin : begin + PART]
+    no_ids = choice.items[:0]
+    barred_rows, barred_items = (no_ids, no_ids) if barred is None else barred
+    column = choice.find_columns(barred_items)
+    for start in range(0, len(choice.items), PART):
+        items = choice.items[start : start + PART]
         part_scores = scores(items)
         if choice.bonus is not None:
-            part_scores = part_scores + choice.bonus[begin : begin + PART]
-        in_part = (column >= begin) & (column < begin + len(items))
-        part_scores[barred_rows[in_part], column[in_part] - begin] = -torch.inf
+            part_scores = part_scores + choice.bonus[start : start + PART]
+        in_part = (column >= start) & (column < start + len(items))
+        part_scores[barred_rows[in_part], column[in_part] - start] = -torch.inf
         yield items, part_scores
 
 
 def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best of every row, best first; of equal scores, the lower id first.
+    """Return the k best items of every row, best first; of equal scores, the lower id first.
 
     Returns:
-        scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items; -inf
-        where fewer are left.
+        Scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items;
+        excluded items have the score -inf.
     """
     best = best_items = torch.empty(0)
     for part_index, (items, scores) in enumerate(parts):
@@ -78,7 +79,7 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
     return best, best_items
 
 
-def scores_and_ranks(
+def score_and_rank(
     scores: Scores, choice: Choice, ids: Tensor, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the scores and ranks of some items of every row.
@@ -88,14 +89,16 @@ def scores_and_ranks(
         ids: [rows, k] items; an item that is not ranked, such as 0, has the score NaN.
 
     Returns:
-        [rows, k] scores, and [rows, k] ranks in the order of :func:`select_best`, from 1.
+        Scores [rows, k], and ranks [rows, k] in the order of :func:`select_best`, from 1.
     """
-    column, begin = choice.column(ids), 0
+    column = choice.find_columns(ids)
     id_scores = torch.full(ids.shape, torch.nan)
+    start = 0
     for items, part_scores in score_parts(scores, choice, barred):
-        in_part = (column >= begin) & (column < begin + len(items))
-        score = part_scores.gather(1, (column - begin).clamp(0, len(items) - 1))
-        id_scores, begin = torch.where(in_part, score, id_scores.to(score)), begin + len(items)
+        in_part = (column >= start) & (column < start + len(items))
+        score = part_scores.gather(1, (column - start).clamp(0, len(items) - 1))
+        id_scores = torch.where(in_part, score, id_scores.to(score))
+        start += len(items)
     ranks = torch.ones_like(ids)
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):
@@ -106,46 +109,49 @@ def scores_and_ranks(
 
 
 def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
-    """Return the products [b, c] of states [b, d] with the vectors of rising item ids [c].
+    """Return the products [b, c] of states [b, d] with the vectors of ascending item ids [c].
 
-    Where the ids leave few items out, vectors are read in place instead of copied.
+    ``vectors`` [items, d] are read in place, not copied, where the ids leave out few items.
     """
-    begin, end = int(items[0]), int(items[-1]) + 1
-    if end - begin == len(items):
-        return states @ vectors[begin:end].t()
-    if end - begin < 2 * len(items) and len(states) < vectors.size(1):
-        return (states @ vectors[begin:end].t())[:, items - begin]
+    start, end = int(items[0]), int(items[-1]) + 1
+    if end - start == len(items):
+        return states @ vectors[start:end].t()
+    if end - start < 2 * len(items) and len(states) < vectors.size(1):
+        return (states @ vectors[start:end].t())[:, items - start]
     return states @ vectors[items].t()
 
 
 def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return what :func:`_select` does, faster on long rows, where ``topk`` is slow."""
-    groups = scores.size(1) // GROUP
-    if groups < 4 * k or scores.is_cuda:
+    num_groups = scores.size(1) // GROUP
+    if num_groups < 4 * k or scores.is_cuda:
         return _select(scores, k)
-    # The k highest are in the k groups with the highest maxima, or behind the last group. One
-    # group more, since ``_select`` compares one score more than k.
-    end = groups * GROUP
-    maxima = scores[:, :end].unflatten(1, (groups, GROUP)).amax(2)
-    _, chosen = _select(maxima, min(k + 1, groups))
-    column = (chosen.sort(1)[0][:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
-    column = torch.cat((column, torch.arange(end, scores.size(1)).expand(len(scores), -1)), 1)
+    # The k highest are in the k groups with the highest maxima, or behind the last group. One more
+    # group is selected, since ``_select`` compares one score more than k.
+    end = num_groups * GROUP
+    maxima = scores[:, :end].unflatten(1, (num_groups, GROUP)).amax(2)
+    _, group = _select(maxima, min(k + 1, num_groups))
+    column = (group.sort(1)[0][:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    behind = torch.arange(end, scores.size(1)).expand(len(scores), -1)
+    column = torch.cat((column, behind), 1)
     value, index = _select(scores.gather(1, column), k)
     return value, column.gather(1, index)
 
 
 def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest of every row and their columns; of equal ones the first column first."""
+    """Return the k highest scores and their columns, [rows, k] each; ties in column order."""
     # topk leaves open which of several equal scores it returns, and in what order
     value, column = scores.topk(min(k + 1, scores.size(1)))
-    equal = value[:, 1:] == value[:, :-1]
+    equals_next = value[:, 1:] == value[:, :-1]
     value, column = value[:, :k], column[:, :k]
-    if not equal.any():
+    if not equals_next.any():
         return value, column
     # rows where a score that is left out equals the lowest one selected
-    is_cut = equal[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)
-    if len(row := is_cut.nonzero()[:, 0]):
-        row_scores, lowest = scores[row], value[row, -1:]
+    is_cut = equals_next[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)
+    row = is_cut.nonzero()[:, 0]
+    if len(row):
+        row_scores = scores[row]
+        lowest = value[row, -1:]
         is_above = ~(row_scores <= lowest)  # not ``>``: topk puts NaN first, too
         is_equal = row_scores == lowest
         is_equal &= is_equal.cumsum(1) <= k - is_above.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Slices of a large product, so that memory does not grow with batch times catalogue."""
+"""Slices of a large product: memory need not grow with the batch times the catalogue."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ def chunk_elements(device: torch.device) -> int:
     return CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
 
 
-def chunks(rows: int, elements: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices of ``rows`` rows of ``elements`` each, with about ``chunk_elements`` in a slice.
+def iterate_chunks(num_rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:
+    """Yield slices of consecutive rows that have about ``chunk_elements`` elements each.
 
-    A traced graph must not depend on the number of slices, so there it is one slice of all rows.
+    A traced graph must not depend on the number of slices, so tracing gets one slice of all rows.
     """
     if torch.compiler.is_compiling():
         yield slice(None)
         return
-    size = max(1, chunk_elements(device) // elements)
-    yield from (slice(start, start + size) for start in range(0, rows, size))
+    rows_per_chunk = max(1, chunk_elements(device) // row_elements)
+    for start in range(0, num_rows, rows_per_chunk):
+        yield slice(start, start + rows_per_chunk)

@@ -31,7 +31,8 @@ class lazy_attribute:  # noqa: N801  (as ``property`` is written)
     """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
     def __init__(self, compute: Callable[[Any], Any]) -> None:
-        self.compute, self.__doc__ = compute, compute.__doc__
+        self.compute = compute
+        self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -56,7 +57,7 @@ class SequenceContext:
     items: Tensor | None = None  # [m] int64 item of each interaction
     relations: Any = None  # what ``prepare`` of a model computed: BatchRelations, or graphs
     at: Tensor | None = None  # [b] float64, time of the request after the newest interaction
-    features: Any = None  # Features, of interactions and users, for models that read them
+    features: Any = None  # Features of interactions and users, for models that read them
 
     any_alignment: ClassVar[Alignment] = "start"  # the cheaper one, where a layer accepts both
 
@@ -77,7 +78,7 @@ class SequenceContext:
         Args:
             lengths, max_length, times, items, relations, at, features: see the class; lengths are
                 from 1 to ``max_length``. With items and width no step waits for the GPU.
-            width: the largest length where it is known; not verified.
+            width: the largest length, which is not verified; None to compute it.
 
         Raises:
             ValueError: if a sequence is longer than ``max_length``.
@@ -133,7 +134,7 @@ class SequenceContext:
     def elapsed(self) -> Tensor:
         """[m] float64, seconds since the oldest interaction of the sequence.
 
-        Counted from a later interaction, rounding would carry later times to earlier interactions.
+        If they counted from a later one, rounding would let later times change earlier numbers.
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
@@ -144,8 +145,8 @@ class SequenceContext:
         """The same interactions at the times of their requests, for queries (``request_time``).
 
         The state after interaction k answers the request at t_{k+1}, the time of the next
-        interaction, and the newest interaction answers the request at ``at``. ``elapsed`` counts
-        from the oldest interaction as before. Without times of requests it is the context itself.
+        interaction, and the state after the newest one answers the request at ``at``. ``elapsed``
+        still counts from the oldest interaction. Without ``at`` the request is this context itself.
         """
         if self.at is None or self.times is None:
             return self
@@ -165,7 +166,7 @@ class SequenceContext:
         return cache[key]
 
     def block_width(self, align: Alignment) -> int:
-        """Return the number of columns of a padded block, t or more."""
+        """Return the number of columns of a padded block: t, or more in a subclass."""
         return self.width
 
     def column(self, align: Alignment) -> Tensor:
@@ -186,10 +187,10 @@ class SequenceContext:
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Pad packed [m, ...] with zeros to a block [b, t, ...] (time-major: [t, b, ...])."""
         b, t = self.batch_size, self.width
-        shape = (t, b) if time_major else (b, t)
         if self.is_full:
             block = x.reshape(b, t, *x.shape[1:])
             return block.transpose(0, 1).contiguous() if time_major else block
+        shape = (t, b) if time_major else (b, t)
         block = x.new_zeros(b * t, *x.shape[1:])
         return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
 
@@ -202,19 +203,19 @@ class SequenceContext:
 
 
 class _Unpad(torch.autograd.Function):
-    """Select distinct rows; torch's own gradient would add up repeated ones, which is slower."""
+    """Select distinct rows. torch's gradient allows for repeated rows, which makes it slower."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, slots: Tensor) -> Tensor:
         ctx.save_for_backward(slots)
-        ctx.rows = flat.size(0)
+        ctx.num_rows = flat.size(0)
         return flat.index_select(0, slots)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (slots,) = ctx.saved_tensors
-        flat = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        flat = grad.new_zeros(ctx.num_rows, *grad.shape[1:])
         return flat.index_copy_(0, slots, grad), None
 
 

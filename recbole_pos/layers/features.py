@@ -1,7 +1,7 @@
-"""Fields of items, users and interactions as vectors that join those of items.
+"""Fields of items, users and interactions as vectors that are joined with item vectors.
 
 m is a number of items or interactions, s the length of the longest list of tokens among them, d the
-size of vectors. What is missing has the vector zero.
+size of vectors. A missing value has the vector zero.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Features:
     Tokens are int64, 0 for none, lists padded with 0; numbers are float, NaN for none.
 
     Attributes:
-        events: [m] or [m, s], of interactions.
-        users: [b] or [b, s], of the user of each sequence.
+        events: values [m] or [m, s] of the interactions.
+        users: values [b] or [b, s] of the user of each sequence.
     """
 
     events: dict[str, Tensor] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Features:
     def map(
         self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Features:
-        """Return features with a function applied to the columns of interactions, and of users."""
+        """Return features with ``events`` and ``users`` applied to each column of their kind."""
         return Features(
             {name: events(column) for name, column in self.events.items()},
             {name: users(column) for name, column in self.users.items()},
@@ -47,10 +47,10 @@ class Features:
 
 
 class TokenField(nn.Module):
-    """A vector for each token; of a list the mean.
+    """A vector for each token; a list has the mean of its tokens' vectors.
 
     Args:
-        tokens: number of tokens, padding included.
+        num_tokens: number of tokens, padding included.
         size: d.
         std: standard deviation of fresh vectors.
         is_list: whether values are lists; a loaded checkpoint overwrites it.
@@ -59,10 +59,10 @@ class TokenField(nn.Module):
     numeric = False
     is_list: Tensor
 
-    def __init__(self, tokens: int, size: int, std: float, is_list: bool = False) -> None:
+    def __init__(self, num_tokens: int, size: int, std: float, is_list: bool = False) -> None:
         super().__init__()
         self.register_buffer("is_list", torch.tensor(is_list))
-        self.table = nn.Parameter(torch.randn(tokens, size) * std)
+        self.table = nn.Parameter(torch.randn(num_tokens, size) * std)
         with torch.no_grad():
             self.table[0] = 0
 
@@ -79,64 +79,66 @@ class TokenField(nn.Module):
 class PeriodicField(nn.Module):
     """A number as W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k), with k learned frequencies c_l.
 
-    z is the number standardized by ``fitted``.
+    z is the number standardized by the mean and the deviation of ``numbers``.
 
     Reference:
         Yury Gorishniy, Ivan Rubachev, Artem Babenko. "On Embeddings for Numerical Features in
         Tabular Deep Learning." NeurIPS 2022, section 3.2.
 
     Args:
-        fitted: [n] finite numbers; none where their mean and deviation are loaded.
+        numbers: [n] finite numbers to fit; empty if a checkpoint gives their mean and deviation.
         size: d.
     """
 
     numeric = True
     scale: Tensor
 
-    def __init__(self, fitted: np.ndarray, size: int) -> None:
+    def __init__(self, numbers: np.ndarray, size: int) -> None:
         super().__init__()
-        scale = [fitted.mean(), fitted.std() or 1.0] if len(fitted) else [0.0, 1.0]
+        scale = [0.0, 1.0]
+        if len(numbers):
+            scale = [numbers.mean(), numbers.std() or 1.0]  # 1.0: all numbers are equal
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
         self.frequency = nn.Parameter(torch.randn(FREQUENCIES))
         self.linear = nn.Linear(2 * FREQUENCIES, size)
 
     def forward(self, values: Tensor) -> Tensor:
         """Return vectors [m, d] of numbers [m]; zero for NaN."""
-        missing = values.isnan()
+        is_missing = values.isnan()
         mean, deviation = self.scale.unbind()
-        z = (values.masked_fill(missing, 0).to(mean) - mean) / deviation
+        z = (values.masked_fill(is_missing, 0).to(mean) - mean) / deviation
         angle = 2 * math.pi * z[:, None] * self.frequency
         waves = torch.cat((angle.sin(), angle.cos()), 1) / math.sqrt(FREQUENCIES)
         vectors: Tensor = self.linear(waves)
-        return vectors.masked_fill(missing[:, None], 0)
+        return vectors.masked_fill(is_missing[:, None], 0)
 
 
 class BinnedField(TokenField):
-    """A vector for each quantile of ``fitted`` numbers, see :class:`PeriodicField`."""
+    """A vector for each of ``num_bins`` bins of numbers, see :class:`PeriodicField`."""
 
     numeric = True
     edges: Tensor
 
-    def __init__(self, fitted: np.ndarray, bins: int, size: int, std: float) -> None:
-        super().__init__(bins + 1, size, std)
-        edges = np.quantile(fitted if len(fitted) else [0.0], np.arange(1, bins) / bins)
+    def __init__(self, numbers: np.ndarray, num_bins: int, size: int, std: float) -> None:
+        super().__init__(num_bins + 1, size, std)
+        edges = np.quantile(numbers if len(numbers) else [0.0], np.arange(1, num_bins) / num_bins)
         self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return vectors [m, d] of numbers [m]; a number equal to an edge counts as above it."""
+        """Return vectors [m, d] of numbers [m]; a number at an edge belongs to the bin above it."""
         bins = torch.bucketize(values.to(self.edges), self.edges, right=True) + 1
         return super().forward(bins.masked_fill(values.isnan(), 0))
 
 
 class FeatureFusion(nn.Module):
-    """Vectors F_1 to F_k joined with a vector x.
+    """Join vectors F_1 to F_k of fields with a vector x.
 
     ``sum`` is x + F_1 + ... + F_k, ``concat_mlp`` x + W_2 gelu(W_1 [x, F_1, ..., F_k] + b_1) + b_2.
     """
 
-    def __init__(self, fields: int, size: int, fusion: str) -> None:
+    def __init__(self, num_fields: int, size: int, fusion: str) -> None:
         super().__init__()
-        layers = (nn.Linear((fields + 1) * size, size), nn.GELU(), nn.Linear(size, size))
+        layers = (nn.Linear((num_fields + 1) * size, size), nn.GELU(), nn.Linear(size, size))
         self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None
 
     def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
@@ -147,7 +149,7 @@ class FeatureFusion(nn.Module):
 
 
 class EventFeatures(nn.Module):
-    """Fields of interactions and of their users in the vectors of a history's items.
+    """Join the fields of interactions and of their users with the items' vectors.
 
     Args:
         events, users: embedding of each field, by its name.
@@ -168,27 +170,29 @@ class EventFeatures(nn.Module):
         self.fusion = FeatureFusion(len(self.fields), size, fusion)
 
     def by_table(self) -> dict[str, dict[str, Any]]:
-        """Return the embeddings by table of a history (``events``, ``user``) and by field."""
-        fields, count = list(self.fields), len(self.events)
-        events = dict(zip(self.events, fields[:count], strict=True))
-        return {"events": events, "user": dict(zip(self.users, fields[count:], strict=True))}
+        """Return the embedding of each field, by table of a history: ``events``, ``user``."""
+        fields, num_events = list(self.fields), len(self.events)
+        events = dict(zip(self.events, fields[:num_events], strict=True))
+        users = dict(zip(self.users, fields[num_events:], strict=True))
+        return {"events": events, "user": users}
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return item vectors [m, d] joined with the fields in ``ctx``; absent ones are missing."""
+        """Return item vectors x [m, d] joined with the fields in ``ctx``; absent ones add zeros."""
         features = Features() if ctx.features is None else ctx.features
-        vectors, missing = [], torch.zeros_like(x)
+        zeros = torch.zeros_like(x)
+        vectors = []
         tables = self.by_table()
         for name, embed in tables["events"].items():
             values = features.events.get(name)
-            vectors.append(missing if values is None else embed(values))
+            vectors.append(zeros if values is None else embed(values))
         for name, embed in tables["user"].items():
             values = features.users.get(name)
-            vectors.append(missing if values is None else embed(values)[ctx.row])
+            vectors.append(zeros if values is None else embed(values)[ctx.row])
         return self.fusion(x, vectors)
 
 
 class ItemFeatures(ItemPart):
-    """Fields of items in their vectors.
+    """Join the fields of items with their vectors.
 
     Args:
         fields: embedding of each field, by its name.
@@ -215,7 +219,7 @@ class ItemFeatures(ItemPart):
         return self.fusion(vectors, embedded)
 
     def extend(self, vectors: Any) -> None:
-        """Add an item without known fields for each of ``vectors``."""
+        """Add as many items as there are ``vectors``; all their fields are missing."""
         for index in range(len(self.fields)):
             column = getattr(self, f"values_{index}")
             missing = math.nan if column.is_floating_point() else 0

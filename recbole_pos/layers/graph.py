@@ -2,8 +2,7 @@
 
 PosRec, section 4.3.1 (graph) and 4.3.2 (anchors). Shapes as in ``context.py``, with k nodes in the
 batch, packed session by session, n nodes in the largest session, and a anchors in the batch. As in
-the paper a transition of an item to itself is an edge like any other. Graphs are made again for
-each batch, which takes 0.6 ms for 100 sessions on a CPU.
+the paper a transition of an item to itself is an edge like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunks
+from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 
@@ -36,8 +35,9 @@ class SessionGraph:
     def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
         """Build the graphs of packed item ids [m]; every distinct item of a session is a node."""
         if isinstance(events, PaddedContext):
-            return cls._padded(items, events)
-        key, order = (events.row * (items.max() + 1) + items).sort(stable=True)
+            return cls._build_padded(items, events)
+        code = events.row * (items.max() + 1) + items  # by session, then by item
+        key, order = code.sort(stable=True)
         is_new = torch.ones_like(key, dtype=torch.bool)
         torch.ne(key[1:], key[:-1], out=is_new[1:])
         alias = torch.empty_like(order).index_copy_(0, order, is_new.cumsum(0) - 1)
@@ -56,20 +56,21 @@ class SessionGraph:
         )
 
     @classmethod
-    def _padded(cls, items: Tensor, events: PaddedContext) -> SessionGraph:
+    def _build_padded(cls, items: Tensor, events: PaddedContext) -> SessionGraph:
         """Build graphs of fixed shapes, k = m: nodes by first appearance, then padding."""
         b, t = events.batch_size, events.width
-        rows, real = items.view(b, t), ~events.padding
-        step = torch.arange(t, device=items.device)
-        is_same_item = (rows[:, :, None] == rows[:, None]) & real[:, :, None] & real[:, None]
-        first_step = is_same_item.long().argmax(2)  # [b, t] first interaction with the same item
-        is_new = (first_step == step) & real
-        node = (is_new.cumsum(1) - 1).clamp(min=0).gather(1, first_step)  # [b, t] of interactions
-        is_of_node = (node[:, None] == step[:, None]) & real[:, None]  # [b, nodes, interactions]
+        rows = items.view(b, t)
+        is_real = ~events.padding
+        are_real = is_real[:, :, None] & is_real[:, None]  # [b, t, t] pairs of interactions
+        is_same_item = (rows[:, :, None] == rows[:, None]) & are_real
+        index = torch.arange(t, device=items.device)  # of interactions, and of nodes
+        first_same = is_same_item.long().argmax(2)  # [b, t] first interaction with the same item
+        is_new = (first_same == index) & is_real
+        node = (is_new.cumsum(1) - 1).clamp(min=0).gather(1, first_same)  # [b, t] of interactions
+        is_of_node = (node[:, None] == index[:, None]) & is_real[:, None]  # [b, nodes, t]
         count = is_of_node.sum(2)
-        first = torch.where(is_of_node, step, t).amin(2)
-        last = torch.where(is_of_node, step, -1).amax(2)
-        first, last = first.masked_fill(count == 0, 0), last.clamp(min=0)
+        first = torch.where(is_of_node, index, t).amin(2).masked_fill(count == 0, 0)
+        last = torch.where(is_of_node, index, -1).amax(2).clamp(min=0)
         nodes = PaddedContext.from_rows(rows.gather(1, first), is_new.sum(1), events.max_length)
         assert nodes.items is not None
         age = (events.lengths[:, None] - 1 - last).masked_fill(count == 0, 0)
@@ -93,8 +94,8 @@ class SessionGraph:
         b, n, row = self.nodes.batch_size, self.nodes.width, self.events.row
         node = self.nodes.index[self.alias]
         edge = (row[:-1] * n + node[:-1]) * n + node[1:]
-        inside = self.events.follows[1:].to(torch.get_default_dtype())
-        return inside.new_zeros(b * n * n).index_add_(0, edge, inside).view(b, n, n)
+        count = self.events.follows[1:].to(torch.get_default_dtype())  # 0 between two sessions
+        return count.new_zeros(b * n * n).index_add_(0, edge, count).view(b, n, n)
 
 
 @dataclass(frozen=True)
@@ -109,17 +110,17 @@ class Anchors:
     @classmethod
     def build(cls, graph: SessionGraph) -> Anchors:
         """Return the anchors of every session: its first, last and repeated items."""
-        into, out = graph.count > 1, graph.count > 1
-        into[graph.first_node] = True
-        out = out.index_fill(0, graph.last_node, True)
-        if isinstance(graph.events, PaddedContext):  # all nodes, some of which send nothing
+        is_repeated = graph.count > 1
+        into = is_repeated.index_fill(0, graph.first_node, True)
+        out = is_repeated.index_fill(0, graph.last_node, True)
+        if isinstance(graph.events, PaddedContext):  # fixed shapes: some nodes send nothing
             node = torch.arange(into.size(0), device=into.device)
-            return cls(node, into, out, _all_distances(graph))
+            return cls(node, into, out, _count_all_distances(graph))
         node = (into | out).nonzero().squeeze(1)
-        return cls(node, into[node], out[node], distances(graph, node))
+        return cls(node, into[node], out[node], count_distances(graph, node))
 
 
-def distances(graph: SessionGraph, start: Tensor) -> Tensor:
+def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     """Count steps from nodes to all nodes of their session; edges have no weight or direction.
 
     A session is a walk through its graph, so a shortest path is made of stretches of the session,
@@ -132,41 +133,42 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
     row, start_index = nodes.row[start], nodes.index[start]
     block = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t], n at padding
-    node = torch.cat((block, block.flip(1)), 1)[row]  # [a, 2t], onwards and back
+    node = torch.cat((block, block.flip(1)), 1)[row]  # [a, 2t], along the session and back
     step = torch.arange(events.width, device=start.device)
     far = 2 * events.width  # longer than any path
     distance = torch.where(node == start_index[:, None], 0, far)
-    repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
-    for _ in range(int(repeated) + 1):
+    num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()  # in a session
+    for _ in range(int(num_repeated) + 1):
         paths = distance.view(len(start), 2, -1) - step
         paths = paths.cummin(2).values.add_(step).view_as(node)
         reached = distance.new_full((len(start), n + 1), far)
         reached.scatter_reduce_(1, node, paths, "amin")
-        previous, distance = distance, reached.gather(1, node)
+        previous = distance
+        distance = reached.gather(1, node)
         if torch.equal(previous, distance):
             break
     return reached[:, :n].masked_fill(nodes.padding[row], 0)
 
 
-def _all_distances(graph: SessionGraph) -> Tensor:
-    """Return ``distances`` from all nodes, [k, n]; each round doubles the steps of a path."""
+def _count_all_distances(graph: SessionGraph) -> Tensor:
+    """Return ``count_distances`` from all nodes, [k, n]; each round doubles the steps of a path."""
     nodes, n = graph.nodes, graph.nodes.width
     edges = graph.transitions + graph.transitions.transpose(1, 2)
-    same = torch.eye(n, dtype=torch.bool, device=edges.device)
+    is_same = torch.eye(n, dtype=torch.bool, device=edges.device)
     far = 2 * nodes.max_length  # longer than any path
-    steps = torch.where(edges > 0, 1, far).masked_fill(same, 0)
+    steps = torch.where(edges > 0, 1, far).masked_fill(is_same, 0)
     parts = []
-    for rows in chunks(nodes.batch_size, n**3, edges.device):
+    for rows in iterate_chunks(nodes.batch_size, n**3, edges.device):
         distance = steps[rows]
         for _ in range(math.ceil(math.log2(max(nodes.max_length - 1, 1)))):
             distance = (distance[:, :, :, None] + distance[:, None]).amin(2)
         parts.append(distance)
     steps = torch.cat(parts)
-    outside = nodes.padding[:, None] | nodes.padding[:, :, None]
-    return steps.masked_fill(outside, 0).view(-1, n)
+    is_padding = nodes.padding[:, None] | nodes.padding[:, :, None]
+    return steps.masked_fill(is_padding, 0).view(-1, n)
 
 
-def neighbourhoods(
+def weigh_neighbours(
     graph: SessionGraph,
     anchors: Anchors | None,
     overlap: str,
@@ -192,7 +194,7 @@ def neighbourhoods(
         counted: whether an edge weighs its number of transitions; else 1, as in SR-GNN's code.
 
     Returns:
-        [b, 2, n, n]: to node i (row) from node j (column), by N_in and by N_out.
+        Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
     """
     edges = graph.transitions if counted else graph.transitions.clamp(max=1)
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
@@ -206,14 +208,14 @@ def neighbourhoods(
         if self_weight:  # a self-transition is an edge to another appearance, not this message
             itself = torch.arange(index.size(0), device=index.device), slice(None), index
             joined[itself] = edges[itself] + self_weight * side[:, :, 0]
-        sending[row, :, index] = joined
+        sending[row, :, index] = joined  # in place in ``weights``
     if mean:
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
     return weights
 
 
 def _join(edges: Tensor, anchors: Tensor, overlap: str) -> Tensor:
-    """Combine the weights of edges and of anchors, [a, 2, n] both, see ``neighbourhoods``."""
+    """Combine the weights [a, 2, n] of edges and of anchors, see ``weigh_neighbours``."""
     if overlap == "sum":
         return edges + anchors
     preferred, other = (anchors, edges) if overlap == "distance" else (edges, anchors)

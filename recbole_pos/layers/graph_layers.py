@@ -23,10 +23,7 @@ class PGGNN(nn.Module):
         m_t  = sum_t' w_in[t, t'] x_t' W_in  ||  sum_t' w_out[t, t'] x_t' W_out
         x'_t = GRU(x_t, m_t)                       m_t the input, x_t the state
 
-    The weights decide whether anchors are among the neighbours, see ``neighbourhoods``.
-
-    Args:
-        hidden_size: d.
+    The weights decide whether anchors are among the neighbours, see ``weigh_neighbours``.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -36,7 +33,7 @@ class PGGNN(nn.Module):
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
-        """Update nodes [k, d] by messages with the weights [b, 2, n, n] of ``neighbourhoods``."""
+        """Update nodes [k, d] by messages with weights [b, 2, n, n] (``weigh_neighbours``)."""
         # sum first, then the product, so that padding is never multiplied with W
         sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
         sums = nodes.unpad(sums.unflatten(1, (2, -1)).transpose(1, 2), "start")  # [k, 2, d]
@@ -70,8 +67,8 @@ class WGAT(nn.Module):
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
         """Return nodes [k, d] updated by attention.
 
-        ``weights`` [b, n, n] are those of edges to node i (row) from node j (column), 0 for none.
-        Every node, padding too, needs an edge to itself: a softmax over none is NaN.
+        ``weights`` [b, n, n] has the weight of the edge to node i (row) from node j (column), 0 for
+        no edge. Every node, padding too, needs an edge to itself: a softmax over none is NaN.
         """
         d = x.size(1)
         a_target, a_source, a_edge = self.attention.split((d, d, 1), 1)
@@ -87,7 +84,7 @@ class WGAT(nn.Module):
 
 
 class GRUSet2Set(nn.Module):
-    """Summarise a set of nodes by repeated attention, whose query learns from the last answer.
+    """Summarise a set of nodes by repeated attention; each answer updates the next query.
 
         q_t   = GRU(q*_(t-1), q_(t-1))                         q_0 = q*_0 = 0
         r_t   = sum_i softmax_i(x_i . q_t) x_i

@@ -1,4 +1,4 @@
-"""What a position scheme is: a small module that fills some of the hooks where order enters.
+"""What a position scheme is: a small module that fills in some hooks of a model.
 
 A scheme sees tensors and a :class:`SequenceContext`, never a configuration or RecBole's
 Interaction. The attention layer has projections, causal mask, softmax and dropout. A scheme that
@@ -29,9 +29,10 @@ class Dimensions:
     Attributes:
         max_length, hidden_size, n_heads: n, d and h.
         initializer_range: standard deviation of fresh tables.
+        n_layers: number of layers.
         layer: the layer that a scheme of attention is built for, from 0.
         request_time: whether contexts have the time of a request.
-        attribute: returns a field of items by its name, [items, s] int64 tokens, padded with 0.
+        attribute: maps the name of an item field to its tokens, [items, s] int64, padded with 0.
     """
 
     max_length: int
@@ -50,7 +51,7 @@ class Dimensions:
 
 
 class PositionScheme(nn.Module):
-    """Common base. A scheme is constructed as ``cls(dimensions, **options)``.
+    """Common base of schemes, which are constructed as ``cls(dimensions, **options)``.
 
     Attributes:
         options: names of the yaml keys handed to the constructor; their defaults stand in
@@ -67,14 +68,14 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def share_with(self, first: Any) -> None:
-        """Take over the parameters that layers share from the first layer's scheme of this name."""
+        """Take over the parameters that layers share from this scheme in the first layer."""
 
 
 class InputPosition(PositionScheme):
     """Base of encodings before the first layer, once per model: x0 = x + P."""
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return item vectors [m, d] with positions, [m, d]."""
+        """Return item vectors x [m, d] with positions added, [m, d]."""
         raise NotImplementedError
 
 
@@ -91,7 +92,7 @@ class AttentionPosition(PositionScheme):
     fresh_periods: Tensor | None = None
 
     def parts(self) -> Mapping[str, Any]:
-        """Return the schemes that this one is composed of, by name, or itself only."""
+        """Return the schemes by name that this one is composed of; if not composed, only itself."""
         return {type(self).__name__: self}
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
@@ -114,7 +115,7 @@ class AttentionPosition(PositionScheme):
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        """Return B, which is added to the scaled logits, broadcastable to [b, h, t, t], or None.
+        """Return the bias to add to the scaled logits, broadcastable to [b, h, t, t], or None.
 
         ``q`` and ``k`` are [b, h, t, e], rotated and mixed, aligned at the start, zero at padding.
         """
@@ -128,7 +129,7 @@ class AttentionPosition(PositionScheme):
         ctx: SequenceContext,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Return the output of another attention, [m, h, e], of packed [m, h, e]; None for none."""
+        """Return an output that replaces attention's, or None; all are packed [m, h, e]."""
         return None
 
 

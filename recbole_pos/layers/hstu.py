@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
-from recbole_pos.layers.chunks import chunks
+from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 
@@ -31,10 +31,9 @@ class PointwiseAttention(MultiHeadAttention):
         y = f2(Norm(A V) * U) + x
 
     Logits are not scaled, and n is the maximum length, so that results do not depend on the batch.
-    f1 is ``query``, ``key``, ``value`` and ``gate``; f2 is ``dense``. Dropout is
-    before f2, where the authors' code has it, and with ``attn_dropout`` on A, where it has none.
-    Other differences to that code: both norms learn scale and shift, f1 has a bias where f2 has one
-    (``bias``), and all sizes and fresh weights are the backbone's.
+    f1 is ``query``, ``key``, ``value`` and ``gate``; f2 is ``dense``. Dropout comes before f2, as
+    in the authors' code. Differences to that code: ``attn_dropout`` applies to A, both norms learn
+    scale and shift, ``bias`` is for f1 and f2, and sizes and fresh weights are the backbone's.
 
     Args:
         options: options of the block; ``inner_size`` and ``activation`` are not used.
@@ -64,7 +63,7 @@ class PointwiseAttention(MultiHeadAttention):
         q, k, v, bias = self._apply_hooks(query, key, value, ctx)
         drops_weights = self.training and self.attn_dropout.p > 0
         if drops_weights or torch.compiler.is_compiling():  # a graph holds no loop over chunks
-            out = self.attn_dropout(_weights(q, k, bias, ctx.max_length)) @ v
+            out = self.attn_dropout(_compute_weights(q, k, bias, ctx.max_length)) @ v
         else:
             out = pointwise_attention(q, k, v, bias, ctx.max_length)
         out = self.gate_norm(ctx.unpad(out.transpose(1, 2), "start").reshape(x.shape))
@@ -77,26 +76,26 @@ class PointwiseAttention(MultiHeadAttention):
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return A, [b, h, t, t] aligned at the start; neither normalised nor always positive."""
+        """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0."""
         query, key, value, _ = self._project_gated(x)
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
-        return _weights(q, k, bias, ctx.max_length)
+        return _compute_weights(q, k, bias, ctx.max_length)
 
 
 class HSTULayer(nn.Module):
-    """One block: pointwise attention and nothing else."""
+    """One block: pointwise attention without a feed-forward layer."""
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
         super().__init__()
         self.multi_head_attention = PointwiseAttention(options, position)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
+        """Apply the block to x [m, d]; return all states, or those at packed ``positions`` [k]."""
         x = self.multi_head_attention(x, ctx)
         return x if positions is None else x[positions]
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
+def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
     """Return A = SiLU(q k^T + bias) / n, [b, h, t, t], zero for the future (equation 2)."""
     logits = q @ k.transpose(-1, -2)
     logits = logits if bias is None else logits + bias
@@ -111,8 +110,8 @@ class _PointwiseAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, bias)
         ctx.n = n
         out = torch.empty_like(v)
-        for rows in chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
-            weight = _weights(q[rows], k[rows], _slice_bias(bias, rows), n)
+        for rows in iterate_chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
+            weight = _compute_weights(q[rows], k[rows], _slice_bias(bias, rows), n)
             torch.matmul(weight, v[rows], out=out[rows])
         return out
 
@@ -126,15 +125,16 @@ class _PointwiseAttention(torch.autograd.Function):
             dtype = torch.promote_types(bias.dtype, torch.float32)
             grad_bias = torch.zeros_like(bias, dtype=dtype)
         future = future_mask(q.size(2), q.device)
-        for rows in chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
+        for rows in iterate_chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
             logits = q[rows] @ k[rows].transpose(-1, -2)
             if bias is not None:
                 logits += _slice_bias(bias, rows)
-            gate = logits.sigmoid()
-            weight = (logits * gate).masked_fill_(future, 0).div_(ctx.n)
+            sigmoid = logits.sigmoid()
+            weight = (logits * sigmoid).masked_fill_(future, 0).div_(ctx.n)
             grad_v[rows] = weight.transpose(-1, -2) @ grad[rows]
             # silu'(s) = sigmoid(s) (1 + s (1 - sigmoid(s)))
-            slope = (1 - gate).mul_(logits).add_(1).mul_(gate).masked_fill_(future, 0).div_(ctx.n)
+            slope = (1 - sigmoid).mul_(logits).add_(1).mul_(sigmoid)
+            slope.masked_fill_(future, 0).div_(ctx.n)
             grad_logits = (grad[rows] @ v[rows].transpose(-1, -2)).mul_(slope)
             grad_q[rows] = grad_logits @ k[rows]
             grad_k[rows] = grad_logits.transpose(-1, -2) @ q[rows]
@@ -146,7 +146,7 @@ class _PointwiseAttention(torch.autograd.Function):
 
 
 def _slice_bias(bias: Any, rows: slice) -> Any:
-    """Return the bias, [1 or b, 1 or h, t, t] or None, of a slice of the sequences."""
+    """Return the bias of some sequences, given [1 or b, 1 or h, t, t] of all sequences or None."""
     return bias if bias is None or bias.size(0) == 1 else bias[rows]
 
 
@@ -154,11 +154,11 @@ def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n:
     """Return (SiLU(q k^T + bias) / n under the causal mask) v.
 
     Args:
-        q, k, v: [b, h, t, e], as the result.
+        q, k, v: [b, h, t, e] each; the result has the same shape.
         bias: broadcastable to [b, h, t, t], or None.
         n: the divisor of the weights, the maximum length of the model.
     """
-    if bias is not None:
+    if bias is not None:  # as [1 or b, 1 or h, t, t]
         bias = bias[(None,) * (4 - bias.dim())].to(v.dtype)
     with torch.autocast(q.device.type, enabled=False):
         return _PointwiseAttention.apply(q.to(v.dtype), k.to(v.dtype), v, bias, n)

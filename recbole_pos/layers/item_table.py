@@ -1,6 +1,6 @@
-"""Item vectors: rows of a table, and what is computed of features and content of items.
+"""Item vectors: rows of a table, to which parts add what they compute of features and content.
 
-Shapes: m items that are looked up, n items in all, padding included, d the size of vectors.
+Shapes: m items to look up, n items in all, padding included, d the size of vectors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ class ItemPart(nn.Module):
     """Base of modules that add to item vectors."""
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        """Return the item vectors with this part added, [m, d].
+        """Return the vectors [m, d] of items [m] with this part added.
 
-        Args:
-            vectors: [m, d] vectors of the items before this part.
-            items: [m] ids of the items; None for all items in the order of their ids.
+        If ``items`` is None they are those of all items, in the order of their ids.
         """
         raise NotImplementedError
 
@@ -35,11 +33,11 @@ class ItemTable(nn.Embedding):
     Attributes:
         parts: modules that add to the rows, by name and in this order.
         has_ids: whether every id has a vector; else only parts make the vectors of items.
-        start: ids [k] whose rows start as given vectors [k, up to d], or None.
+        start: ids [k] and the vectors [k, up to d] that their rows start with, or None.
     """
 
-    def __init__(self, items: int, size: int) -> None:
-        super().__init__(items, size, padding_idx=0)
+    def __init__(self, num_items: int, size: int) -> None:
+        super().__init__(num_items, size, padding_idx=0)
         self.parts = nn.ModuleDict()
         self.has_ids = True
         self.start: tuple[Tensor, Tensor] | None = None
@@ -51,17 +49,17 @@ class ItemTable(nn.Embedding):
         self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
 
     @torch.no_grad()
-    def begin(self) -> None:
+    def write_start(self) -> None:
         """Write the vectors of ``start`` into the table, after its random initialisation."""
         if self.start is not None:
             rows, vectors = self.start
             self.weight[rows, : vectors.size(1)] = vectors
 
-    def extend(self, count: int) -> None:
-        """Add ``count`` items behind the others; the vectors of their ids are zeros."""
-        self.num_embeddings += count
+    def extend(self, num_items: int) -> None:
+        """Add ``num_items`` items behind the others; the vectors of their ids are zeros."""
+        self.num_embeddings += num_items
         if self.has_ids:
-            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, count))
+            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, num_items))
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
@@ -92,7 +90,8 @@ class ItemTable(nn.Embedding):
     @contextmanager
     def shared(self) -> Iterator[Tensor]:
         """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block."""
-        outer, self._shared = self._shared, self.vectors()
+        outer = self._shared
+        self._shared = self.vectors()
         try:
             yield self._shared
         finally:

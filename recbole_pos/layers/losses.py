@@ -1,6 +1,7 @@
 """Training losses over the item catalogue.
 
 Shapes: m positions with n targets each, states [m, d], item vectors [items, d]; item 0 is padding.
+Arguments named ``hidden`` are states, those named ``weight`` item vectors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.row_gradients import row_gradient
+from recbole_pos.layers.row_gradients import make_row_gradient
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
 
@@ -21,7 +22,7 @@ MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make 
 _MIXED = "dtype_out" in torch.ops.aten.mm.overloads()
 
 
-def _loss_and_gradients(
+def _compute_loss_and_gradients(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -30,27 +31,28 @@ def _loss_and_gradients(
     factor_type: torch.dtype | None,
     needs_gradient: Sequence[bool] = (True, True),
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the loss of ``weighted_cross_entropy`` and its gradients to states and items."""
+    """Return the loss of ``weighted_cross_entropy`` and gradients to states and item vectors."""
     # Gradients are made in the forward pass, while the probabilities of a chunk of positions exist:
     # three matrix products in all, and nothing of size [m, items] is kept or computed twice.
-    m, items = hidden.size(0), weight.size(0)
+    m, num_items = hidden.size(0), weight.size(0)
     needs_hidden, needs_weight = needs_gradient
-    chunk_size = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
-    buffer = hidden.new_empty(min(chunk_size, m), items)
+    chunk_size = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // num_items))
+    buffer = hidden.new_empty(min(chunk_size, m), num_items)
     grad_hidden = torch.empty_like(hidden) if needs_hidden else None
     grad_weight = torch.zeros_like(weight) if needs_weight else None
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-    rounded, table = (x if factor_type is None else x.to(factor_type) for x in (hidden, weight))
+    rounded_hidden = hidden if factor_type is None else hidden.to(factor_type)
+    rounded_weight = weight if factor_type is None else weight.to(factor_type)
     for start in range(0, m, chunk_size):
         rows = slice(start, start + chunk_size)
-        states, target = rounded[rows], targets[rows]
+        states, target = rounded_hidden[rows], targets[rows]
         beta = hidden.new_ones(target.shape) if betas is None else betas[rows]
-        logits = product(states, table.t(), out=buffer[: len(states)])
+        logits = write_product(states, rounded_weight.t(), out=buffer[: len(states)])
         losses, scale = _compute_losses(logits, target, beta, prior)
         total += losses.sum(dtype=torch.float64)
-        grad_logits = logits  # which are probabilities now
+        grad_logits = logits  # ``_compute_losses`` has made them probabilities
         if needs_hidden or needs_weight:
-            if betas is not None or prior is not None:  # else all of scale is 1
+            if betas is not None or prior is not None:  # otherwise scale is 1
                 grad_logits *= scale
             if prior is not None:
                 grad_logits -= prior
@@ -58,8 +60,9 @@ def _loss_and_gradients(
         if factor_type is not None:
             grad_logits = grad_logits.to(factor_type)
         if grad_hidden is not None:
-            product(grad_logits, table, out=grad_hidden[rows])
-        if grad_weight is not None:  # rounded factors are divided at the end: float16 underflows
+            write_product(grad_logits, rounded_weight, out=grad_hidden[rows])
+        if grad_weight is not None:
+            # rounded factors are not divided by m before the end: float16 would underflow
             scaled = states / m if factor_type is None else states
             add_product(grad_weight, grad_logits.t(), scaled)
     if grad_hidden is not None:
@@ -72,7 +75,7 @@ def _loss_and_gradients(
 def _compute_losses(
     logits: Tensor, target: Tensor, beta: Tensor, prior: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return losses and their factors of lse, [rows, 1]; logits become softmax in place."""
+    """Return losses and factors of log-sum-exp, [rows, 1] each; logits become their softmax."""
     linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
     scale = beta.sum(1, keepdim=True)
     if prior is not None:
@@ -87,36 +90,37 @@ def _compute_losses(
 
 
 class EarlyGradients(torch.autograd.Function):
-    """Base of losses of states and item vectors whose gradients ``forward`` makes and keeps."""
+    """Base of losses whose ``forward`` computes the gradients to states and item vectors, too."""
 
     @staticmethod
     def keep(
         ctx: Any,
-        hidden: Tensor | None,
-        weight: Tensor | None,
+        grad_hidden: Tensor | None,
+        grad_weight: Tensor | None,
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save the gradients to states and item vectors, the latter [size] or at ``rows`` only."""
-        ctx.save_for_backward(hidden, weight)
+        """Save both gradients; with ``rows`` the second is of these rows of a table of ``size``."""
+        ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.rows, ctx.size = rows, size
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
-        # a copy of the catalogue, spared where reading the factor is free and finds 1
+        # Scaling copies gradients. On a CPU it is cheap to read the factor, and 1 needs no copy.
         is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
         if not is_readable or grad.item() != 1:
             grads = [None if saved is None else saved * grad for saved in grads]
-        hidden, weight = grads
-        if weight is not None and ctx.rows is not None:
-            weight = row_gradient(ctx.rows, weight, ctx.size)
-        return hidden, weight, *[None] * (len(ctx.needs_input_grad) - 2)
+        grad_hidden, grad_weight = grads
+        if grad_weight is not None and ctx.rows is not None:
+            grad_weight = make_row_gradient(ctx.rows, grad_weight, ctx.size)
+        other_grads = [None] * (len(ctx.needs_input_grad) - 2)
+        return grad_hidden, grad_weight, *other_grads
 
 
 class _CatalogueLoss(EarlyGradients):
-    """:func:`_loss_and_gradients` as an autograd function."""
+    """:func:`_compute_loss_and_gradients` as an autograd function."""
 
     @staticmethod
     def forward(
@@ -128,33 +132,36 @@ class _CatalogueLoss(EarlyGradients):
         prior: Tensor | None,
         factor_type: torch.dtype | None,
     ) -> Tensor:
-        loss, grad_hidden, grad_weight = _loss_and_gradients(
+        loss, grad_hidden, grad_weight = _compute_loss_and_gradients(
             hidden, weight, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
         )
         EarlyGradients.keep(ctx, grad_hidden, grad_weight)
         return loss
 
 
-# ``_loss_and_gradients`` as one operation of a compiled graph, which would unroll the chunks.
+# ``_compute_loss_and_gradients`` as one operation: a compiled graph would unroll its chunks.
 _SCHEMA = (
     "(Tensor hidden, Tensor weight, Tensor targets, Tensor? betas, Tensor? prior, "
     "ScalarType? factor_type) -> (Tensor, Tensor, Tensor)"
 )
 _compiled_loss = torch.library.custom_op(
-    "recbole_pos::catalogue_loss", _loss_and_gradients, mutates_args=(), schema=_SCHEMA
+    "recbole_pos::catalogue_loss", _compute_loss_and_gradients, mutates_args=(), schema=_SCHEMA
 )
 
 
 @_compiled_loss.register_fake
 def _make_fake_outputs(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors of the outputs' shapes and types, which tracing needs."""
     return hidden.new_empty(()), torch.empty_like(hidden), torch.empty_like(weight)
 
 
 def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Save the two gradients, which are outputs after the loss, for the backward pass."""
     ctx.save_for_backward(*output[1:])
 
 
 def _scale_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the saved gradients times ``grad``, and None for each other input."""
     return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None
 
 
@@ -162,15 +169,12 @@ _compiled_loss.register_autograd(_scale_gradients, setup_context=_save_gradients
 
 
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of targets against all items (FPARec, equation 11).
+    """Return the mean of -log softmax(hidden @ weight[1:].T)[target] (FPARec, equation 11).
 
     Args:
         hidden: [m, d] one vector per position that has a target.
         weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
         targets: [m] int64 item of each position, in 1..items-1.
-
-    Returns:
-        Scalar mean of -log softmax(hidden @ weight[1:].T)[target].
     """
     return weighted_cross_entropy(hidden, weight, targets[:, None], None, None)
 
@@ -180,17 +184,17 @@ def weighted_cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy of positions with several targets, and with every item.
 
-    Of a position, with z the products of its state with items 1.. and lse their log-sum-exp,
+    With z the products of a position's state with items 1.. and lse their log-sum-exp, its loss is
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
-    Under autocast products have factors of its type; they are summed in that of the weights.
+    Under autocast factors of products have its type, and sums have the type of ``weight``.
 
     Args:
         hidden, weight: see :func:`full_cross_entropy`.
         targets: [m, n] int64 items of each position.
-        betas: [m, n] weight of each target, 0 for none; None for 1, and n is then 1.
-        prior: [items] weight of each item at every position, 0 for item 0; None for none.
+        betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
+        prior: [items] weight of each item at every position, 0 for item 0; None for no prior.
     """
     device_type = hidden.device.type
     is_mixed = torch.is_autocast_enabled(device_type)
@@ -203,8 +207,8 @@ def weighted_cross_entropy(
         return _CatalogueLoss.apply(hidden, weight, targets, betas, prior, factor_type)
 
 
-def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Write left @ right, of the type of ``out`` or a shorter one, into it, summed in its type."""
+def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """Write left @ right into ``out``, summed in its type, and return it."""
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
     if left.is_cuda and _MIXED and out.dtype == torch.float32:
@@ -213,16 +217,16 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Add left @ right to ``total``, summed in its type; see :func:`product`."""
+    """Add left @ right to ``total`` in place and return it; see :func:`write_product`."""
     if left.dtype == total.dtype:
         return total.addmm_(left, right)
-    return total.add_(product(left, right, torch.empty_like(total)))
+    return total.add_(write_product(left, right, torch.empty_like(total)))
 
 
 def dirichlet_prior(counts: Tensor) -> Tensor:
     """Return p [items], the expectation of Dir(c + 1) for counts c (AttrFormer, equation 14)."""
     alpha = counts.double() + 1
-    alpha[0] = 0  # padding is no item
+    alpha[0] = 0  # padding is not an item
     return alpha / alpha.sum()
 
 
@@ -238,10 +242,10 @@ def posterior_loss(
 
     Args:
         hidden, weight: see :func:`full_cross_entropy`.
-        targets: [m, n] int64 the items after each position, next one first.
+        targets: [m, n] int64 items after each position, the next one first.
         betas: [m, n] weight of each target; 0 where there is no such item.
         prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
-        prior_weight: 1 in the paper; 0 for no prior.
+        prior_weight: factor of the prior: 1 in the paper, 0 for no prior.
     """
     if prior_weight == 0:
         return weighted_cross_entropy(hidden, weight, targets, betas, None)

@@ -1,7 +1,7 @@
 """A batch of symbolic sizes, with which a model is traced for serving.
 
 The number of packed interactions depends on the data, which a traced graph cannot express. Here all
-columns of a [b, t] block are interactions, padding too: it is computed like any other and not read.
+columns of a [b, t] block count as interactions. Layers compute padding, too, but nothing reads it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PaddedContext(SequenceContext):
         return (self.index > 0) & ~self.padding.reshape(-1)
 
     def block_width(self, align: Alignment) -> int:
-        """Return t, or n at the end, where position matrices are then read whole, whatever t is."""
+        """Return t at the start, and n at the end, where position matrices are read whole."""
         return self.width if align == "start" else self.max_length
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:

@@ -57,25 +57,25 @@ class SparseProduct:
         row: np.ndarray,
         col: np.ndarray,
         weight: np.ndarray,
-        rows: int,
-        cols: int,
+        num_rows: int,
+        num_cols: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> SparseProduct:
-        """Build the matrix [rows, cols] from its entries [E], sorted by row."""
+        """Build the matrix [num_rows, num_cols] from its entries [E], sorted by row."""
 
         def compute_offsets(index: np.ndarray, size: int) -> Tensor:
-            """Return [size] where the entries of each row (or column) begin."""
-            count = np.bincount(index, minlength=size)
-            return torch.from_numpy(np.cumsum(count) - count).to(device)
+            """Return [size] the index of the first entry of each row (or column)."""
+            counts = np.bincount(index, minlength=size)
+            return torch.from_numpy(np.cumsum(counts) - counts).to(device)
 
         by_col = np.argsort(col, kind="stable")
         return cls(
             torch.from_numpy(col).to(device),
-            compute_offsets(row, rows),
+            compute_offsets(row, num_rows),
             torch.from_numpy(weight).to(device, dtype),
             torch.from_numpy(row[by_col]).to(device),
-            compute_offsets(col, cols),
+            compute_offsets(col, num_cols),
             torch.from_numpy(weight[by_col]).to(device, dtype),
         )
 
@@ -85,6 +85,8 @@ class SparseProduct:
 
 
 class _Product(torch.autograd.Function):
+    """The product with a :class:`SparseProduct`, with a gradient to the dense factor only."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: SparseProduct) -> Tensor:
         ctx.matrix = matrix
@@ -98,7 +100,7 @@ class _Product(torch.autograd.Function):
 
 
 def _sum_rows(index: Tensor, offset: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """Return the weighted sums of rows of x, see :class:`SparseProduct`."""
+    """Return the sums of weighted rows of x for entries as in :class:`SparseProduct`."""
     weight = weight.to(x.dtype)
     return F.embedding_bag(index, x.contiguous(), offset, mode="sum", per_sample_weights=weight)
 
@@ -108,10 +110,10 @@ class BatchRelations:
     """The relations of one batch, in ``SequenceContext.relations``.
 
     Attributes:
-        heads: product with [M m, m], the normalised relations of items and behaviour, stacked;
-            None without.
-        users: product with [m, m], Norm(R^U) from position to position, whose rows sum over one
-            column of the block; None without.
+        heads: multiplies [m, d] by [M m, m], the stacked normalised relations of items and
+            behaviour; None without such relations.
+        users: multiplies [m, d] by Norm(R^U) [m, m] from position to position, which relates
+            interactions of one column of the block; None without the relation.
         edges: E, the number of entries in ``heads``.
     """
 
@@ -132,42 +134,44 @@ class RelationAttention(MultiHeadAttention):
         self,
         options: BlockOptions,
         position: AttentionPosition,
-        relations: int,
-        heads: int,
+        num_relations: int,
+        num_heads: int,
         head_size: int,
     ) -> None:
         super().__init__(options, position)
-        self.relations, self.relation_heads = relations, heads
-        if relations:
-            d, size = options.hidden_size, heads * head_size
+        self.num_relations, self.num_relation_heads = num_relations, num_heads
+        if num_relations:
+            d, size = options.hidden_size, num_heads * head_size
             self.relation_value = nn.Linear(d, size, bias=options.bias)
             # heads start as the mean of all relations
-            self.relation_mix = nn.Parameter(torch.full((relations, heads), 1 / relations))
+            fresh_mix = torch.full((num_relations, num_heads), 1 / num_relations)
+            self.relation_mix = nn.Parameter(fresh_mix)
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return Concat(H^MSA, H^RAH) W^O [m, d] of inputs [m, d] (equation 9)."""
         out = super().attention(x, ctx)
         relations = ctx.relations
-        if not self.relations or relations is None or relations.heads is None:
+        if not self.num_relations or relations is None or relations.heads is None:
             return out
-        return out + self.relation_dense(self.augmented(x, relations))
+        return out + self.relation_dense(self.compute_heads(x, relations))
 
-    def augmented(self, x: Tensor, relations: BatchRelations) -> Tensor:
+    def compute_heads(self, x: Tensor, relations: BatchRelations) -> Tensor:
         """Return H^RAH, [m, M' e'], of inputs [m, d] (equations 6 to 8)."""
         related = self._apply_relations(x, relations)
         return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
 
-    def contributions(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """Return [M, m, d] the part of each relation in the output; their sum is H^RAH W_2."""
+    def compute_contributions(self, x: Tensor, relations: BatchRelations) -> Tensor:
+        """Return [M, m, d] what each relation adds to the output; the sum is H^RAH W_2."""
         weighted = self._apply_relations(x, relations) * self.relation_mix[:, None, :, None]
         return self.relation_dense(weighted.flatten(2))
 
     def _apply_relations(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """Return [M, m, M', e'] Norm(R_i) V_j for every relation i and head j (equation 6)."""
+        """Return Norm(R_i) V_j for every relation i and head j, [M, m, M', e'] (equation 6)."""
         assert relations.heads is not None  # callers check it
         value = self.relation_value(x)  # [m, M' e']
-        return relations.heads(value).view(self.relations, x.size(0), self.relation_heads, -1)
+        related = relations.heads(value)  # [M m, M' e']
+        return related.view(self.num_relations, x.size(0), self.num_relation_heads, -1)
 
 
 class RelationLayer(TransformerLayer):
@@ -200,12 +204,12 @@ class RelationLayer(TransformerLayer):
             options, position, relations, heads, head_size
         )
         self.aggregates = aggregates
-        # from 0: training starts at the backbone's states
+        # the gate is 0 when fresh, so that training starts at the backbone's states
         gate = nn.Parameter(torch.zeros(())) if aggregates and gated else None
         self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply the block, [m, d] to [m, d], or to [k, d] at the ``positions`` [k] only."""
+        """Apply the block to x [m, d]; return all states, or those at packed ``positions`` [k]."""
         if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
             return super().forward(x, ctx, positions)
         x = super().forward(x, ctx)

@@ -1,8 +1,8 @@
-"""Gradients of a large table by the rows that a step touched, not as a matrix of zeros.
+"""Gradients of a large table that hold only the rows a step touches.
 
 A dense gradient of a million items is 256 MB, allocated and zeroed by everything that reads the
 table in a step. In a :func:`kept_gradient` block one such matrix stays, and a step writes only the
-rows that it touched; optimisers read it as usual, to the same bits.
+rows that it touches. Optimisers read it as usual, with the same results to the bit.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class KeptGradient:
 
     Args:
         weight: [rows, d] the table.
-        clears_all: zero all rows, not only the touched ones. Needed where gradients change before a
-            step: clipping makes all rows NaN if one is.
+        clears_all: whether to zero all rows, not only the touched ones. Gradient clipping needs it,
+            which makes all rows NaN if one is.
     """
 
     def __init__(self, weight: nn.Parameter, clears_all: bool) -> None:
         self.weight, self.clears_all = weight, clears_all
         self.dense = torch.zeros_like(weight, requires_grad=False)
         self._touched: list[Tensor] = []
-        self._has_dense = False  # whether a gradient was dense after all
+        self._has_dense = False  # whether some gradient since ``clear`` was dense
 
     def note(self, grad: Tensor) -> None:
         """Note the rows of a gradient before it is added; called by a hook of the table."""
@@ -55,15 +55,10 @@ class KeptGradient:
 
 @contextmanager
 def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
-    """Keep the dense gradient of a table in a ``with`` block around training.
+    """Keep the dense gradient of a table in a ``with`` block, and yield it to clear between steps.
 
-    In the block lookups give gradients by rows; afterwards the table has no gradient.
-
-    Args:
-        weight, clears_all: see :class:`KeptGradient`.
-
-    Yields:
-        The gradient, to clear between steps.
+    In the block lookups give gradients by rows; afterwards the table has no gradient. For the
+    arguments see :class:`KeptGradient`.
     """
     gradient = KeptGradient(weight, clears_all)
     hook = weight.register_hook(gradient.note)
@@ -78,7 +73,7 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
 
 
 def takes_rows(weight: Tensor) -> bool:
-    """Return whether the gradient of a table may be sparse: where a dense one is kept for it."""
+    """Return whether the gradient of a table may be sparse, because a dense one is kept for it."""
     return any(x.weight is weight and weight.grad is x.dense for x in _kept)
 
 
@@ -90,8 +85,8 @@ def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor
         ids: int64 rows that a step touches, tensors of any shape.
 
     Returns:
-        The distinct rows, ascending, and a tensor of indices for each of ``ids``; None and ``ids``
-        themselves where the gradient must have all rows.
+        The distinct rows in ascending order, and for each of ``ids`` a tensor of indices of the
+        same shape. If the gradient must have all rows: None and ``ids``.
     """
     if not takes_rows(weight):
         return None, list(ids)
@@ -100,15 +95,15 @@ def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor
     return rows, [piece.view(x.shape) for piece, x in zip(pieces, ids, strict=True)]
 
 
-def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
-    """Return the sparse gradient of a table of shape ``size``, [n, d] at [n] ascending rows."""
+def make_row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
+    """Return the sparse gradient of a table of shape ``size``, [n, d] at ascending rows [n]."""
     return torch.sparse_coo_tensor(
         rows[None], values, size, is_coalesced=True, check_invariants=False
     )
 
 
 class RowLookup(torch.autograd.Function):
-    """Look up rows of a table; gradients are summed as in torch, but into the touched rows only."""
+    """Look up rows of a table, with a sparse gradient that is summed as torch's dense one."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, items: Tensor, padding: int | None) -> Tensor:
@@ -124,4 +119,4 @@ class RowLookup(torch.autograd.Function):
         values = torch.ops.aten.embedding_dense_backward(grad, index, len(rows), -1, False)
         if ctx.padding is not None:
             values[rows == ctx.padding] = 0
-        return row_gradient(rows, values, ctx.size), None, None
+        return make_row_gradient(rows, values, ctx.size), None, None

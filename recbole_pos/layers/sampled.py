@@ -1,8 +1,8 @@
-"""Losses of a target against sampled items, in products of positions with negatives they share.
+"""Losses of a target against sampled items, where groups of positions share their negatives.
 
 A batch of m positions is split into groups of n, each of which shares n sampled items: about m are
 sampled in all, and the product of a group is [n, d] by [d, n]. Sharing keeps the expectation of a
-position's gradient, and makes the noise of a group common to it.
+position's gradient, but all positions of a group have the same noise.
 
 A negative that is its position's target is left out. With z the products of a state, t its target,
 q the distribution that negatives j come from and sums over those that are not t:
@@ -15,8 +15,8 @@ q the distribution that negatives j come from and sums over those that are not t
 
 Division by 1 - q_t makes up for what is left out: the sum is n times the mean over other items.
 Under ``refined`` sum_j e^z_j / (n q_j) is an unbiased estimate of the catalogue's sum without t,
-and the loss one of cross-entropy. ``in_batch`` has every target of the batch as a negative, those
-of one item as one whose b_j has the log of their number; n is then m - 1.
+and the loss one of cross-entropy. ``in_batch`` has every target of the batch as a negative; equal
+targets are one negative, to whose b_j the log of their number is added. n is then m - 1.
 
 Reference:
     BCE: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018, with one negative.
@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunk_elements, chunks
+from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 from recbole_pos.layers.row_gradients import index_rows
 
@@ -63,7 +63,8 @@ class SampledLoss:
             chance; or ``in_batch``, among the targets of the batch.
         logq_correction: ``none``, ``standard`` or ``refined``.
         gbce_t: calibration of gBCE; 0 makes it BCE.
-        log_q, cumulative: [items] log of q, and the running sum of what is proportional to q.
+        log_q: [items] log of q.
+        cumulative: [items] float64 running sum of the sampling weights, to which q is proportional.
     """
 
     loss_type: str
@@ -82,27 +83,29 @@ class SampledLoss:
         weights = {
             "uniform": torch.ones_like(counts),
             "popularity": counts + 1,
-            "in_batch": counts.clamp(min=1),  # never read for items that are no target
+            "in_batch": counts.clamp(min=1),  # log 0 is avoided; only targets are ever sampled
         }[self.negative_sampler]
-        weights[0] = 0  # padding is no item
+        weights[0] = 0  # padding is not an item
         self.log_q = (weights / weights.sum()).log()
         self.cumulative = weights.cumsum(0)
 
     def move(self, device: torch.device) -> None:
-        """Move the tables that items are sampled from to a device."""
-        self.log_q, self.cumulative = self.log_q.to(device), self.cumulative.to(device)
+        """Move ``log_q`` and ``cumulative`` to a device."""
+        self.log_q = self.log_q.to(device)
+        self.cumulative = self.cumulative.to(device)
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """Sample negatives for targets [m] of states [m, d], and return the mean loss."""
+        """Sample negatives for targets [m] of states [m, d], and return the scalar mean loss."""
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_count_groups(targets, len(distinct)), -1)
-            return self.against(hidden, weight, targets, items, repeats.double().log())
-        return self.against(hidden, weight, targets, self.sample(targets))
+            return self.compute(hidden, weight, targets, items, repeats.double().log())
+        return self.compute(hidden, weight, targets, self.sample(targets))
 
     def sample(self, targets: Tensor) -> Tensor:
-        """Return [groups, n] negatives of a batch with targets [m]."""
-        device, shape = targets.device, (_count_groups(targets, self.negatives), self.negatives)
+        """Sample the negatives [groups, n] int64 of a batch with targets [m]."""
+        device = targets.device
+        shape = (_count_groups(targets, self.negatives), self.negatives)
         if self.negative_sampler == "uniform":
             return torch.randint(1, len(self.log_q), shape, device=device)
         if self.negative_sampler == "in_batch":
@@ -111,7 +114,7 @@ class SampledLoss:
         items = torch.searchsorted(self.cumulative, point, right=True)
         return items.clamp_(max=len(self.log_q) - 1)
 
-    def against(
+    def compute(
         self,
         hidden: Tensor,
         weight: Tensor,
@@ -119,12 +122,12 @@ class SampledLoss:
         items: Tensor,
         log_repeats: Tensor | None = None,
     ) -> Tensor:
-        """Return the mean loss against given negatives.
+        """Return the scalar mean loss against given negatives.
 
         Args:
             hidden, weight, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
             items: [groups, n] negatives; position i is in group i modulo groups.
-            log_repeats: [n] log of how often each of a group's items counts; None for once.
+            log_repeats: [n] log of how often each item of a group counts; None if all count once.
         """
         beta: float | None = None
         shifts: Tensor | None = None
@@ -133,7 +136,7 @@ class SampledLoss:
             beta = 1 - self.gbce_t * (1 - rate)
             target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
         else:
-            target_terms, shifts = self._logit_shifts(targets, items, log_repeats)
+            target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
         distinct = items if log_repeats is None else items[0]  # in_batch repeats them
         rows, (target_index, item_index) = index_rows(weight, targets, distinct)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -144,36 +147,39 @@ class SampledLoss:
                 hidden, weight, targets, items, target_terms, shifts, beta, *row_indices
             )
 
-    def _logit_shifts(
+    def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a [m] and b [groups, n] of the formulas above; None for a b of zeros."""
+        """Return a [m] and b [groups, n] of the module's formulas; b is None if it is zero."""
         target_shift = torch.zeros_like(self.log_q[targets])
         if self.logq_correction == "none":
-            return target_shift, None if log_repeats is None else log_repeats.expand(items.shape)
+            repeats = None if log_repeats is None else log_repeats.expand(items.shape)
+            return target_shift, repeats
         if self.logq_correction == "standard":
             target_shift = -self.log_q[targets]
         else:
             n = items.size(1) if log_repeats is None else max(len(targets) - 1, 1)
             target_shift += math.log(n)
         shifts = -self.log_q[items]
-        return target_shift, shifts if log_repeats is None else shifts + log_repeats
+        if log_repeats is not None:
+            shifts = shifts + log_repeats
+        return target_shift, shifts
 
 
 def _count_groups(targets: Tensor, n: int) -> int:
-    """Return the number of groups: of n positions each, of fewer where logits would be many."""
-    size = min(n, max(MIN_ROWS, chunk_elements(targets.device) // n))
-    return math.ceil(len(targets) / size)
+    """Return the number of groups of n positions; a large n has smaller groups to save memory."""
+    group_size = min(n, max(MIN_ROWS, chunk_elements(targets.device) // n))
+    return math.ceil(len(targets) / group_size)
 
 
-def _split(x: Tensor, groups: int, size: int) -> Tensor:
-    """Split [m, ...] into groups, [groups, size, ...], filled up with zeros."""
-    filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, groups * size - len(x)))
-    return filled.view(size, groups, *x.shape[1:]).transpose(0, 1).contiguous()
+def _split(x: Tensor, num_groups: int, size: int) -> Tensor:
+    """Split x [m, ...] into groups of equal size, [num_groups, size, ...], filled with zeros."""
+    filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, num_groups * size - len(x)))
+    return filled.view(size, num_groups, *x.shape[1:]).transpose(0, 1).contiguous()
 
 
 class _SharedNegatives(EarlyGradients):
-    """The loss of all groups in chunks, with gradients made while the logits of a chunk exist."""
+    """The loss of all groups, in chunks, whose gradients are computed while their logits exist."""
 
     @staticmethod
     def forward(
@@ -185,23 +191,24 @@ class _SharedNegatives(EarlyGradients):
         target_terms: Tensor,  # [m] shifts of targets' logits; with beta, weights of negatives
         shifts: Tensor | None,  # [groups, n] of the negatives' logits
         beta: float | None,  # weight of the target in a binary loss; None for a softmax
-        rows: Tensor | None,  # as the following two see ``index_rows``
+        rows: Tensor | None,  # this and the next two: results of ``index_rows``
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
-        m, groups, n = len(hidden), *items.shape
-        size = math.ceil(m / groups)
+        m = len(hidden)
+        num_groups, n = items.shape
+        size = math.ceil(m / num_groups)
         vectors = weight[targets]
         per_position = hidden, targets, (hidden * vectors).sum(1), target_terms
-        states, target, logit, terms = (_split(x, groups, size) for x in per_position)
-        # 0 for what fills up a group
-        mean_weight = _split(torch.full_like(hidden[:, 0], 1 / m), groups, size)
+        states, target, logit, terms = (_split(x, num_groups, size) for x in per_position)
+        # 1 / m, but 0 where a group is filled up
+        mean_weight = _split(torch.full_like(hidden[:, 0], 1 / m), num_groups, size)
         grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
         grad_weight: Tensor | None = None
         if ctx.needs_input_grad[1]:
             grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for chunk in chunks(groups, size * n, hidden.device):
+        for chunk in iterate_chunks(num_groups, size * n, hidden.device):
             columns = weight[items[chunk]]
             z = states[chunk] @ columns.mT
             if shifts is not None:
@@ -209,11 +216,11 @@ class _SharedNegatives(EarlyGradients):
             z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
             of_targets = logit[chunk], terms[chunk], mean_weight[chunk]
             if beta is None:
-                losses, grad_logit[chunk] = _softmax(z, *of_targets)
+                losses, grad_logit[chunk] = _softmax_loss(z, *of_targets)
             else:
-                losses, grad_logit[chunk] = _binary(z, *of_targets, beta)
+                losses, grad_logit[chunk] = _binary_loss(z, *of_targets, beta)
             total += losses.sum(dtype=torch.float64)
-            torch.bmm(z, columns, out=grad_states[chunk])  # z has become its gradient
+            torch.bmm(z, columns, out=grad_states[chunk])  # z now holds its gradient
             if grad_weight is not None:
                 negative_rows = item_index[chunk].flatten()
                 grad_weight.index_add_(0, negative_rows, (z.mT @ states[chunk]).flatten(0, 1))
@@ -226,24 +233,24 @@ class _SharedNegatives(EarlyGradients):
         return total.to(hidden.dtype)
 
 
-def _softmax(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax losses of targets [c, g] and gradients to ``logit``, both times ``weight``."""
-    # z [c, g, n], the negatives' logits, is overwritten with its gradient
+def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return softmax losses [c, g] times ``weight``, and their gradients to targets' ``logit``."""
+    # z [c, g, n], the logits of negatives, is overwritten with its gradient
     logit = logit + shift
     highest = torch.maximum(z.amax(2), logit)
     z.sub_(highest[..., None]).exp_()
-    others, target = z.sum(2), (logit - highest).exp()
-    total = others + target
+    negatives = z.sum(2)
+    total = negatives + (logit - highest).exp()
     z.mul_((weight / total)[..., None])
-    return (total.log() + highest - logit) * weight, -others / total * weight
+    return (total.log() + highest - logit) * weight, -negatives / total * weight
 
 
-def _binary(
+def _binary_loss(
     z: Tensor, logit: Tensor, negative_weight: Tensor, weight: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Return what :func:`_softmax` does of binary losses, whose targets have the weight beta."""
+    """Return the same as :func:`_softmax_loss` for binary losses; beta weighs the targets."""
     weight = weight / (z.size(2) + 1)
-    others = F.logsigmoid(-z).sum(2) * negative_weight
-    loss = -(beta * F.logsigmoid(logit) + others) * weight
+    negatives = F.logsigmoid(-z).sum(2) * negative_weight
+    loss = -(beta * F.logsigmoid(logit) + negatives) * weight
     z.sigmoid_().mul_((weight * negative_weight)[..., None])
     return loss, -beta * torch.sigmoid(-logit) * weight

@@ -1,8 +1,8 @@
 """Scalable cross-entropy: the loss of every position against the items that matter most to it.
 
-Shapes: m positions, n buckets of x positions and y items each. Buckets are exact: the largest
-products with all items are a running top-k, chunk by chunk, so [n, items] never exists. Gradients
-are made in the forward pass, as for full cross-entropy.
+Shapes: m positions, n buckets of x positions and y items each. Buckets hold the exact largest
+products with all items, a running top-k over chunks, so that no [n, items] exists. The forward pass
+computes the gradients, as for full cross-entropy.
 
 Reference:
     Mezentsev, Gusak, Oseledets, Frolov. "Scalable Cross-Entropy Loss for Sequential Recommendations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunk_elements, chunks
+from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.losses import EarlyGradients
 from recbole_pos.layers.row_gradients import index_rows
 
@@ -37,20 +37,21 @@ def scalable_cross_entropy(
 ) -> Tensor:
     """Return cross-entropy within buckets of positions and items that point the same way.
 
-    Directions are sampled with torch's default generator; sizes are cut to what exists.
+    Directions are sampled with torch's default generator.
 
     Args:
         hidden, weight, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
         n_buckets: number of random directions; None for 2 sqrt(m), rounded up.
-        bucket_size_x: positions a bucket takes; None for 2 sqrt(m), rounded up.
-        bucket_size_y: items a bucket takes.
-        mix_x: directions are random mixtures of ``hidden`` rather than random normal.
+        bucket_size_x: positions in a bucket, at most m; None for 2 sqrt(m), rounded up.
+        bucket_size_y: items in a bucket, at most all.
+        mix_x: whether directions are random mixtures of ``hidden``, rather than random normal.
     """
     recommended = math.ceil(2 * math.sqrt(hidden.size(0)))
     n = n_buckets or recommended
     with torch.autocast(hidden.device.type, enabled=False):
         x = hidden.detach().to(weight.dtype)
-        buckets = torch.randn(n, len(x) if mix_x else x.size(1), dtype=x.dtype, device=x.device)
+        width = len(x) if mix_x else x.size(1)
+        buckets = torch.randn(n, width, dtype=x.dtype, device=x.device)
         if mix_x:
             buckets = buckets @ x
     return bucket_cross_entropy(
@@ -72,31 +73,31 @@ def bucket_cross_entropy(
             ``size_y`` items of the largest products with its direction.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        hidden, candidates = hidden.to(weight.dtype), weight.detach()[1:]
-        positions = largest_products(buckets, hidden.detach(), size_x)
-        items = largest_products(buckets, candidates, size_y) + 1
+        hidden = hidden.to(weight.dtype)
+        positions = find_largest_products(buckets, hidden.detach(), size_x)
+        items = find_largest_products(buckets, weight.detach()[1:], size_y) + 1
         rows, (target_index, item_index) = index_rows(weight, targets, items)
         return _BucketCrossEntropy.apply(
             hidden, weight, targets, positions, items, rows, target_index, item_index
         )
 
 
-def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
-    """Return which rows have the largest products with each bucket, exactly.
+def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
+    """Return which rows have the k largest products with each bucket, in no order.
 
-    Of a chunk of rows, only groups of products whose maximum lies above the k-th best so far are
-    compared: few after the first chunk.
+    Products of a chunk of rows are compared in groups. A group is skipped unless its maximum lies
+    above the k-th best so far, which is rare after the first chunk.
 
     Returns:
-        [n, min(k, rows)] int64 indices of ``rows`` [rows, d], for ``buckets`` [n, d].
+        [n, min(k, num_rows)] int64 indices of ``rows`` [num_rows, d], for ``buckets`` [n, d].
     """
-    n, total = len(buckets), len(rows)
-    groups = max(1, chunk_elements(rows.device) // n // GROUP)  # of a chunk
-    width = groups * GROUP
-    offsets = torch.arange(0, width, groups, device=rows.device)  # columns of the first group
+    n, num_rows = len(buckets), len(rows)
+    num_groups = max(1, chunk_elements(rows.device) // n // GROUP)  # of a chunk
+    width = num_groups * GROUP
+    offsets = torch.arange(0, width, num_groups, device=rows.device)  # columns of the first group
     top = _RunningTopK(n, k, rows)
-    buffer = rows.new_empty(n, min(width, total))
-    for start in range(0, total, width):
+    buffer = rows.new_empty(n, min(width, num_rows))
+    for start in range(0, num_rows, width):
         chunk = rows[start : start + width]
         products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
         if top.best.size(1) < k:
@@ -104,7 +105,7 @@ def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
         elif len(chunk) < width:
             top.defer(*top.select_above(products), start)
         else:
-            bucket, group, _ = top.select_above(products.view(n, GROUP, groups).amax(1))
+            bucket, group, _ = top.select_above(products.view(n, GROUP, num_groups).amax(1))
             columns = group[:, None] + offsets
             top.defer(*top.select_above(products, bucket[:, None], columns), start)
     return top.merge_deferred()
@@ -122,9 +123,10 @@ class _RunningTopK:
     def select_above(
         self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return bucket, column and value [candidates] of the products above the k-th best.
+        """Return bucket, column and value, [candidates] each, of products above the k-th best.
 
-        ``bucket`` [c, 1] and ``column`` [c, g], if set, restrict ``products`` [n, columns].
+        Only ``products[bucket, column]`` of ``products`` [n, columns] are compared, if ``bucket``
+        [c, 1] and ``column`` [c, g] are set.
         """
         # ``not <=`` instead of ``>``: NaN is a candidate, so that it ends up in the loss
         if bucket is None or column is None:
@@ -136,23 +138,23 @@ class _RunningTopK:
         return buckets, columns, products[buckets, columns]
 
     def defer(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
-        """Keep candidates of the rows from ``start`` on until there are as many as of the best."""
+        """Keep candidates, by column from row ``start`` on; merge if they outnumber the best."""
         self.deferred.append((bucket, value, column + start))
         if sum(len(bucket) for bucket, _, _ in self.deferred) > self.best.numel():
             self.merge_deferred()
 
     def merge_deferred(self) -> Tensor:
-        """Merge all deferred candidates, and return the rows of the best, [n, k]."""
+        """Merge all deferred candidates, and return the rows of the best products, [n, k]."""
         if self.deferred:
             bucket, value, index = map(torch.cat, zip(*self.deferred, strict=True))
             self.deferred = []
             # the candidates of each bucket as a row of a matrix, padded by products of -inf
             order = bucket.argsort(stable=True)
             bucket, value, index = bucket[order], value[order], index[order]
-            count = bucket.bincount(minlength=len(self.best))
-            first = count.cumsum(0) - count
+            counts = bucket.bincount(minlength=len(self.best))
+            first = counts.cumsum(0) - counts
             column = torch.arange(len(bucket), device=bucket.device) - first[bucket]
-            products = value.new_full((len(count), int(count.amax())), -torch.inf)
+            products = value.new_full((len(counts), int(counts.amax())), -torch.inf)
             products[bucket, column] = value
             rows = index.new_zeros(products.shape)
             rows[bucket, column] = index
@@ -169,7 +171,7 @@ class _RunningTopK:
 
 
 class _Buckets(NamedTuple):
-    """Positions [n, x] and items [n, y] of buckets, and what their logits [n, x, y] are made of."""
+    """Positions [n, x] and items [n, y] of buckets, with the tensors that give their logits."""
 
     hidden: Tensor
     weight: Tensor
@@ -177,13 +179,14 @@ class _Buckets(NamedTuple):
     positions: Tensor
     items: Tensor
 
-    def chunks(self) -> Iterator[slice]:
-        """Yield slices of buckets by their logits and vectors, see ``chunks``."""
-        (n, x), y, d = self.positions.shape, self.items.size(1), self.hidden.size(1)
-        return chunks(n, max(x * y, x * d, y * d), self.hidden.device)
+    def iterate_chunks(self) -> Iterator[slice]:
+        """Yield slices of buckets, as many as the logits and vectors of a chunk allow."""
+        n, x = self.positions.shape
+        y, d = self.items.size(1), self.hidden.size(1)
+        return iterate_chunks(n, max(x * y, x * d, y * d), self.hidden.device)
 
-    def logits(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states [c, x, d], item vectors [c, y, d], logits [c, x, y], -inf at targets."""
+    def compute_logits(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states [c, x, d], item vectors [c, y, d] and logits [c, x, y], -inf at targets."""
         positions, items = self.positions[chunk], self.items[chunk]
         states, columns = self.hidden[positions], self.weight[items]
         logits = states @ columns.mT
@@ -192,9 +195,9 @@ class _Buckets(NamedTuple):
 
 
 class _BucketCrossEntropy(EarlyGradients):
-    """Losses of all buckets, then the gradient of those that are their position's largest."""
+    """Losses of all buckets, then gradients of the losses that are the largest of a position."""
 
-    # Both passes make the logits, chunk by chunk: cheap beside choosing the items.
+    # The losses and the gradients both compute the logits: that is cheap beside choosing the items.
 
     @staticmethod
     def forward(
@@ -204,40 +207,45 @@ class _BucketCrossEntropy(EarlyGradients):
         targets: Tensor,
         positions: Tensor,  # [n, x]
         items: Tensor,  # [n, y]
-        rows: Tensor | None,  # as the following two see ``index_rows``
+        rows: Tensor | None,  # this and the next two: results of ``index_rows``
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
         buckets = _Buckets(hidden, weight, targets, positions, items)
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
-        for chunk in buckets.chunks():
-            _, _, logits = buckets.logits(chunk)
+        for chunk in buckets.iterate_chunks():
+            _, _, logits = buckets.compute_logits(chunk)
             losses[chunk] = logits.logsumexp(2) - losses[chunk]
-        losses = losses.logaddexp(losses.new_zeros(()))
+        losses = losses.logaddexp(losses.new_zeros(()))  # adds the target to the denominator
         largest = hidden.new_full((len(hidden),), -torch.inf)
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
-        covered = largest != -torch.inf
-        count = covered.sum()
+        is_covered = largest != -torch.inf  # the position is in a bucket
+        num_covered = is_covered.sum()
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = grad_weight = None
         if needs_hidden or needs_weight:
-            grad_logit = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
+            grad_logit = (torch.where(is_covered, torch.expm1(-largest), 0) / num_covered)[:, None]
             if needs_hidden:
                 grad_hidden = grad_logit * weight[targets]
             if needs_weight:
                 shape = len(weight if rows is None else rows), weight.size(1)
                 grad_weight = weight.new_zeros(shape)
                 grad_weight.index_add_(0, target_index, grad_logit * hidden)
-            # equal largest losses share the gradient, as torch's amax does
-            is_largest = (losses == largest[positions]).to(losses.dtype)
-            ties = torch.zeros_like(largest)
-            ties.index_add_(0, positions.flatten(), is_largest.flatten())
-            share = is_largest / ties.clamp(min=1)[positions] / count
+            share = _share_gradient(losses, largest, positions) / num_covered
             log_sum_exp = losses + target_logit[positions]
             _add_gradients(buckets, log_sum_exp, share, grad_hidden, grad_weight, item_index)
         EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
-        return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
+        return (largest[is_covered].sum(dtype=torch.float64) / num_covered).to(hidden.dtype)
+
+
+def _share_gradient(losses: Tensor, largest: Tensor, positions: Tensor) -> Tensor:
+    """Return the share [n, x] of losses in the gradient of their positions' ``largest`` [m]."""
+    # equal largest losses share the gradient, as torch's amax does
+    is_largest = (losses == largest[positions]).to(losses.dtype)
+    ties = torch.zeros_like(largest)
+    ties.index_add_(0, positions.flatten(), is_largest.flatten())
+    return is_largest / ties.clamp(min=1)[positions]
 
 
 def _add_gradients(
@@ -248,9 +256,9 @@ def _add_gradients(
     grad_weight: Tensor | None,
     item_index: Tensor,
 ) -> None:
-    """Add the gradients of the buckets' items, weighted by ``share`` [n, x]."""
-    for chunk in buckets.chunks():
-        states, columns, logits = buckets.logits(chunk)
+    """Add, in place, the gradients that come from the buckets' items, weighted by share [n, x]."""
+    for chunk in buckets.iterate_chunks():
+        states, columns, logits = buckets.compute_logits(chunk)
         logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
         if grad_hidden is not None:
             position = buckets.positions[chunk].flatten()

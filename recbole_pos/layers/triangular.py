@@ -1,4 +1,4 @@
-"""Products with lower-triangular matrices [t, t] that skip blocks of zeros; c columns of x."""
+"""Products of lower-triangular matrices [t, t] with x [t, c] that skip blocks of zeros."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class _TriangularProduct(torch.autograd.Function):
         for rows, columns in _blocks(matrix, ctx.band):
             if grad_matrix is not None:
                 torch.mm(grad[rows], x[columns].t(), out=grad_matrix[rows, columns])
+            # rows of the matrix that are not zero in the columns ``rows``
             reached = slice(rows.start, min(rows.stop + ctx.band - 1, len(matrix)))
             torch.mm(matrix[reached, rows].t(), grad[reached], out=grad_x[rows])
         return grad_matrix, grad_x, None
@@ -49,7 +50,7 @@ def block_rows(device: torch.device) -> int:
 
 
 def _blocks(matrix: Tensor, band: int) -> Iterator[tuple[slice, slice]]:
-    """Yield row blocks, each with the columns that are not all zero in it."""
+    """Yield the rows of each block, and the columns that are not all zero in them."""
     t, size = len(matrix), block_rows(matrix.device)
     for start in range(0, t, size):
         end = min(start + size, t)
@@ -60,7 +61,7 @@ def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
     """Return matrix @ x for a lower-triangular matrix, zero from the ``band``-th subdiagonal on.
 
     Row i of the result [t, c], and of its derivative, depends on rows up to i only. The gradient to
-    the zeros of ``matrix`` is not defined (blocks on the rim carry some of it).
+    the zeros of ``matrix`` is not defined: it may be 0 or not.
     """
     if torch.compiler.is_compiling():  # one graph for any number of blocks
         return matrix @ x
@@ -68,11 +69,9 @@ def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
 
 
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
-    """Return [t, t] with ``weight[i - j]`` at [i, j]; zero above the diagonal and past the band.
-
-    A view with rows one longer shifts the repeated weights by a column a row; without an index the
-    gradient is a plain sum.
-    """
+    """Return [t, t] with ``weight[i - j]`` at [i, j]; zero above the diagonal and past the band."""
+    # The same weights in every row, read as rows that are one longer, shift by a column per row.
+    # No index is used, so that the gradient is a plain sum.
     padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
     shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
     return shifted[:, :t].flip(1)
@@ -81,20 +80,22 @@ def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
 def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
     """Return the causal convolution out[i] = sum over lags s of weight[s] x[i - s].
 
-    Long sequences are halved: both halves are convolved alike, and the newer half adds an FFT of
-    the older half only, since one FFT over both would carry rounding back in time.
+    Long sequences are halved. Each half is convolved by itself, and an FFT of the older half is
+    added to the newer one: one FFT of both would carry rounding back in time.
 
     Args:
-        weight: [band] by lag, from 0.
-        x: [t, c], the oldest interaction first; so is the result.
+        weight: [band] weights of the lags from 0 on.
+        x: [t, c], the oldest interaction first; the result has the same shape and order.
     """
     t, c = x.shape
     if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
         return triangular_product(toeplitz_matrix(weight, t), x, min(len(weight), t))
     half = (t + 1) // 2
-    older, newer = x[:half], F.pad(x[half:], (0, 0, 0, 2 * half - t))
+    older = x[:half]
+    newer = F.pad(x[half:], (0, 0, 0, 2 * half - t))
+    # both halves as columns of one product
     within = toeplitz_product(weight, torch.cat((older, newer), 1))
     # circular, of length 2 * half: only rows below half wrap around, and these are not read
     spectrum = torch.fft.rfft(weight[:t], 2 * half)
-    crossed = torch.fft.irfft(torch.fft.rfft(older.t(), 2 * half) * spectrum, 2 * half)
-    return torch.cat((within[:, :c], within[: t - half, c:] + crossed[:, half:t].t()))
+    from_older = torch.fft.irfft(torch.fft.rfft(older.t(), 2 * half) * spectrum, 2 * half)
+    return torch.cat((within[:, :c], within[: t - half, c:] + from_older[:, half:t].t()))

@@ -12,29 +12,29 @@ equation        code
 1, 10, A.2      ``categorical``, ``similarity`` in ``relations/tables.py``
 2 to 5          ``MultiHeadAttention`` in ``layers/attention.py``
 6, degrees      ``RelationLookup`` in ``relations/lookup.py``
-6 to 8          ``RelationAttention.augmented`` in ``layers/relations.py``
+6 to 8          ``RelationAttention.compute_heads`` in ``layers/relations.py``
 9               ``RelationAttention.attention``, same file
 top-K           ``top_relations`` in ``relations/search.py``
-section 3.1.3   ``RelationLookup.relations`` (R^U), ``RelationLayer`` (its place)
-section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
+section 3.1.3   ``RelationLookup.build_relations`` (R^U), ``RelationLayer`` (its place)
+section 3.2.2   ``RelationLookup.pack_histories``; ``linked`` in ``data/loaders.py``
 11, 12          ``full_cross_entropy`` in ``layers/losses.py``
 13 to 17        ``posterior_loss``, same file; ``LaterTargets`` in ``data/targets.py``
 =============== ===================================================================
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
 
-Only ``RelationLookup.order`` decides what an interaction may read; ``relations/lookup.py`` explains
-why nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
-are of random windows (``length_pool: 1``). Section 3.1.3 counts positions from
-the oldest interaction of a window. Shapes as in ``layers/relations.py``, and B rows of RecBole's
-batches, k targets.
+Only ``RelationLookup.make_order`` decides what an interaction may read; ``relations/lookup.py``
+explains why nothing of a user's future comes back to the user. The batch is the neighbourhood, so
+batches are of random windows (``length_pool: 1``). Section 3.1.3 counts positions from the oldest
+interaction of a window. Shapes as in ``layers/relations.py``, and B rows of RecBole's batches, k
+targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -85,10 +85,10 @@ class AttrFormer(PosSASRec):
                     f"chunking: links the windows of {key}: {needed}; found "
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
-        users = [relation.field for relation in self.declared if relation.source == "user"]
-        if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
+        user_fields = [relation.field for relation in self.declared if relation.source == "user"]
+        if user_fields and not any(layer.aggregates for layer in self.trm_encoder.layer):
             self.notices.append(
-                f"relations: {', '.join(users)} of users is read by no layer: user_layers is "
+                f"relations: {', '.join(user_fields)} of users is read by no layer: user_layers is "
                 f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
             )
         self.inference = config["inference_relations"]
@@ -119,17 +119,18 @@ class AttrFormer(PosSASRec):
         """Check the timestamps if only relations need them."""
         if self.needs_time:
             return
-        log, unit = dataset.log, config["timestamp_unit"]
-        if any(relation.table == TIME for relation in self.declared):
-            instead, across = "leave the time out of relations", False
+        reads_time = any(relation.table == TIME for relation in self.declared)
+        if reads_time:
+            instead = "leave the time out of relations"
         elif config["cross_sequence"] == "time_respecting":
-            instead, across = "set cross_sequence: random_order", True
+            instead = "set cross_sequence: random_order"
         else:
             return
-        self.notices += check_clock(log, unit, instead=instead, across=across)
+        unit = config["timestamp_unit"]
+        self.notices += check_clock(dataset.log, unit, instead=instead, across=not reads_time)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        users = [relation for relation in self.declared if relation.source == "user"]
+        num_user_relations = sum(relation.source == "user" for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         layer_number = count(1)
 
@@ -137,20 +138,20 @@ class AttrFormer(PosSASRec):
             return RelationLayer(
                 options,
                 position,
-                relations=len(self.declared) - len(users),
+                relations=len(self.declared) - num_user_relations,
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
-                aggregates=bool(users) and next(layer_number) % 2 in remainders,
+                aggregates=num_user_relations > 0 and next(layer_number) % 2 in remainders,
                 gated=config["user_update"] == "gated",
             )
 
         return build_layer
 
     def _choose_bank_users(self, size: int) -> np.ndarray:
-        """Return the ids of up to ``size`` users with training interactions, by the seed only."""
-        trained = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
+        """Return ids of up to ``size`` users with training interactions, sampled by the seed."""
+        users = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
         rng = np.random.default_rng(self.seed)
-        return np.sort(rng.choice(trained, min(size, len(trained)), replace=False))
+        return np.sort(rng.choice(users, min(size, len(users)), replace=False))
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
         """Return the mean of equation 17 over the targets of packed windows."""
@@ -164,14 +165,14 @@ class AttrFormer(PosSASRec):
             return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with its relations, times and future items."""
-        rows, target = self.window_rows(batch)
+        """Return a batch on the host with its relations, times and future items ``prepared``."""
+        rows, target = self.pack_windows(batch)
         relations, times = self._look_up(rows, self.lookup, batch.items.device)
         return replace(batch, prepared=(relations, times, self._look_up_future(target)))
 
     def pack_rows(self, interaction: Interaction) -> SequenceBatch:
-        """Pack RecBole's rows as windows, with the places of their interactions in the log."""
-        rows, last = self._read_histories(interaction)
+        """Return RecBole's rows as packed windows with a target each, prepared on the host."""
+        rows, last = self._pack_histories(interaction)
         batch = SequenceBatch(
             items=self.lookup.items[torch.from_numpy(rows.events)],
             lengths=torch.from_numpy(rows.lengths),
@@ -186,24 +187,26 @@ class AttrFormer(PosSASRec):
         """Return the loss of RecBole's rows, one target each."""
         future = self._look_up_future(interaction[TARGET_EVENT].cpu().numpy())
         with self.shared_items():
-            hidden = self.row_states(*self.prefix_rows(interaction))
+            hidden = self.encode_packed(*self.pack_prefixes(interaction))
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
-    def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
-        """Return the rows of a training batch of windows, and where its targets are in the log."""
+    def pack_windows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
+        """Return the rows of a training batch, and the places [k] of its targets in the log."""
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
+        lengths = batch.lengths.cpu().numpy()
         # windows may overlap; an interaction is a source where it has a target
-        source, before_target = np.ones(len(events), dtype=bool), events
+        is_source = np.ones(len(events), dtype=bool)
+        before_target = events
         if batch.positions is not None:
             positions = batch.positions.cpu().numpy()
-            source = np.isin(np.arange(len(events)), positions)
+            is_source = np.isin(np.arange(len(events)), positions)
             before_target = events[positions]
-        rows = self.lookup.windows(events, batch.lengths.cpu().numpy(), source, self.linked)
+        rows = self.lookup.pack_windows(events, lengths, is_source, self.linked)
         return rows, before_target + 1
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
-        """Return the loss of states [k, d]: of ``future`` (equation 17), or of ``items`` [k]."""
+        """Return the loss of states [k, d], by ``future`` items (equation 17) or ``items`` [k]."""
         if future is None:
             return self.loss(hidden, *self.training_candidates(self.item_vectors(), items))
         targets, betas = (x.to(hidden.device) for x in future)
@@ -211,17 +214,17 @@ class AttrFormer(PosSASRec):
         return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
     def _look_up_future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """Return the items from each target on and their betas, [k, n]; None for the next only."""
+        """Return items [k, n] from each target on and their betas; None if only targets count."""
         if self.prior_weight == 0 and self.posterior_targets.weights.tolist() == [1.0]:
             return None
         return self.posterior_targets.find_next(torch.from_numpy(target))
 
-    def row_states(
+    def encode_packed(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
-        """Return the states of packed rows, which read each other, at ``positions`` [k] or all.
+        """Return the states [k, d] at ``positions`` of packed rows that read each other.
 
-        ``lookup`` has the relations of their interactions; None for those of training.
+        Without positions they are [m, d]. ``lookup`` defaults to the model's own.
         """
         lookup = lookup or self.lookup
         relations, times = self._look_up(rows, lookup, self._device)
@@ -235,21 +238,21 @@ class AttrFormer(PosSASRec):
     def _look_up(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> tuple[BatchRelations | None, Tensor]:
-        """Return the relations of rows, None where they are off, and times [m] in seconds."""
+        """Return the relations of rows, None if they are off, and times [m] in seconds."""
         relations = None
         if self.training or self.inference != "none":
             # in training from torch's generator, whose state checkpoints keep
             seed = int(torch.randint(2**62, ())) if self.training else self.seed
             rng = np.random.default_rng(seed)
-            relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
+            relations = lookup.build_relations(rows, rng, device, self.item_embedding.weight.dtype)
         times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
         return relations, times.to(device)
 
-    def _read_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
-        """Return RecBole's rows as packed windows, and the [B] index of each newest interaction."""
+    def _pack_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
+        """Return RecBole's rows as packed windows, and indices [B] of their last interactions."""
         target = interaction[TARGET_EVENT].cpu().numpy()
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
-        rows = self.lookup.histories(target - lengths, target, bank=False)
+        rows = self.lookup.pack_histories(target - lengths, target, is_bank=False)
         return rows, np.cumsum(lengths) - 1
 
     def encode_rows(self, rows: Interaction) -> Tensor:
@@ -257,27 +260,30 @@ class AttrFormer(PosSASRec):
 
         Interactions are related within their row only, so that states do not depend on the batch.
         """
-        histories, last = self._read_histories(rows)
-        return self.row_states(histories, torch.from_numpy(last).to(self._device))
+        histories, last = self._pack_histories(rows)
+        return self.encode_packed(histories, torch.from_numpy(last).to(self._device))
 
-    def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
-        """Return the same windows, whose newest interactions other rows may read as in training."""
-        rows, last = self._read_histories(interaction)
-        source = np.zeros(len(rows.events), dtype=bool)
-        source[last] = True
-        rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
+    def pack_prefixes(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
+        """Return RecBole's rows as in training, and the indices [B] of their last interactions.
+
+        Other rows may read these last interactions only.
+        """
+        rows, last = self._pack_histories(interaction)
+        is_source = np.zeros(len(rows.events), dtype=bool)
+        is_source[last] = True
+        rows = self.lookup.pack_windows(rows.events, rows.lengths, is_source, linked=False)
         return rows, torch.from_numpy(last).to(self._device)
 
     def compute_states(self, interaction: Interaction) -> Tensor:
         """Return the states [B, d] that predict each row's target.
 
-        Rows never read each other. As ``inference_relations`` says they read the bank, which holds
-        training interactions only, all of them older than a held-out target of their user. Rows of
-        training targets have no such guarantee: they read each other as in training.
+        Rows of held-out targets do not read each other. ``inference_relations`` says whether they
+        read the bank: training interactions only, all older than a held-out target of their user.
+        Rows of training targets have no such guarantee, and read each other as in training.
         """
         target = interaction[TARGET_EVENT].cpu().numpy()
-        if self.lookup.trained[target].any():
-            return self.row_states(*self.prefix_rows(interaction))
+        if self.lookup.is_trained[target].any():
+            return self.encode_packed(*self.pack_prefixes(interaction))
         return self._encode_histories(target - self.lookup.ranks[target], target, self.lookup)
 
     def after(
@@ -292,9 +298,9 @@ class AttrFormer(PosSASRec):
 
         Histories are whole: their chunks are linked here.
         """
-        time_values = None if times is None else times.cpu().numpy()
+        known_times = None if times is None else times.cpu().numpy()
         sizes = lengths.cpu().numpy()
-        lookup = self.lookup.with_histories(items.cpu().numpy(), sizes, time_values)
+        lookup = self.lookup.with_histories(items.cpu().numpy(), sizes, known_times)
         end = len(self.lookup.users) + np.cumsum(sizes)
         return self._encode_histories(end - sizes, end, lookup)
 
@@ -309,44 +315,49 @@ class AttrFormer(PosSASRec):
         """Return the states [B, d] after the histories start : target of the log, [B] each."""
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
-        bank = None
-        if self.inference in ("batch", "training_bank") and lookup.clock != "none":
-            users = self.bank_users
-            if self.inference == "batch":
-                users = np.unique(lookup.users[target - 1])
-                users = users[users < len(lookup.train_end)]
-            bank = lookup.bank(users)
+        bank = self._read_bank(target, lookup)
         states = []
         # rows do not read each other, so a batch of long histories is encoded part by part
-        group = np.cumsum(target - start) // MOST_EVENTS
-        for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(group)) + 1):
+        part = np.cumsum(target - start) // MOST_EVENTS
+        for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
             first, end = start[histories], target[histories]
-            rows = lookup.histories(first, end, bank=False)
+            rows = lookup.pack_histories(first, end, is_bank=False)
             last = torch.from_numpy(np.cumsum(end - first) - 1).to(self._device)
             rows = rows if bank is None else rows + bank
-            states.append(self.row_states(rows, last, lookup))
+            states.append(self.encode_packed(rows, last, lookup))
         return torch.cat(states)
+
+    def _read_bank(self, target: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
+        """Return the training rows that histories before each ``target`` read; None for none."""
+        if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
+            return None
+        users = self.bank_users
+        if self.inference == "batch":
+            users = np.unique(lookup.users[target - 1])
+            users = users[users < len(lookup.train_end)]
+        return lookup.pack_bank(users)
 
 
 def read_posterior(config: Options) -> tuple[list[float], float]:
-    """Read the betas of equation 17 and the weight of its prior (section 3.2.3).
+    """Return the betas of equation 17 and the weight of its prior (section 3.2.3).
 
     Raises:
         UsageError: if the options are no such weights, or ``loss_type`` does not support them.
     """
-    betas, weight = config["future_weights"], config["prior_weight"]
+    betas, prior_weight = config["future_weights"], config["prior_weight"]
     is_list = isinstance(betas, (list, tuple)) and len(betas) > 0
     if not is_list or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
         raise UsageError(
             "future_weights: expected weights of the next items, the first above 0, such as "
             f"[1.0, 0.25]; found {shown(betas)}"
         )
-    if any(later > sooner for sooner, later in zip(betas, betas[1:], strict=False)):
+    if any(later > sooner for sooner, later in pairwise(betas)):
         raise UsageError(f"future_weights: must not rise (section 3.2.3); found {shown(betas)}")
-    is_plain = weight == 0 and betas[0] == 1 and not any(betas[1:])
+    is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
     if config["loss_type"] != "CE" and not is_plain:
         raise UsageError(
             f"loss_type: {config['loss_type']} cannot have posterior targets; set "
             "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
         )
-    return [1.0] if is_plain else [float(beta) for beta in betas], float(weight)
+    betas = [1.0] if is_plain else [float(beta) for beta in betas]
+    return betas, float(prior_weight)

@@ -31,12 +31,12 @@ from recbole_pos.model.content import add_content
 from recbole_pos.model.side_features import build_event_features, build_item_features, has_log
 from recbole_pos.values import SECONDS, Options, shown
 
-_PARTS = 8  # parts of alike length that a batch is encoded in
+_NUM_PARTS = 8  # into which a batch is split by length to be encoded
 Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> Loss:
-    """Build the loss of ``loss_type``: of states [m, d], item vectors [items, d] and targets [m].
+    """Build the loss of ``loss_type`` for states [m, d], vectors [items, d] and targets [m].
 
     Args:
         config: options of the model.
@@ -61,24 +61,25 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
 
 
 def average_losses(
-    loss: Loss, hidden: Tensor, weight: Tensor, targets: Tensor, target_weights: Tensor
+    loss: Loss, hidden: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
 ) -> Tensor:
-    """Return the mean over states [k, d] of the weighted losses of several targets [k, n] each.
+    """Return the mean over states [k, d] of the weighted losses of their n targets.
 
-    Weights of targets [k, n] are all equal, but 0 where there is none.
+    ``vectors`` of items are [items, d]. ``target_weights`` [k, n] are all equal, but 0 where
+    ``targets`` [k, n] has none.
     """
-    if loss is full_cross_entropy:  # which computes the logits of a state once
-        return weighted_cross_entropy(hidden, weight, targets, target_weights, None)
+    if loss is full_cross_entropy:  # computes the logits of a state once for its n targets
+        return weighted_cross_entropy(hidden, vectors, targets, target_weights, None)
     state, column = target_weights.nonzero(as_tuple=True)
-    mean = loss(hidden[state], weight, targets[state, column])
+    mean = loss(hidden[state], vectors, targets[state, column])
     return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
 
 
 class PosRecommender(SequentialRecommender):
     """Base of recommenders. A subclass defines :meth:`encode` and builds its layers.
 
-    One that is not causal sets ``causal = False`` and defines :meth:`states` instead: it trains on
-    windows with one target, the interaction after the newest. Batches are packed windows
+    A subclass that is not causal sets ``causal = False`` and defines :meth:`states` instead. It
+    trains on windows with one target, the interaction after the newest. Batches are packed windows
     (:class:`SequenceBatch`, every position may have a target) or RecBole's ``Interaction``, a
     right-padded history and one target a row.
 
@@ -109,14 +110,15 @@ class PosRecommender(SequentialRecommender):
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
         self.later_targets: LaterTargets | None = None  # where a state has several targets
-        if (n := config["target_window"]) > 1 and has_log(dataset):
-            self.later_targets = LaterTargets(dataset.split, [1 / n] * n)
+        num_targets = config["target_window"]
+        if num_targets > 1 and has_log(dataset):
+            self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.content_model: PosRecommender | None = None  # of item_vectors_use: late
         self.content_weight: Tensor | float = 1.0
         self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
-        self._shared: Tensor | None = None
+        self._shared_vectors: Tensor | None = None
         add_content(self, config, dataset)
         self.loss = build_loss(config, dataset, self.candidates)
         # whether the loss of a target depends on the others of its batch
@@ -127,7 +129,7 @@ class PosRecommender(SequentialRecommender):
         self.event_features = build_event_features(config, dataset)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move the tables of loss and targets with the module, so that no step copies them."""
+        """Apply ``fn``, and move the tables of loss and targets so that no step copies them."""
         super()._apply(fn, recurse)
         for tables in (self.loss, self.later_targets):
             if isinstance(tables, (SampledLoss, LaterTargets)):
@@ -135,14 +137,14 @@ class PosRecommender(SequentialRecommender):
         return self
 
     def init_weights(self) -> None:
-        """Initialise linear and embedding weights; position schemes initialise themselves."""
+        """Initialise linear layers and embeddings; position schemes initialise themselves."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=self.initializer_range)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             if isinstance(module, ItemTable):
-                module.begin()
+                module.write_start()
 
     def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the vectors [m, d] of items [m] of histories, with their ``event_features``."""
@@ -156,7 +158,7 @@ class PosRecommender(SequentialRecommender):
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [k, d] that predict the interaction after each of ``positions``.
 
-        Positions are [k] indices among the packed items [m]; None for all.
+        Positions are indices [k] of the packed items [m], or None for all m.
         """
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
@@ -164,7 +166,8 @@ class PosRecommender(SequentialRecommender):
     def query_states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states whose products with :meth:`item_vectors` are the scores of items.
 
-        They are :meth:`states` [k, d]; with ``item_vectors_use: late`` of both models, [k, 2d].
+        They are :meth:`states` [k, d], or with ``item_vectors_use: late`` those of both models
+        side by side [k, 2d].
         """
         states = self.states(items, ctx, positions)
         if self.content_model is None:
@@ -173,16 +176,16 @@ class PosRecommender(SequentialRecommender):
         return torch.cat((states, self.content_weight * content), -1)
 
     def item_vectors(self) -> Tensor:
-        """Return the item vectors [items, d or 2d] of scores, see :meth:`query_states`."""
-        if self._shared is not None:
-            return self._shared
+        """Return the vectors [items, d or 2d] that score items, see :meth:`query_states`."""
+        if self._shared_vectors is not None:
+            return self._shared_vectors
         vectors = self.item_embedding.vectors()
         if self.content_model is None:
             return vectors
         return torch.cat((vectors, self.content_model.item_embedding.vectors()), 1)
 
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the item vectors that training chooses among, and the targets' rows in them.
+        """Return the item vectors [c, d] that training chooses among, and the targets' rows [k].
 
         Where content vectors score items without a training interaction, these are left out: the
         loss would teach that they are wrong answers.
@@ -197,44 +200,46 @@ class PosRecommender(SequentialRecommender):
         Raises:
             UsageError: if the vectors are not of the run's size, or items have other features, too.
         """
-        table, count = self.item_embedding, len(vectors)
-        for name, part in table.parts.items():
-            if (extend := getattr(part, "extend", None)) is None:
+        for name, part in self.item_embedding.parts.items():
+            extend = getattr(part, "extend", None)
+            if extend is None:
                 raise UsageError(f"item_vectors: items have {name}, too, which new ones lack")
             extend(vectors)
-        table.extend(count)
-        self.n_items += count
+        self.item_embedding.extend(len(vectors))
+        self.n_items += len(vectors)
         if self.content_model is not None:
             self.content_model.add_items(vectors)
 
     @contextmanager
     def shared_items(self) -> Iterator[Tensor]:
-        """Compute :meth:`item_vectors` once for inputs and scores, in a ``with`` block."""
+        """Yield :meth:`item_vectors`, computed once for inputs and scores in a ``with`` block."""
         content = self.content_model
-        if self._shared is not None or not (self.item_embedding.parts or content):
+        if self._shared_vectors is not None or not (self.item_embedding.parts or content):
             yield self.item_vectors()
             return
         content_vectors = nullcontext() if content is None else content.item_embedding.shared()
         with self.item_embedding.shared(), content_vectors:
-            self._shared = self.item_vectors()
+            self._shared_vectors = self.item_vectors()
             try:
-                yield self._shared
+                yield self._shared_vectors
             finally:
-                self._shared = None
+                self._shared_vectors = None
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Check that ``positions`` are the newest of each session, as non-causal models need."""
-        count = (items if positions is None else positions).size(0)
-        if count != ctx.batch_size:
-            raise ValueError(f"{count} positions of {ctx.batch_size} sessions: one each, the last")
+        """Raise ValueError unless ``positions`` are one for each session, as if not causal."""
+        num_positions = (items if positions is None else positions).size(0)
+        if num_positions != ctx.batch_size:
+            raise ValueError(
+                f"{num_positions} positions of {ctx.batch_size} sessions: one each, the last"
+            )
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with ``prepared``, what the model computes ahead of a step."""
+        """Return a batch on the host, with what the model computes before a step ``prepared``."""
         return batch
 
     def pack_rows(self, rows: Interaction) -> SequenceBatch:
-        """Pack RecBole's rows on the host as windows with one target each, and prepare them."""
+        """Return RecBole's rows as packed windows with one target each, prepared on the host."""
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
         is_real = torch.arange(items.size(1)) < lengths[:, None]
         batch = SequenceBatch(
@@ -250,7 +255,7 @@ class PosRecommender(SequentialRecommender):
         return self.prepare(batch)
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Return the loss of packed windows; by default cross-entropy, FPARec's equation 11."""
+        """Return the loss of packed windows, by default cross-entropy (FPARec, equation 11)."""
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,
@@ -271,21 +276,23 @@ class PosRecommender(SequentialRecommender):
             vectors, targets = self.training_candidates(vectors, targets)
             return average_losses(self.loss, hidden, vectors, targets, target_weights)
 
-    def _require_states(self, hidden: Tensor, count: int) -> None:
-        """Check that the states of a custom ``encode`` are [count, d]."""
+    def _require_states(self, hidden: Tensor, num_targets: int) -> None:
+        """Refuse states of a custom ``encode`` that are not [num_targets, d or 2d]."""
         size = self.item_embedding.embedding_dim * (1 if self.content_model is None else 2)
-        expected = (count, size)
+        expected = (num_targets, size)
         if hidden.shape != expected:
             raise UsageError(
-                f"{type(self).__name__}: encode gives a state an interaction, [m, d]; of {count:,} "
-                f"targets the states are {list(hidden.shape)}, expected {list(expected)}"
+                f"{type(self).__name__}: encode gives a state an interaction, [m, d]; of "
+                f"{num_targets:,} targets the states are {list(hidden.shape)}, expected "
+                f"{list(expected)}"
             )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the loss of RecBole's rows, one target each."""
         with self.shared_items() as vectors:
-            states, targets = self.compute_states(interaction), interaction[self.POS_ITEM_ID]
-            return self.loss(states, *self.training_candidates(vectors, targets))
+            states = self.compute_states(interaction)
+            vectors, targets = self.training_candidates(vectors, interaction[self.POS_ITEM_ID])
+            return self.loss(states, vectors, targets)
 
     def forward(
         self,
@@ -295,9 +302,9 @@ class PosRecommender(SequentialRecommender):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> Tensor:
-        """Return the states [B, d] after right-padded histories, RecBole's form of :meth:`after`.
+        """Return the states [B, d] after right-padded histories; :meth:`after` takes packed ones.
 
-        Items and times are [B, L], features of interactions [B, L] or [B, L, s].
+        Items and times are [B, L], and features of interactions [B, L] or [B, L, s].
         """
         is_real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[is_real]
@@ -333,12 +340,12 @@ class PosRecommender(SequentialRecommender):
     def encode_rows(self, rows: Interaction) -> Tensor:
         """Return the states [B, d] after RecBole's rows, to inspect the model.
 
-        Times are passed on wherever rows have them; no history reads another one.
+        Times are passed on wherever rows have them, and no history reads another one.
         """
         return self._encode_rows(rows, self.TIME_SEQ in rows)
 
     def _encode_rows(self, rows: Interaction, has_times: bool) -> Tensor:
-        """Return :meth:`forward` of rows, [B, d], with times if ``has_times``."""
+        """Return the states [B, d] of rows by :meth:`forward`, with times if ``has_times``."""
         options: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
         if self.event_features is not None:
             options["features"] = self._read_features(rows)
@@ -346,7 +353,7 @@ class PosRecommender(SequentialRecommender):
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **options)
 
     def _read_features(self, rows: Interaction) -> Features:
-        """Return the features of RecBole's rows; those of interactions are [B, L] or [B, L, s]."""
+        """Return the features of RecBole's rows, for interactions [B, L] or [B, L, s]."""
         if self.event_features is None:
             return Features()
         suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
@@ -356,25 +363,26 @@ class PosRecommender(SequentialRecommender):
         )
 
     def to_seconds(self, times: Tensor | None) -> Tensor | None:
-        """Return values of the time field in seconds."""
+        """Return values of the time field in seconds, None for None."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def compute_states(self, interaction: Interaction) -> Tensor:
         """Return the states [B, d] that predict the target of each row.
 
-        On a CPU rows are encoded in parts of alike length: most histories are far shorter than the
-        longest of a batch, and padding costs time.
+        On a CPU rows are encoded in parts of similar length if most of a batch is padding.
+
+        Raises:
+            UsageError: if the model needs times and ``interaction`` has none.
         """
         if self.needs_time and self.TIME_SEQ not in interaction:
             raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
         lengths = interaction[self.ITEM_SEQ_LEN]
-        is_split = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
-        if is_split:  # if most of a batch is padding
-            is_split = 2 * int(lengths.sum()) < len(lengths) * int(lengths.max())
-        if not is_split:
+        if self.training or lengths.device.type != "cpu":  # to read lengths is to wait for a GPU
+            return self._encode_rows(interaction, self.needs_time)
+        if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
             return self._encode_rows(interaction, self.needs_time)
         order = lengths.argsort(stable=True)
-        parts = [interaction[rows] for rows in order.chunk(_PARTS)]
+        parts = [interaction[rows] for rows in order.chunk(_NUM_PARTS)]
         states = torch.cat([self._encode_rows(part, self.needs_time) for part in parts])
         return states[order.argsort()]
 
@@ -385,7 +393,7 @@ class PosRecommender(SequentialRecommender):
 
     @property
     def scores_by_products(self) -> bool:
-        """Whether a score is the product of a state with the item's vector; False if overridden."""
+        """Whether scores are products of states and item vectors, as no subclass overrides them."""
         return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:

@@ -44,39 +44,42 @@ _TINY = 1e-12  # against division by zero
 _ROWS = 1 << 14  # items that are transformed at a time
 
 
-class Trained(ItemPart):
+class TrainedItemMask(ItemPart):
     """Zero the id vectors of items without a training interaction (t_i of the table above)."""
 
-    trained: Tensor
+    is_trained: Tensor
 
-    def __init__(self, trained: Tensor) -> None:
+    def __init__(self, is_trained: Tensor) -> None:
         super().__init__()
-        self.register_buffer("trained", trained[:, None], persistent=False)
+        self.register_buffer("is_trained", is_trained[:, None], persistent=False)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        return vectors * (self.trained if items is None else self.trained[items])
+        return vectors * (self.is_trained if items is None else self.is_trained[items])
 
     def extend(self, vectors: np.ndarray) -> None:
         """Add an item without a training interaction for each of ``vectors``."""
-        self.trained = nn.functional.pad(self.trained, (0, 0, 0, len(vectors)))
+        self.is_trained = nn.functional.pad(self.is_trained, (0, 0, 0, len(vectors)))
 
 
 class Content(ItemPart):
     """Add MLP(c_i) of the table above.
 
     Args:
-        statistics: the transformation of ``values`` [n, c], for items added later.
+        statistics: the transformation that ``values`` have had, for items added later.
+        values: [n, c] content vectors, transformed.
         size: d.
-        train: whether the content vectors are trained, too.
+        is_trainable: whether the content vectors are trained, too.
     """
 
     values: Tensor
 
-    def __init__(self, statistics: Statistics, values: np.ndarray, size: int, train: bool) -> None:
+    def __init__(
+        self, statistics: Statistics, values: np.ndarray, size: int, is_trainable: bool
+    ) -> None:
         super().__init__()
         self.statistics = statistics
         content = torch.from_numpy(values).to(torch.get_default_dtype())
-        if train:
+        if is_trainable:
             self.values = nn.Parameter(content)
         else:
             self.register_buffer("values", content, persistent=False)
@@ -87,7 +90,7 @@ class Content(ItemPart):
         return vectors + self.outer(nn.functional.gelu(self.inner(content)))
 
     def extend(self, vectors: np.ndarray) -> None:
-        """Add items with content vectors [k, c], not yet transformed.
+        """Add items by their content vectors [k, c], which are not transformed yet.
 
         Raises:
             UsageError: if the size of the vectors is not that of training.
@@ -100,7 +103,7 @@ class Content(ItemPart):
         values = self.statistics.transform(vectors.copy())
         extended = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
         is_parameter = "values" in self._parameters
-        self.values = nn.Parameter(extended, False) if is_parameter else extended
+        self.values = nn.Parameter(extended, requires_grad=False) if is_parameter else extended
 
 
 @dataclass(frozen=True)
@@ -109,48 +112,49 @@ class Statistics:
 
     Attributes:
         mean: [c] float64.
-        matrix: [c, k], or a number that scales.
+        matrix: [c, k], or a number that scales all components.
     """
 
     mean: np.ndarray
     matrix: Any
 
     def transform(self, values: np.ndarray) -> np.ndarray:
-        """Transform vectors [n, c], in place if their size stays the same; zeros stay zeros."""
+        """Return vectors [n, c], transformed in place if their size stays c; zeros stay zeros."""
         keeps_size = np.ndim(self.matrix) == 0 or len(set(self.matrix.shape)) == 1
         out = values if keeps_size else np.zeros((len(values), self.matrix.shape[1]), np.float32)
-        for begin in range(0, len(values), _ROWS):
-            chunk = values[begin : begin + _ROWS].astype(np.float64)
+        for start in range(0, len(values), _ROWS):
+            chunk = values[start : start + _ROWS].astype(np.float64)
             has_content = chunk.any(1)
             centred = chunk[has_content] - self.mean
             scaled = centred * self.matrix if np.ndim(self.matrix) == 0 else centred @ self.matrix
-            out[begin : begin + _ROWS][has_content] = scaled
+            out[start : start + _ROWS][has_content] = scaled
         return out
 
     @classmethod
     def from_vectors(
         cls, values: np.ndarray, is_fitted: np.ndarray, whiten: bool, size: int = 0
     ) -> Statistics:
-        """Fit the transformation to the content vectors [n, c] that are ``is_fitted`` [n], not 0.
+        """Fit the transformation to the content vectors [n, c] of items that are ``is_fitted`` [n].
 
-        ``matrix`` is one scale for all components, 1 / standard deviation; with ``whiten`` the ZCA
-        matrix [c, c], which leaves variance 1 and no correlation; with ``size`` the first principal
-        axes [c, size], whitened (PCA) if both.
+        ``matrix`` is one scale for all components, 1 / standard deviation. With ``whiten`` it is
+        the ZCA matrix [c, c], which leaves variance 1 and no correlation; with ``size`` the first
+        principal axes [c, size]; with both these axes, whitened. Zero vectors are left out.
         """
         rows = np.flatnonzero(is_fitted & values.any(1))
-        c, count, projects = values.shape[1], max(1, len(rows)), bool(whiten or size)
+        c, num_rows = values.shape[1], max(1, len(rows))
+        needs_products = whiten or size > 0
         total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
         for chunk_rows in np.array_split(rows, max(1, len(rows) // _ROWS)):
             chunk = values[chunk_rows].astype(np.float64)
             total += chunk.sum(0)
             squares += (chunk**2).sum()
-            if projects:
+            if needs_products:
                 products += chunk.T @ chunk
-        mean = total / count
-        if not projects:
-            variance = (squares / count - (mean**2).sum()) / c
+        mean = total / num_rows
+        if not needs_products:
+            variance = (squares / num_rows - (mean**2).sum()) / c
             return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
-        variances, axes = np.linalg.eigh(products / count - np.outer(mean, mean))
+        variances, axes = np.linalg.eigh(products / num_rows - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
         if not size:
@@ -161,44 +165,73 @@ class Statistics:
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add the content vectors of ``item_vectors`` to a model's item table, if there are any.
+    """Add content vectors to a model, if ``item_vectors`` or ``preload_weight`` gives any.
 
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
     """
-    source, use = config["item_vectors"], config["item_vectors_use"]
-    if not (source or config["preload_weight"]):
+    if not (config["item_vectors"] or config["preload_weight"]):
         return
-    table, trained = model.item_embedding, dataset.popularity > 0
+    use = config["item_vectors_use"]
+    if use == "init":
+        _start_from_content(model, config, dataset)
+        return
+    is_trained = dataset.popularity > 0  # [n]
+    if not is_trained[1:].all():
+        _limit_candidates(model, is_trained)
     if use in ("add", "late"):
-        table.parts["trained"] = Trained(torch.from_numpy(trained))
-    if use != "init" and not trained[1:].all():
-        _limit_candidates(model, trained)
+        model.item_embedding.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
     if use == "late":
         _add_content_model(model, config, dataset)
-        return
-    names = dataset.field2id_token[dataset.iid_field]
-    source = source or to_files(_read_preloaded(config, dataset, names))
-    values, notices = read_vectors(source, names, dataset.iid_field)
-    model.notices += notices
+    else:
+        _add_content_part(model, config, dataset)
+
+
+def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
+    """Let the id vectors of a model start as content vectors (``item_vectors_use: init``)."""
+    table = model.item_embedding
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
-    if use == "init":
-        table.start = _make_start(values, trained, whiten, d, config["initializer_range"])
-        table.begin()
-        table.weight.requires_grad_(config["item_vectors_train"] is not False)
-        return
-    model.content_source = source
-    statistics = Statistics.from_vectors(values, trained, whiten)
-    if use == "replace":
-        table.drop_ids()
-    train = bool(config["item_vectors_train"])
-    table.parts["content"] = Content(statistics, statistics.transform(values), d, train)
+    _, values = _read_content(model, config, dataset)
+    has_content = values.any(1)
+    if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
+        size = 0 if values.shape[1] == d else min(values.shape[1], d)
+        is_trained = dataset.popularity > 0
+        values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
+        deviation = max(float(values[has_content & is_trained].std()), _TINY)
+        values *= config["initializer_range"] / deviation
+    vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
+    table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
+    table.write_start()
+    # by default (None) id vectors are trained, whereas content vectors are not
+    table.weight.requires_grad_(config["item_vectors_train"] is not False)
 
 
-def _limit_candidates(model: Any, trained: np.ndarray) -> None:
-    """Let training choose among padding and the items with a training interaction ([n] bool)."""
-    model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(trained)))
-    rows = torch.zeros(len(trained), dtype=torch.int64)
+def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
+    """Add MLP(c_i) to the item vectors of a model, or replace them by it."""
+    model.content_source, values = _read_content(model, config, dataset)
+    whiten = config["item_vectors_whiten"]
+    statistics = Statistics.from_vectors(values, dataset.popularity > 0, whiten)
+    if config["item_vectors_use"] == "replace":
+        model.item_embedding.drop_ids()
+    values = statistics.transform(values)
+    is_trainable = bool(config["item_vectors_train"])
+    part = Content(statistics, values, config["hidden_size"], is_trainable)
+    model.item_embedding.parts["content"] = part
+
+
+def _read_content(model: Any, config: Options, dataset: Dataset) -> tuple[Any, np.ndarray]:
+    """Return the source of content vectors and the vectors [n, c]; add notices to ``model``."""
+    item_tokens = dataset.field2id_token[dataset.iid_field]
+    source = config["item_vectors"] or to_files(_read_preloaded(config, dataset, item_tokens))
+    values, notices = read_vectors(source, item_tokens, dataset.iid_field)
+    model.notices += notices
+    return source, values
+
+
+def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
+    """Let training choose among padding and the items that are ``is_trained`` [n]."""
+    model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(is_trained)))
+    rows = torch.zeros(len(is_trained), dtype=torch.int64)
     rows[model.candidates] = torch.arange(len(model.candidates))
     model.register_buffer("candidate_rows", rows, persistent=False)
 
@@ -213,21 +246,8 @@ def _add_content_model(model: Any, config: Options, dataset: Dataset) -> None:
     model.content_weight = nn.Parameter(torch.ones(())) if weight is None else float(weight)
 
 
-def _make_start(
-    values: np.ndarray, trained: np.ndarray, whiten: bool, d: int, deviation: float
-) -> tuple[Tensor, Tensor]:
-    """Return the ids [k] and vectors [k, min(c, d)] that the item table starts with."""
-    has_content = values.any(1)
-    if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
-        size = 0 if values.shape[1] == d else min(values.shape[1], d)
-        values = Statistics.from_vectors(values, trained, whiten, size).transform(values)
-        values *= deviation / max(float(values[has_content & trained].std()), _TINY)
-    rows = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
-    return torch.from_numpy(np.flatnonzero(has_content)), rows
-
-
-def _read_preloaded(config: Options, dataset: Any, names: np.ndarray) -> tuple[Any, Any]:
-    """Return the names [k] and vectors [k, c] of items that RecBole reads by ``preload_weight``."""
+def _read_preloaded(config: Options, dataset: Any, item_tokens: np.ndarray) -> tuple[Any, Any]:
+    """Return tokens [k] and vectors [k, c] of the items that ``preload_weight`` gives vectors."""
     item_fields = {dataset.iid_field, *(config["alias_of_item_id"] or ())}
     fields = [field for field in config["preload_weight"] if field in item_fields]
     if len(fields) != 1:
@@ -236,9 +256,9 @@ def _read_preloaded(config: Options, dataset: Any, names: np.ndarray) -> tuple[A
             f"{{{dataset.iid_field}: vector}}, found {shown(config['preload_weight'])}"
         )
     values = np.asarray(dataset.get_preload_weight(fields[0]))
-    values = values.reshape(len(values), -1)[: len(names)]
+    values = values.reshape(len(values), -1)[: len(item_tokens)]
     has_content = values.any(1)
-    return names[: len(values)][has_content], values[has_content]
+    return item_tokens[: len(values)][has_content], values[has_content]
 
 
 def _replace_options(config: Any, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.graph_layers import WGAT, GRUSet2Set
 from recbole_pos.model.posrec import GraphRecommender
 from recbole_pos.values import Options
@@ -38,9 +38,8 @@ class FGNN(GraphRecommender):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        d = config["hidden_size"]
-        layers = range(config["graph_layers"])
-        self.graph_layers = nn.ModuleList(WGAT(d, config["n_heads"]) for _ in layers)
+        d, n_heads = config["hidden_size"], config["n_heads"]
+        self.graph_layers = nn.ModuleList(WGAT(d, n_heads) for _ in range(config["graph_layers"]))
         self.readout = GRUSet2Set(d, config["readout_steps"])
         self.out = nn.Linear(2 * d, d, bias=False)
         self.init_weights()
@@ -48,16 +47,16 @@ class FGNN(GraphRecommender):
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states z [b, d] that predict the next interaction of each session."""
         self.require_last(items, ctx, positions)
-        graph, anchors = self.graphs(items, ctx)
-        weights = self.weights(graph, anchors)
+        graph, anchors = self.build_graphs(items, ctx)
+        weights = self.compute_weights(graph, anchors)
         x = self.embed_nodes(graph, ctx)
         for layer_index, layer in enumerate(self.graph_layers):
             x = layer(x.relu() if layer_index else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))
 
-    def weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
+    def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
         """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
-        incoming = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
+        incoming = weigh_neighbours(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
         is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
         weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
         return weights.to(self.item_embedding.weight)

@@ -67,7 +67,7 @@ CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
 def _find_owner(name: str) -> str | None:
-    """Return who reserves the name of a model, the plugin or RecBole; None if it is free."""
+    """Return who has the name of a model, ``US`` or RecBole; None if it is free."""
     if name in MODELS or name in BASELINES:
         return US
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
@@ -80,26 +80,26 @@ TABLES = (ADDED, MODELS, BASELINES)
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
 
 
-def built_in() -> list[str]:
+def list_built_in() -> list[str]:
     """Return the names of the plugin's models and of RecBole's."""
     return [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
 
 
-def runnable() -> list[str]:
+def list_runnable() -> list[str]:
     """Return the names of all models that can be run."""
-    return [*built_in(), *ADDED]
+    return [*list_built_in(), *ADDED]
 
 
-def on_our_base(model: str) -> bool:
+def is_on_our_base(model: str) -> bool:
     """Return whether a model is a ``PosRecommender``, which takes packed windows and any loss."""
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
 
 
-def served(model: str) -> bool:
+def is_served(model: str) -> bool:
     """Return whether ``plug.py`` gives RecBole the plugin's data and trainer for a model."""
-    return model in MODELS or model in BASELINES or on_our_base(model)
+    return model in MODELS or model in BASELINES or is_on_our_base(model)
 
 
 def register_model(model: type, defaults: Defaults | None = None, name: str | None = None) -> type:
@@ -139,26 +139,29 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
     return model
 
 
-def registered_name(model: type) -> str:
+def ensure_registered(model: type) -> str:
     """Return the name of a model class, which is registered under its own name if it has none."""
     _require_recommender(model)
-    if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
+    if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
-    for table in (MODELS, BASELINES, ADDED):
-        if name := table.find_name(model):
+    for registry in (MODELS, BASELINES, ADDED):
+        if name := registry.find_name(model):
             return name
-    # a notebook cell that runs again defines the class anew: keep the defaults given before
+    # a notebook cell that runs again defines the class again: keep the defaults given before
     earlier = ADDED.find_registration(model)
-    given = earlier.given if earlier else None
-    _register(model, given, model.__name__, find_home_module(model) if given is None else None)
+    given = None if earlier is None else earlier.given
+    module = find_home_module(model) if given is None else None
+    _register(model, given, model.__name__, module)
     return model.__name__
 
 
 def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
     """Check and add a model, which the import of ``module`` registers in other processes."""
+    # the plugin's own models are there already
     if _find_owner(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
         return
-    if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
+    is_recboles = model.__module__.partition(".")[0] == "recbole"
+    if not is_recboles and name.lower() in _list_recbole_names():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
@@ -173,7 +176,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
 
 
 def _require_recommender(model: Any) -> None:
-    """Check that a class is a model that can be trained here."""
+    """Refuse what is not a class of a model that can be trained here."""
     if not isinstance(model, type):
         raise UsageError(f"model: expected a class or a name, found {shown(model)}")
     from recbole.model.abstract_recommender import AbstractRecommender
@@ -193,8 +196,8 @@ def _require_recommender(model: Any) -> None:
             f"model {path} is neither a sequential nor a general recommender of RecBole's, which "
             "alone can run here"
         )
+    # of each tuple a model must define one method at least, which ``base`` does not
     base: type = AbstractRecommender
-    # of each tuple one method at least must be defined
     required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
     if issubclass(model, PosRecommender):
         base, required = PosRecommender, [("encode", "states", "calculate_loss")]
@@ -209,15 +212,15 @@ def _read_shipped(model: type) -> dict[str, Any]:
     if path == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
     if path.startswith("recbole.model."):
-        file = _recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
+        file = _find_recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
-    for table in (MODELS, BASELINES):
-        if name := table.find_name(model):
-            return table.defaults(name)
+    for registry in (MODELS, BASELINES):
+        if name := registry.find_name(model):
+            return registry.defaults(name)
     return {}
 
 
-def _recbole_folder() -> Path:
+def _find_recbole_folder() -> Path:
     """Return the folder of the installed RecBole."""
     import recbole
 
@@ -225,6 +228,7 @@ def _recbole_folder() -> Path:
 
 
 @functools.cache
-def _names_in_recbole() -> frozenset[str]:
-    """Return the names of RecBole's models in lower case, which are those of its modules."""
-    return frozenset(file.stem for file in (_recbole_folder() / "model").glob("*_recommender/*.py"))
+def _list_recbole_names() -> frozenset[str]:
+    """Return the names of RecBole's models in lower case, as its modules are called."""
+    files = (_find_recbole_folder() / "model").glob("*_recommender/*.py")
+    return frozenset(file.stem for file in files)

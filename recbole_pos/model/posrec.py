@@ -11,7 +11,7 @@ equation        code
 =============== ===================================================================
 5, 6            the schemes ``dpe`` and ``ldpe`` under ``position/``
 section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
-7, weights w    ``neighbourhoods`` in ``layers/graph.py``; anchors: ``Anchors``
+7, weights w    ``weigh_neighbours`` in ``layers/graph.py``; anchors: ``Anchors``
 7, 8            ``PGGNN`` in ``layers/graph_layers.py``
 9               ``PosRec.encode_nodes``; the transformer is that of ``layers/attention.py``
 10              ``PosRec.states``
@@ -39,7 +39,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.graph_layers import PGGNN
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.model.base import PosRecommender
@@ -71,14 +71,16 @@ class GraphRecommender(PosRecommender):
         return self.embed(graph.items, replace(graph.nodes, features=ctx.features))
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with its graphs."""
+        """Return a batch on the host with its graphs ``prepared``."""
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, items=batch.items, width=batch.width
         )
-        return replace(batch, prepared=self.graphs(batch.items, ctx))
+        return replace(batch, prepared=self.build_graphs(batch.items, ctx))
 
-    def graphs(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Anchors | None]:
-        """Return the graphs of packed item ids [m] and their anchors, None without.
+    def build_graphs(
+        self, items: Tensor, ctx: SequenceContext
+    ) -> tuple[SessionGraph, Anchors | None]:
+        """Return the graphs of packed item ids [m], and their anchors if the model has any.
 
         A prepared batch brings both in ``ctx.relations``.
         """
@@ -107,7 +109,7 @@ class PosRec(GraphRecommender):
         )
         self.position_embedding = build_row_encodings(config["position"], dimensions, config)
         self.self_weight = float(config["anchor_self_weight"])
-        self.mean = config["messages"] == "mean"
+        self.averages_messages = config["messages"] == "mean"
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
         self.trm_encoder = TransformerEncoder(options, config["n_layers"], lambda: Compose({}))
         self.dropout = Dropout(options.hidden_dropout)
@@ -117,21 +119,23 @@ class PosRec(GraphRecommender):
     def encode_nodes(
         self, items: Tensor, ctx: SequenceContext
     ) -> tuple[SessionGraph, Tensor, Tensor]:
-        """Return the graphs of packed item ids [m], and X' and H of their nodes (equations 7 to 9).
+        """Return the graphs of packed item ids [m], and the states of their nodes.
 
-        Returns:
-            The graphs; X' [k, d], nodes after the graph layers; H [k, d], after the transformer.
+        The states are X' [k, d] after the graph layers (equations 7 and 8), and H [k, d] after the
+        transformer (equation 9).
         """
-        graph, anchors = self.graphs(items, ctx)
+        graph, anchors = self.build_graphs(items, ctx)
         x = self.embed_nodes(graph, ctx)
-        weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean).to(x)
+        weights = weigh_neighbours(
+            graph, anchors, self.overlap, self.self_weight, mean=self.averages_messages
+        ).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, graph.nodes)
-        hidden = x
+        encoded = x
         length = ctx.lengths[graph.nodes.row]
         for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
-            hidden = hidden + scheme.rows(graph.first, graph.age, length)
-        return graph, x, self.trm_encoder(self.dropout(hidden), graph.nodes)
+            encoded = encoded + scheme.rows(graph.first, graph.age, length)
+        return graph, x, self.trm_encoder(self.dropout(encoded), graph.nodes)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [b, d] that predict each session's next interaction (equation 10)."""

@@ -1,4 +1,4 @@
-"""RecBole's models that train and evaluate through the plugin, and what each of them is."""
+"""RecBole's models that train and evaluate through the plugin, with a line about each."""
 
 SEQUENTIAL: dict[str, str] = {
     "SASRec": "Causal self-attention over the history (Kang et al., ICDM 2018).",
@@ -39,6 +39,6 @@ def reads_users(name: str, model_class: type) -> bool:
 
     Args:
         name: name of the model.
-        model_class: class of the model; its attribute ``reads_users``, if any, decides.
+        model_class: class of the model, whose attribute ``reads_users`` decides if it has one.
     """
     return bool(getattr(model_class, "reads_users", name in READ_USERS))

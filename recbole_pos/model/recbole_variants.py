@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position.build import build_row_encodings
@@ -39,24 +39,24 @@ from recbole_pos.values import Options
 
 
 class _Trimmed(SequentialRecommender):
-    """Mixin for RecBole's models that trims padding; their states must not depend on the width."""
+    """Mixin that trims padding, for models of RecBole's whose states do not depend on the width."""
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
-        """Return the states [B, d] after histories [B, L], trimmed to the longest."""
+        """Return the states [B, d] after histories [B, L], whose width is cut to the longest."""
         if not self.training or item_seq.device.type == "cpu":  # else ``pack_rows`` has trimmed
             item_seq = item_seq[:, : int(item_seq_len.max())]
         return super().forward(item_seq, item_seq_len)
 
     def pack_rows(self, rows: Interaction) -> Interaction:
-        """Trim rows on the host, before they go to a device."""
+        """Return rows cut to the longest history, on the host before they go to a device."""
         items = rows[self.ITEM_SEQ][:, : int(rows[self.ITEM_SEQ_LEN].max())]
         return Interaction({**rows.interaction, self.ITEM_SEQ: items})
 
 
 class EncodedEmbedding(nn.Embedding):
-    """Item vectors x of a list of items; of sessions, [B, L] padded on the right, x + P.
+    """Item vectors x of items [n], and x + P of sessions [B, L] that are padded on the right.
 
-    The weights are those of the model's ``plain`` embedding, but zero for padding.
+    The weights are shared with the model's own embedding, ``plain``, but zero for padding.
     """
 
     def __init__(self, plain: nn.Embedding, schemes: nn.ModuleList) -> None:
@@ -66,20 +66,20 @@ class EncodedEmbedding(nn.Embedding):
             self.weight[0] = 0
 
     def forward(self, items: Tensor) -> Tensor:
-        """Return vectors of items [B, L] with P, zero at padding; of items [n] without."""
+        """Return the vectors [B, L, d] of sessions, zero at padding, or [n, d] of items."""
         x = super().forward(items)
         encodings: list[Any] = [scheme for scheme in self.schemes if hasattr(scheme, "rows")]
         if items.dim() < 2 or not encodings:
             return x
-        real = items > 0
+        is_real = items > 0
         older = torch.arange(items.size(1), device=items.device).expand_as(items)
-        newer = (real.sum(1, keepdim=True) - 1 - older).clamp(min=0)
+        newer = (is_real.sum(1, keepdim=True) - 1 - older).clamp(min=0)
         for scheme in encodings:
-            x = x + scheme.rows(older, newer, older + newer + 1) * real[:, :, None]
+            x = x + scheme.rows(older, newer, older + newer + 1) * is_real[:, :, None]
         return x
 
 
-class Silent(nn.Module):
+class ZeroPositionEmbedding(nn.Module):
     """A position embedding that adds nothing, instead of the model's own."""
 
     def forward(self, positions: Tensor) -> float:
@@ -109,7 +109,7 @@ class EncodedSASRec(_Trimmed, SASRec):
         super().__init__(config, dataset)
         schemes = _build_encodings(config, self.max_seq_length, self.hidden_size)
         self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
-        self.position_embedding = Silent()
+        self.position_embedding = ZeroPositionEmbedding()
 
 
 def _build_encodings(config: Options, max_length: int, d: int) -> nn.ModuleList:
@@ -124,7 +124,7 @@ def _build_encodings(config: Options, max_length: int, d: int) -> nn.ModuleList:
 
 
 class _Anchored(_Trimmed):
-    """Mixin for RecBole's graph models that makes graphs of rows, with anchors, in their form."""
+    """Mixin that makes the graphs of RecBole's graph models, in RecBole's form and with anchors."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -136,24 +136,27 @@ class _Anchored(_Trimmed):
         return self.training and item_seq.device.type != "cpu"
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """Return RecBole's form of the graphs of rows [B, L], without its loop over sessions."""
-        # [B, L] node of each interaction, [B, n, 2n] weights of incoming and outgoing edges, and
-        # [B, n] items of nodes; RecBole has one more node, for padding and without an edge
-        real = item_seq > 0
-        events: SequenceContext
+        """Return the graphs of rows [B, L] as RecBole does, without its loop over sessions.
+
+        They are the node of each interaction [B, L], the weights [B, n, 2n] of incoming and
+        outgoing edges, and the items of nodes [B, n]. RecBole has one more node, for padding.
+        """
+        is_real = item_seq > 0
+        lengths = is_real.sum(1)
+        ctx: SequenceContext
         if self._needs_fixed_shapes(item_seq):
-            events = PaddedContext.from_rows(item_seq, real.sum(1), self.max_seq_length)
-            graph = SessionGraph.build(item_seq.reshape(-1), events)
+            ctx = PaddedContext.from_rows(item_seq, lengths, self.max_seq_length)
+            graph = SessionGraph.build(item_seq.reshape(-1), ctx)
         else:
-            events = SequenceContext.from_lengths(real.sum(1), self.max_seq_length)
-            graph = SessionGraph.build(item_seq[real], events)
+            ctx = SequenceContext.from_lengths(lengths, self.max_seq_length)
+            graph = SessionGraph.build(item_seq[is_real], ctx)
         anchors = Anchors.build(graph) if self.anchors else None
-        weights = neighbourhoods(
+        weights = weigh_neighbours(
             graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
         )
         incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)
         alias = torch.zeros_like(item_seq)
-        alias[events.row, events.index] = graph.nodes.index[graph.alias]
+        alias[ctx.row, ctx.index] = graph.nodes.index[graph.alias]
         return alias, torch.cat((incoming, outgoing), 2), graph.nodes.pad(graph.items, "start")
 
 
@@ -171,12 +174,12 @@ class AnchoredGCSAN(_Anchored, GCSAN):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        self.reg_loss = _Norm()
+        self.reg_loss = _NormLoss()
 
 
-class _Norm(nn.Module):
-    """RecBole's ``EmbLoss`` of one table, which copies its zero to the device in every step."""
+class _NormLoss(nn.Module):
+    """RecBole's ``EmbLoss`` of one table, without copying a zero to the device in every step."""
 
     def forward(self, table: Tensor) -> Tensor:
-        """Return [1] the norm of all vectors of the table together, divided by their number."""
+        """Return the norm [1] of the whole table [n, d], divided by n."""
         return (torch.norm(table) / len(table)).view(1)

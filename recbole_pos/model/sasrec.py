@@ -24,7 +24,7 @@ from recbole_pos.layers.ligr import LiGRLayer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
 from recbole_pos.position.build import build_schemes
-from recbole_pos.position.compose import shortest_period
+from recbole_pos.position.compose import find_shortest_period
 from recbole_pos.values import Options
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer, "ligr": LiGRLayer}
@@ -62,18 +62,18 @@ class PosSASRec(PosRecommender):
         self.position_embedding = schemes.input
         block = self._block(config)
         self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention, block)
-        # on the input with post-norm, on the output with pre-norm (FPARec, equation 9)
+        # of the input with post-norm, of the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout)
         self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
-            fastest = shortest_period(self)
-            self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
+            period = find_shortest_period(self)
+            self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        """Return the builder of blocks, which is called once a layer, from the first on."""
+        """Return the function that builds a block; it is called once a layer, from the first."""
         return BLOCKS[config["block"]]
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
@@ -85,13 +85,13 @@ class PosSASRec(PosRecommender):
 
         The last block computes its feed-forward network for these positions only.
         """
-        # not in training, where dropout samples all positions; not if ``encode`` is overridden
+        # in training dropout must sample all positions, and an overridden ``encode`` must be called
         if self.training or type(self).encode is not PosSASRec.encode:
             return super().states(items, ctx, positions)
         return self._run_blocks(items, ctx, positions)
 
     def _run_blocks(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [m, d], or [k, d] at ``positions`` only."""
+        """Return the states [k, d] at ``positions``, or all of them [m, d] if None."""
         x = self.embed(items, ctx)
         if self.scale != 1:
             x = x * self.scale

@@ -36,7 +36,7 @@ class Untrained(SequentialRecommender):
         self.nothing = nn.Parameter(torch.zeros(1))  # an optimiser needs a parameter
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Return zero, so that the trainer runs its one epoch."""
+        """Return a loss of zero, with which the trainer can run its one epoch."""
         return self.nothing.sum() * 0
 
     def predict(self, interaction: Interaction) -> Tensor:
@@ -51,48 +51,52 @@ class SPop(Untrained):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        counts = dataset.popularity
-        # scores, up to this number, are whole: float32 holds them up to 2**24
-        highest = (self.max_seq_length + 1) * self.n_items
-        rank = torch.empty(self.n_items, dtype=torch.float32 if highest <= 2**24 else torch.float64)
-        rank[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(rank)
+        highest_score = (self.max_seq_length + 1) * self.n_items
+        # scores are whole numbers, which float32 holds up to 2**24
+        dtype = torch.float32 if highest_score <= 2**24 else torch.float64
+        rank = torch.empty(self.n_items, dtype=dtype)  # the most popular item has the highest
+        by_popularity = np.argsort(-dataset.popularity, kind="stable")
+        rank[by_popularity] = torch.arange(self.n_items).flip(0).to(rank)
         # counted again from the training data that a checkpoint belongs to
         self.register_buffer("popularity", rank, persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """Return [B, items] scores: by how often an item is in the history, then by popularity."""
+        """Return [B, items] scores by how often an item is in the history, then by popularity."""
         history = interaction[self.ITEM_SEQ]
         repeat_score = (history > 0).to(self.popularity) * self.n_items  # 0 for padding
         return self.popularity.repeat(len(history), 1).scatter_add_(1, history, repeat_score)
 
 
-def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k items most similar to each item, by the cosine over the sessions that have both.
+def find_nearest_items(
+    interactions: csr_matrix, k: int, shrink: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the k items most similar to each item, by the cosine over the sessions that have both.
 
     Args:
-        events: [sessions, items], above zero where the item is in the session.
+        interactions: [sessions, items], above zero where the item is in the session.
         k: number of similar items.
         shrink: added to the denominator, against chance between rare items.
 
     Returns:
         Ids and similarities [items, k], 0 where there are fewer than k.
     """
-    occurs = (events > 0).astype(np.float64)
+    num_items = interactions.shape[1]
+    occurs = (interactions > 0).astype(np.float64)
     cooccurrence = (occurs.T @ occurs).tocoo()
     row, column = cooccurrence.row, cooccurrence.col
     norm = np.sqrt(np.asarray(occurs.sum(axis=0)).ravel())
     similarity = cooccurrence.data / (norm[row] * norm[column] + shrink)
     order = np.lexsort((column, -similarity, row))
-    order = order[row[order] != column[order]]
+    order = order[row[order] != column[order]]  # an item is not similar to itself
     row, column, similarity = row[order], column[order], similarity[order]
-    count = np.bincount(row, minlength=events.shape[1])
-    rank = gather_index(np.zeros_like(count), count)
+    num_similar = np.bincount(row, minlength=num_items)
+    rank = gather_index(np.zeros_like(num_similar), num_similar)
     is_near = rank < k
-    items = np.zeros((events.shape[1], k), dtype=np.int64)
-    values = np.zeros((events.shape[1], k), dtype=np.float32)
+    items = np.zeros((num_items, k), dtype=np.int64)
+    similarities = np.zeros((num_items, k), dtype=np.float32)
     items[row[is_near], rank[is_near]] = column[is_near]
-    values[row[is_near], rank[is_near]] = similarity[is_near]
-    return items, values
+    similarities[row[is_near], rank[is_near]] = similarity[is_near]
+    return items, similarities
 
 
 class SessionKNN(Untrained):
@@ -101,14 +105,15 @@ class SessionKNN(Untrained):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        items, values = nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
+        interactions = dataset.inter_matrix("csr")
+        items, similarities = find_nearest_items(interactions, config["k"], config["shrink"])
         # counted again from the training data that a checkpoint belongs to
         self.register_buffer("neighbours", torch.from_numpy(items), persistent=False)
-        self.register_buffer("similarity", torch.from_numpy(values), persistent=False)
+        self.register_buffer("similarity", torch.from_numpy(similarities), persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return [B, items] similarity of each item to the last one of the history."""
-        last = _last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
+        last = _find_last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
         scores = self.similarity.new_zeros(len(last), self.n_items)
         return scores.scatter_(1, self.neighbours[last], self.similarity[last])
 
@@ -126,11 +131,11 @@ class SessionBPR(SequentialRecommender):
         self.apply(xavier_normal_initialization)
 
     def forward(self, item_seq: Tensor) -> Tensor:
-        """Return the vectors [B, d] of sessions with items [B, L]."""
+        """Return the vectors [B, d] of sessions, each the mean of its items [B, L]."""
         return embedding_bag(item_seq, self.item_embedding.weight, mode="mean", padding_idx=0)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Return the BPR loss of each row's item against its negative."""
+        """Return the BPR loss, the mean over rows of the item against its negative."""
         session = self.forward(interaction[self.ITEM_SEQ])
         positive = self.item_embedding(interaction[self.POS_ITEM_ID])
         negative = self.item_embedding(interaction[self.NEG_ITEM_ID])
@@ -157,16 +162,16 @@ class SessionFPMC(FPMC):
     def forward(
         self, user: Tensor, item_seq: Tensor, item_seq_len: Tensor, next_item: Tensor
     ) -> Tensor:
-        """Return [B] score of each row's next item."""
-        last = self.LI_emb(_last_item(item_seq, item_seq_len))
+        """Return [B] score of each row's next item; ``user`` is not read."""
+        last = self.LI_emb(_find_last_item(item_seq, item_seq_len))
         return (last * self.IL_emb(next_item)).sum(-1)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return [B, items] score of every item after each row's last one."""
-        last = _last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
+        last = _find_last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
         return self.LI_emb(last) @ self.IL_emb.weight.t()
 
 
-def _last_item(item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
-    """Return [B] the last item of each history [B, L]."""
+def _find_last_item(item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
+    """Return the last item [B] of each history [B, L]."""
     return item_seq.gather(1, item_seq_len[:, None] - 1).squeeze(1)

@@ -22,52 +22,55 @@ from recbole_pos.values import Options
 
 
 def has_log(dataset: Dataset) -> bool:
-    """Return whether a dataset has interactions; a dataset read from a run for serving has none."""
+    """Return whether a dataset has interactions, which one read from a run for serving has not."""
     return getattr(type(dataset), "has_log", True)
 
 
 def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | None:
-    """Build the part that adds ``item_features`` to item vectors; None without such fields."""
+    """Build the module that adds ``item_features`` to item vectors; None without such fields."""
     columns = read_features(dataset, "item_features")
-    fields = _build_embeddings(config, dataset, columns)
+    embeddings = _build_embeddings(config, dataset, columns)
     size, fusion = config["hidden_size"], config["feature_fusion"]
-    return ItemFeatures(fields, columns, size, fusion) if fields else None
+    return ItemFeatures(embeddings, columns, size, fusion) if embeddings else None
 
 
 def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | None:
     """Build the module that adds ``event_features`` and ``user_features`` to the input.
 
-    Numbers of interactions are standardised by those of training; without interactions, as when a
-    run is loaded for serving, by the loaded weights. None without such fields.
+    Return None without such fields. Numbers of interactions are standardised by those of training,
+    or by the loaded weights if a run is loaded for serving, without interactions.
     """
-    embeddings = []
+    embeddings = []  # of each option
     for option in ("event_features", "user_features"):
         columns: Mapping[str, Tensor | None] = dict.fromkeys(read_feature_names(config, option))
         if columns and has_log(dataset):
             columns = read_features(dataset, option)
             if option == "event_features":
-                trained = torch.from_numpy(dataset.part == TRAIN)
-                columns = {name: column[trained] for name, column in columns.items()}
+                is_trained = torch.from_numpy(dataset.part == TRAIN)
+                columns = {name: column[is_trained] for name, column in columns.items()}
         embeddings.append(_build_embeddings(config, dataset, columns))
     size, fusion = config["hidden_size"], config["feature_fusion"]
-    return EventFeatures(embeddings[0], embeddings[1], size, fusion) if any(embeddings) else None
+    of_interactions, of_users = embeddings
+    if not of_interactions and not of_users:
+        return None
+    return EventFeatures(of_interactions, of_users, size, fusion)
 
 
 def _build_embeddings(
     config: Options, dataset: Dataset, columns: Mapping[str, Tensor | None]
 ) -> dict[str, nn.Module]:
-    """Return an embedding of each field; those of numbers are fitted to its column, if known."""
+    """Return field -> embedding; embeddings of numbers are fitted to the column, if it is known."""
     size, std = config["hidden_size"], config["initializer_range"]
-    fields: dict[str, nn.Module] = {}
+    embeddings: dict[str, nn.Module] = {}
     for name, column in columns.items():
         if name in dataset.field2id_token:
             is_list = column is not None and column.dim() > 1
-            fields[name] = TokenField(len(dataset.field2id_token[name]), size, std, is_list)
+            embeddings[name] = TokenField(len(dataset.field2id_token[name]), size, std, is_list)
             continue
         numbers = np.empty(0) if column is None else column.double().numpy()
         numbers = numbers[np.isfinite(numbers)]
         if config["numeric_embedding"] == "binned":
-            fields[name] = BinnedField(numbers, config["numeric_bins"], size, std)
+            embeddings[name] = BinnedField(numbers, config["numeric_bins"], size, std)
         else:
-            fields[name] = PeriodicField(numbers, size)
-    return fields
+            embeddings[name] = PeriodicField(numbers, size)
+    return embeddings

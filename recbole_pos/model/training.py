@@ -1,4 +1,4 @@
-"""Adapters between models and the trainer: which batches a model needs, and the loss of one."""
+"""Adapters between models and the trainer: which batches a model needs, and their loss."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class RecBoleAdapter:
     """Adapter of a model of RecBole, which trains on rows by its own loss.
 
     Raises:
-        UsageError: if the loss must be compiled and cannot be.
+        UsageError: if ``compile`` is set and the loss cannot be compiled.
     """
 
     def __init__(self, config: Options, model: Any) -> None:
         self.config, self.model = config, model
-        if config["compile"] and not self.compiles():
+        if config["compile"] and not self.can_compile():
             raise UsageError(
                 f"compile: {config['model']} has no graph of fixed form; causal models of the "
                 "plugin's own have, with augmentation: all_positions and loss_type: CE"
             )
 
-    def compiles(self) -> bool:
+    def can_compile(self) -> bool:
         """Return whether a step is one graph, which no value of a batch changes."""
         return False
 
@@ -44,11 +44,11 @@ class RecBoleAdapter:
         """Return the form of batches that the model needs."""
         return BatchRequirements(pack=getattr(self.model, "pack_rows", None))
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
         """Return the loss as a function of a batch of rows or, if ``packed``, of windows."""
         return self.model.calculate_loss
 
-    def table(self) -> nn.Parameter | None:
+    def find_kept_table(self) -> nn.Parameter | None:
         """Return the item table if its gradient is worth keeping (``kept_gradient``), else None."""
         return None
 
@@ -66,34 +66,35 @@ class NativeAdapter(RecBoleAdapter):
             log_rows=model.needs_events or model.later_targets is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
-            pack=model.pack_rows if self._packs() else None,
+            pack=model.pack_rows if self._can_pack() else None,
         )
 
-    def _packs(self) -> bool:
-        """Return whether rows may be packed as windows: no other package overrides the loss."""
+    def _can_pack(self) -> bool:
+        """Return whether rows may be packed as windows, since no other package changes the loss."""
         methods = ("calculate_loss", "window_loss", "compute_states", "forward", "after")
         modules = {getattr(type(self.model), name).__module__ for name in methods}
         return all(module.startswith("recbole_pos.") for module in modules)
 
-    def compiles(self) -> bool:
+    def can_compile(self) -> bool:
         model, config = self.model, self.config
-        packed = config["augmentation"] == "all_positions" and config["loss_type"] == "CE"
-        return packed and model.causal and not model.needs_events and model.later_targets is None
+        if config["augmentation"] != "all_positions" or config["loss_type"] != "CE":
+            return False
+        return model.causal and not model.needs_events and model.later_targets is None
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self._row_loss
 
     def _row_loss(self, rows: Any) -> Tensor:
         """Return the loss of rows, which the loader packs as windows for a device."""
-        packed = isinstance(rows, SequenceBatch)
-        loss: Tensor = (self.model.window_loss if packed else self.model.calculate_loss)(rows)
+        is_packed = isinstance(rows, SequenceBatch)
+        loss: Tensor = (self.model.window_loss if is_packed else self.model.calculate_loss)(rows)
         return loss
 
-    def table(self) -> nn.Parameter | None:
+    def find_kept_table(self) -> nn.Parameter | None:
         embedding = self.model.item_embedding
         if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
             return None
-        weight: nn.Parameter = self.model.item_embedding.weight
+        weight: nn.Parameter = embedding.weight
         is_large_on_cpu = weight.nbytes > LARGE and weight.device.type == "cpu"
         touches_few_rows = self.config["loss_type"] != "CE"  # cross-entropy touches all of them
         return weight if weight.requires_grad and is_large_on_cpu and touches_few_rows else None
@@ -108,10 +109,10 @@ class NativeAdapter(RecBoleAdapter):
 class EveryPosition(RecBoleAdapter):
     """Adapter of a causal model of RecBole, which learns all positions of a window in one pass.
 
-    RecBole runs the model once a target and reads the state after its newest interaction
-    (``gather_indexes``). The states of a causal model on the way are those of the shorter
-    histories: for histories of up to L interactions this is the loss of RecBole's rows, term by
-    term, but for padding, which RecBole counts as a candidate.
+    RecBole runs the model once a target and reads the state after the newest interaction
+    (``gather_indexes``). Earlier states of a causal model are the states of shorter histories. So
+    for histories of up to L interactions this is the loss of RecBole's rows, term by term, except
+    that RecBole counts padding as a candidate.
     """
 
     def requirements(self) -> BatchRequirements:
@@ -123,16 +124,16 @@ class EveryPosition(RecBoleAdapter):
             )
         return BatchRequirements(windows=True)
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self.model.calculate_loss
 
     def _window_loss(self, batch: SequenceBatch) -> Tensor:
-        weight = self.model.item_embedding.weight
-        return full_cross_entropy(every_state(self.model, batch), weight, batch.targets)
+        states = compute_every_state(self.model, batch)
+        return full_cross_entropy(states, self.model.item_embedding.weight, batch.targets)
 
 
-def every_state(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states [k, d] of one of ``CAUSAL_BUILTINS`` before the targets of windows [k]."""
+def compute_every_state(model: Any, batch: SequenceBatch) -> Tensor:
+    """Return the states [k, d] before the targets of windows, of one of ``CAUSAL_BUILTINS``."""
     ctx = SequenceContext.from_lengths(
         batch.lengths, batch.width, items=batch.items, width=batch.width
     )
@@ -153,21 +154,21 @@ class MaskedEvents(RecBoleAdapter):
     """Adapter of BERT4Rec, whose loss is computed for masked interactions only.
 
     RecBole gives every row ``mask_ratio * MAX_ITEM_LIST_LENGTH`` slots for masked interactions,
-    ranks the catalogue at each and multiplies empty ones by zero: four in five on Amazon Beauty.
+    scores all items at each and multiplies empty slots by zero: four in five on Amazon Beauty.
     """
 
-    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+    def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._masked_loss if self.config["loss_type"] == "CE" else self.model.calculate_loss
 
     def _masked_loss(self, rows: Interaction) -> Tensor:
-        """Return the same as ``BERT4Rec.calculate_loss``; 0 where a batch has nothing masked."""
+        """Return the loss of ``BERT4Rec.calculate_loss``, or 0 if a batch has nothing masked."""
         # As in RecBole, index 0 marks an empty slot, so that a masked first interaction is no
         # target, and padding is a candidate.
         model = self.model
-        masked = rows[model.MASK_INDEX]
-        is_target = masked > 0
+        index = rows[model.MASK_INDEX]  # of masked interactions, [B, slots]
+        is_target = index > 0
         row = torch.nonzero(is_target)[:, 0]
-        states = model.forward(rows[model.MASK_ITEM_SEQ])[row, masked[is_target]]  # [k, d]
+        states = model.forward(rows[model.MASK_ITEM_SEQ])[row, index[is_target]]  # [k, d]
         if not len(row):
             return states.sum()
         # the bias is a column of weights with the input 1; row 0 is no candidate
@@ -184,7 +185,7 @@ ADAPTERS: dict[str, type[RecBoleAdapter]] = {
 }
 
 
-def adapter(config: Options, model: Any) -> RecBoleAdapter:
+def make_adapter(config: Options, model: Any) -> RecBoleAdapter:
     """Return the adapter of a model for the trainer, chosen by its class."""
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)

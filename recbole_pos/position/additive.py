@@ -1,4 +1,4 @@
-"""Encodings added to the item vectors before the first layer: rows of tables, by position.
+"""Encodings by position: rows of tables that are added to item vectors before the first layer.
 
 Those of the PosRec paper are in ``position/dual.py``. Shapes as in ``layers/context.py``.
 """
@@ -16,20 +16,20 @@ from recbole_pos.layers.hooks import Dimensions, InputPosition
 
 
 class PositionEncoding(InputPosition):
-    """Base: x + P, where P depends on positions only. A subclass defines :meth:`rows`."""
+    """Base of x + P, where P depends on positions only. A subclass defines :meth:`rows`."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
         self.max_length = dimensions.max_length
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return P [..., d] by the distance of interactions from both ends of their session.
+        """Return P [..., d] for interactions, by their distances from both ends of the session.
 
         Args:
             forward: [...] int64 number of older interactions, pos; 0 to n - 1.
             backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
-            length: [...] int64 l, where it is not forward + backward + 1: an item that occurs
-                several times has ``forward`` of its first and ``backward`` of its last place.
+            length: [...] int64 l; None for forward + backward + 1. An item that occurs twice needs
+                it: ``forward`` is of its first occurrence, ``backward`` of its last.
         """
         raise NotImplementedError
 
@@ -41,36 +41,36 @@ class PositionEncoding(InputPosition):
         return x + self.rows(ctx.index, ctx.age)
 
 
-def learned_table(dimensions: Dimensions, width: int) -> nn.Parameter:
+def make_table(dimensions: Dimensions, width: int) -> nn.Parameter:
     """Return a learned [n, width] table with the standard deviation of the model's fresh tables."""
     table = nn.Parameter(torch.empty(dimensions.max_length, width))
     nn.init.normal_(table, std=dimensions.initializer_range)
     return table
 
 
-def sinusoids(count: Tensor, width: int, size: float, exchanged: bool = False) -> Tensor:
-    """Return [n, width] float64: sin(count / 10000^(2i/size)) in column 2i, the cosine in 2i + 1.
+def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = False) -> Tensor:
+    """Return [n, width] float64: column 2i is sin(position / 10000^(2i/size)), 2i + 1 its cosine.
 
     Args:
-        count: [n] float64.
+        position: [n] float64.
         width: number of columns; an odd number ends with a column 2i.
-        size: d, which frequencies depend on.
+        size: d in the frequencies, which may differ from ``width``.
         exchanged: whether cosines are in the even columns and sines in the odd ones.
     """
     column = torch.arange(width, dtype=torch.float64)
-    angle = count[:, None] * 10000.0 ** (-(column - column % 2) / size)
+    angle = position[:, None] * 10000.0 ** (-(column - column % 2) / size)
     return torch.where((column % 2 == 0) != exchanged, angle.sin(), angle.cos())
 
 
 class CountedEncoding(PositionEncoding):
-    """Base: rows of a table ``weight`` [n, w] that has a slice of columns for each count.
+    """Base of encodings from a table ``weight`` [n, w] with a slice of columns for each count.
 
-    The slices are the d columns of P side by side, or have d columns each and are added. Side by
-    side they are halves; the first has the middle column where d is odd.
+    Added slices have d columns each. Otherwise slices side by side are the d columns of P; of two
+    halves the first is the wider one if d is odd.
 
     Attributes:
-        counts: the count that indexes each slice: ``forward`` is pos, ``backward`` l - pos - 1,
-            ``newest`` the same from the last row up, and ``length`` l, whose first row is l = 1.
+        counts: the count that indexes each slice: ``forward`` is pos; ``backward`` is l - pos - 1,
+            and ``newest`` the same from the last row up; ``length`` is l, with l = 1 in row 0.
         added: whether slices are added.
         widths: columns of each slice.
     """
@@ -81,47 +81,48 @@ class CountedEncoding(PositionEncoding):
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__(dimensions)
-        d, slices = dimensions.hidden_size, len(self.counts)
-        if d < slices and not self.added:
+        d, num_slices = dimensions.hidden_size, len(self.counts)
+        if d < num_slices and not self.added:
             raise UsageError(f"{type(self).__name__} halves hidden_size, which cannot be {d}")
-        halves = [len(half) for half in torch.arange(d).tensor_split(slices)]
-        self.widths = [d] * slices if self.added else halves
+        halves = [len(half) for half in torch.arange(d).tensor_split(num_slices)]
+        self.widths = [d] * num_slices if self.added else halves
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        length = forward + backward + 1 if length is None else length
+        if length is None:
+            length = forward + backward + 1
         newest = self.max_length - 1 - backward
-        rows = torch.broadcast_tensors(forward, backward, newest, length - 1)
-        row_by_count = dict(zip(("forward", "backward", "newest", "length"), rows, strict=True))
-        tables = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
-        columns = [nn.functional.embedding(row_by_count[count], table) for count, table in tables]
+        indices = torch.broadcast_tensors(forward, backward, newest, length - 1)
+        index = dict(zip(("forward", "backward", "newest", "length"), indices, strict=True))
+        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
+        columns = [nn.functional.embedding(index[count], table) for count, table in slices]
         if self.added or len(columns) == 1:
             return sum(columns[1:], columns[0])
         return torch.cat(columns, dim=-1)
 
 
 class FixedEncoding(CountedEncoding):
-    """Base: sines and cosines, without parameters."""
+    """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
         slices = zip(self.counts, self.widths, strict=True)
         d = dimensions.hidden_size
-        tables = [self.sines(count, row, width, d) for count, width in slices]
+        tables = [self.make_slice(count, row, width, d) for count, width in slices]
         table = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
         self.register_buffer("weight", table, persistent=False)
 
-    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Return the slice [n, width] for ``count``, whose float64 rows are numbered by row [n]."""
-        return sinusoids(row, width, d)
+    def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        """Return the slice [n, width] of ``count``, from the float64 numbers of its rows, [n]."""
+        return make_sinusoids(row, width, d)
 
 
 class LearnedEncoding(CountedEncoding):
-    """Base: learned tables."""
+    """Base of encodings from learned tables."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__(dimensions)
-        self.weight = learned_table(dimensions, sum(self.widths))
+        self.weight = make_table(dimensions, sum(self.widths))
 
 
 class LearnedPosition(LearnedEncoding):
@@ -147,7 +148,7 @@ class SinusoidalPosition(FixedEncoding):
 
     P[p, 2i] = sin(p / 10000^(2i/d)) and P[p, 2i + 1] = cos of the same. Its entries are of size 1,
     so item vectors should be too: set ``embedding_scale: True``. From the oldest interaction it is
-    ``spe``; from the newest it encodes what ``rspe`` does, but p falls with the age.
+    ``spe``; from the newest it has the information of ``rspe``, but p falls with the age.
 
     Args:
         position_from: see :class:`LearnedPosition`.

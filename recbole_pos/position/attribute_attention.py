@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.additive import learned_table
+from recbole_pos.position.additive import make_table
 from recbole_pos.position.time_buckets import pad_times
 
 
@@ -31,9 +31,9 @@ class TimeIntervalAttention(AttentionPosition):
     e_ij = q_i (k_j + R^K[r_ij] + P^K_j) / sqrt(e), z_i = sum_j a_ij (v_j + R^V[r_ij] + P^V_j),
     with r_ij = min(floor((t_i - t_j) / u_i), intervals); tables are shared by all layers, positions
     count from the newest interaction. The unit u_i is the user's shortest gap between two
-    interactions; up to interaction i here, while the authors' code takes that of the whole window,
-    in which an interaction would learn of the time of later ones. Vectors of pairs are never
-    formed: queries meet R^K first, and weights are summed by interval before they meet R^V.
+    interactions, here up to interaction i. The authors' code takes the shortest gap of the whole
+    window, which tells an interaction about later times. Vectors of pairs are never formed: queries
+    are multiplied by R^K first, and weights are summed by interval before they multiply R^V.
 
     Args:
         tisas_intervals: the longest interval; longer ones count as this one.
@@ -45,9 +45,10 @@ class TimeIntervalAttention(AttentionPosition):
 
     def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
         super().__init__()
-        self.max_length, self.longest = dimensions.max_length, tisas_intervals
+        self.max_length = dimensions.max_length
+        self.longest = tisas_intervals
         d, std = dimensions.hidden_size, dimensions.initializer_range
-        self.position_key, self.position_value = (learned_table(dimensions, d) for _ in range(2))
+        self.position_key, self.position_value = (make_table(dimensions, d) for _ in range(2))
         self.time_key = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
         self.time_value = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
 
@@ -71,11 +72,11 @@ class TimeIntervalAttention(AttentionPosition):
         interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
         future = future_mask(ctx.width, q.device)
-        weight = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
-        interval_weight = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
-        interval_weight = interval_weight.scatter_add(-1, intervals, weight)
+        weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
+        interval_weights = weights.new_zeros(*weights.shape[:-1], longest + 1)
+        interval_weights = interval_weights.scatter_add(-1, intervals, weights)
         time_value = self.time_value.view(-1, h, e)
-        out = weight @ v + torch.einsum("bhtr,rhe->bhte", interval_weight, time_value)
+        out = weights @ v + torch.einsum("bhtr,rhe->bhte", interval_weights, time_value)
         return ctx.unpad(out.transpose(1, 2), "start")
 
 
@@ -87,7 +88,7 @@ def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:
     query_times, key_times = pad_times(ctx)
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
-    unit = unit.masked_fill(unit.isinf(), 1)  # no gap yet: all intervals are 0
+    unit = unit.masked_fill(unit.isinf(), 1)  # without a gap so far all intervals are 0
     intervals = (query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]
     return intervals.clamp(0, longest).long()
 
@@ -118,7 +119,7 @@ class DecoupledAttributes(AttentionPosition):
             difsr_fields = [difsr_fields]
         self.fields = list(difsr_fields)
         self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
-        self.position = learned_table(dimensions, dimensions.hidden_size)
+        self.position = make_table(dimensions, dimensions.hidden_size)
         self.tables = nn.ParameterList()
         for index, field in enumerate(self.fields):
             assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
@@ -136,20 +137,24 @@ class DecoupledAttributes(AttentionPosition):
         """Return B of the class docstring, [b, h, t, t].
 
         Raises:
-            ValueError: if the batch carries no items to read attributes of.
+            ValueError: if the scheme reads attributes and the batch carries no items.
         """
-        vectors = [self.position[self.max_length - 1 - ctx.age]]
-        if self.fields and ctx.items is None:
-            raise ValueError("this batch carries no items, whose attributes the scheme reads")
-        for index, table in enumerate(self.tables):
-            tokens = getattr(self, f"tokens_{index}")[ctx.items]  # [m, s]
-            is_token = (tokens > 0).to(table.dtype)
-            total = (table[tokens] * is_token[..., None]).sum(1)
-            vectors.append(total / is_token.sum(1, keepdim=True).clamp(min=1))
-        logits: list[Tensor] = []  # of the position, then of each field
-        for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
+        logits: list[Tensor] = []
+        for vector, query, key in zip(self._embed(ctx), self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
             block = ctx.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)
             field_q, field_k = block.unbind(2)  # [b, h, t, e_f]
             logits.append(field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1)))
         return sum(logits[1:], logits[0]).to(q.dtype)
+
+    def _embed(self, ctx: SequenceContext) -> list[Tensor]:
+        """Return the vectors [m, d] of positions, then those [m, difsr_size] of each field."""
+        if self.fields and ctx.items is None:
+            raise ValueError("this batch carries no items, whose attributes the scheme reads")
+        vectors = [self.position[self.max_length - 1 - ctx.age]]
+        for index, table in enumerate(self.tables):
+            tokens = getattr(self, f"tokens_{index}")[ctx.items]  # [m, s]
+            is_token = (tokens > 0).to(table.dtype)
+            total = (table[tokens] * is_token[..., None]).sum(1)
+            vectors.append(total / is_token.sum(1, keepdim=True).clamp(min=1))
+        return vectors

@@ -19,55 +19,56 @@ from torch import Tensor
 from recbole_pos.position.additive import PositionEncoding
 
 
-def forward_columns(
+def find_forward_columns(
     scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 ) -> list[int]:
-    """Return the largest set A of columns in definition 3.1, empty if there is none.
+    """Return the largest set A of columns in definition 3.1, an empty list if there is none.
 
-    Args:
-        scheme: the encoding.
-        max_length: longest session, 2 to n.
-        tolerance: numbers that differ by at most this count as equal.
+    The longest session is ``max_length``, 2 to n. Numbers are equal if they differ by
+    at most ``tolerance``.
     """
-    position, length = list_events(max_length)
-    return _find_columns(encodings(scheme, position, length), position, tolerance)
+    position, length = list_positions(max_length)
+    return _find_columns(encode_positions(scheme, position, length), position, tolerance)
 
 
-def backward_columns(
+def find_backward_columns(
     scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 ) -> list[int]:
-    """Return the largest set B of columns in definition 3.2; see :func:`forward_columns`."""
-    position, length = list_events(max_length)
-    return _find_columns(encodings(scheme, position, length), length - 1 - position, tolerance)
+    """Return the largest set B of columns in definition 3.2; see :func:`find_forward_columns`."""
+    position, length = list_positions(max_length)
+    vectors = encode_positions(scheme, position, length)
+    return _find_columns(vectors, length - 1 - position, tolerance)
 
 
 def is_unique(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
-    """Return whether interactions of a session at different positions differ (property 3.3)."""
-    position, length = list_events(max_length)
-    vectors = encodings(scheme, position, length)
+    """Return whether the vectors of a session's positions all differ (property 3.3)."""
+    position, length = list_positions(max_length)
+    vectors = encode_positions(scheme, position, length)
     return all(_all_differ(vectors[length == value], tolerance) for value in length.unique())
 
 
-def list_events(max_length: int) -> tuple[Tensor, Tensor]:
-    """Return the positions [k] of sessions of 1 to ``max_length``, and their sessions' lengths."""
+def list_positions(max_length: int) -> tuple[Tensor, Tensor]:
+    """Return positions and session lengths, [k] each, of sessions of 1 to ``max_length``."""
     lengths = torch.arange(1, max_length + 1)
     position = torch.cat([torch.arange(length) for length in lengths.tolist()])
     return position, lengths.repeat_interleave(lengths)
 
 
 @torch.no_grad()
-def encodings(scheme: PositionEncoding, position: Tensor, length: Tensor) -> Tensor:
+def encode_positions(scheme: PositionEncoding, position: Tensor, length: Tensor) -> Tensor:
     """Return the vectors [k, d] of positions [k] in sessions of lengths [k], on the CPU."""
     weight = next(itertools.chain(scheme.parameters(), scheme.buffers()), position)
     return scheme.encode(position.to(weight.device), length.to(weight.device)).cpu()
 
 
 def _find_columns(vectors: Tensor, position: Tensor, tolerance: float) -> list[int]:
-    """Return the columns equal at equal positions [k]; none if other positions are equal, too."""
+    """Return the columns equal at equal positions [k]; [] if two positions share them all."""
     extremes = [vectors[position == value].aminmax(dim=0) for value in position.unique()]
     is_equal = torch.stack([high - low <= tolerance for low, high in extremes]).all(0)
     by_position = torch.stack([low for low, _ in extremes])[:, is_equal]
-    return is_equal.nonzero().flatten().tolist() if _all_differ(by_position, tolerance) else []
+    if not _all_differ(by_position, tolerance):
+        return []
+    return is_equal.nonzero().flatten().tolist()
 
 
 def _all_differ(vectors: Tensor, tolerance: float) -> bool:

@@ -1,4 +1,4 @@
-"""Terms added to the logits: by the distance of two interactions, by their context, or none at all.
+"""Terms added to the logits, by the distance of two interactions or by their context; and none.
 
 Distances i - j of query i and key j count interactions. The causal mask comes later, so entries
 above the diagonal do not matter. Shapes as in ``layers/context.py``.
@@ -26,10 +26,10 @@ class NoPosition(AttentionPosition):
 
 
 class DistanceBias(AttentionPosition):
-    """Base: B_ij = f_h(i - j) for one function per head."""
+    """Base of B_ij = f_h(i - j) with one function per head."""
 
     def curve(self, distance: Tensor) -> Tensor:
-        """Return [h, t] the bias of each head at the distances 0 .. t - 1 ([t])."""
+        """Return the bias [h, t] of each head at the distances 0 to t - 1, [t] int64."""
         raise NotImplementedError
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
@@ -43,9 +43,9 @@ class DistanceBias(AttentionPosition):
 class SemiLocal(AttentionPosition):
     """Attention to the newest and the oldest interactions only (ULTRA-HSTU, Ding et al. 2026).
 
-    Query i sees key j if i - j <= K1 or j < K2, positions counted from the oldest in the window. It
-    masks logits and goes with every other scheme and block. The masked logits are computed all the
-    same: the linear cost of the authors is that of their kernels.
+    Query i sees key j if i - j <= K1 or j < K2; positions count from the oldest interaction. It
+    masks logits and can be combined with every scheme and block. The masked logits are computed,
+    too: the authors' linear cost needs their kernels.
 
     Reference:
         Qin Ding et al. "Bending the Scaling Law Curve in Large-Scale Recommendation Systems." 2026
@@ -73,8 +73,8 @@ class SemiLocal(AttentionPosition):
 class ALiBi(DistanceBias):
     """Linear decay with a fixed slope per head, -m_h (i - j) (Press et al., ALiBi, 2022).
 
-    Slopes are 2^(-8/h), 2^(-16/h), ... for a power of two heads; otherwise those of the next lower
-    power of two, followed by every other slope of twice as many heads.
+    If the number h of heads is a power of two, slopes are 2^(-8/h), 2^(-16/h), ... Otherwise they
+    are the slopes of the next lower power of two, then every other slope of twice that number.
     """
 
     slopes: Tensor
@@ -82,9 +82,10 @@ class ALiBi(DistanceBias):
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
         h = dimensions.n_heads
-        lower = 2 ** int(math.log2(h))  # the next lower power of two
-        slopes = [2 ** (-8 * i / lower) for i in range(1, lower + 1)]
-        slopes += [2 ** (-8 * i / (2 * lower)) for i in range(1, 2 * lower, 2)][: h - lower]
+        power = 2 ** int(math.log2(h))  # the largest power of two up to h
+        slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+        between = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)]
+        slopes += between[: h - power]
         self.register_buffer("slopes", torch.tensor(slopes)[:, None], persistent=False)
 
     def curve(self, distance: Tensor) -> Tensor:
@@ -95,11 +96,11 @@ class T5Bias(DistanceBias):
     """A learned bias per head and bucket of distances (Raffel et al., T5, 2020).
 
     Half of the buckets hold one distance each; the others grow logarithmically up to
-    ``t5_max_distance``, and the last one takes all that is farther. Starts at zero.
+    ``t5_max_distance``, and the last one takes all larger distances. Fresh biases are zero.
 
     Args:
         t5_buckets: number of buckets, at least 2.
-        t5_max_distance: distance from which on the last bucket takes everything.
+        t5_max_distance: smallest distance that is always in the last bucket.
     """
 
     options = ("t5_buckets", "t5_max_distance")
@@ -142,16 +143,18 @@ class KERPLE(DistanceBias):
         h = dimensions.n_heads
         # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
         start = (torch.arange(h) + 0.5) / h
-        raw = start.expm1().log()  # softplus of it is start
+        raw = start.expm1().log()  # softplus(raw) is start
+        raw_r2 = raw.clone() if kerple_kind == "log" else (start / 2).logit()
         self.raw_r1 = nn.Parameter(raw)
-        self.raw_r2 = nn.Parameter(raw.clone() if kerple_kind == "log" else (start / 2).logit())
+        self.raw_r2 = nn.Parameter(raw_r2)
 
     def curve(self, distance: Tensor) -> Tensor:
-        r1, raw = F.softplus(self.raw_r1)[:, None], self.raw_r2[:, None]
+        r1 = F.softplus(self.raw_r1)[:, None]
+        raw_r2 = self.raw_r2[:, None]
         if self.kind == "log":
-            return -r1 * torch.log1p(F.softplus(raw) * distance)
-        # 0^r2 is 0 whatever r2 is; its gradient to r2 is kept finite by starting at 1
-        power = distance.clamp(min=1).to(r1.dtype) ** (2 * raw.sigmoid())
+            return -r1 * torch.log1p(F.softplus(raw_r2) * distance)
+        # 0^r2 is 0 for every r2; powers of 1 or more keep the gradient to r2 finite
+        power = distance.clamp(min=1).to(r1.dtype) ** (2 * raw_r2.sigmoid())
         return -r1 * power.masked_fill(distance == 0, 0)
 
 
@@ -164,32 +167,32 @@ class ContextualPosition(AttentionPosition):
     zero. The gates make [b, h, t, t] tensors unavoidable.
 
     Args:
-        cape_positions: rows of the table; MAX_ITEM_LIST_LENGTH when empty.
+        cape_positions: rows of the table; MAX_ITEM_LIST_LENGTH if None.
     """
 
     options = ("cape_positions",)
 
     def __init__(self, dimensions: Dimensions, *, cape_positions: int | None) -> None:
         super().__init__()
-        rows = dimensions.max_length if cape_positions is None else cape_positions
-        self.weight = nn.Parameter(torch.zeros(rows, dimensions.head_size))
+        num_rows = dimensions.max_length if cape_positions is None else cape_positions
+        self.weight = nn.Parameter(torch.zeros(num_rows, dimensions.head_size))
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
             dtype = self.weight.dtype
-            return self._bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
+            return self._compute_bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
 
-    def _bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+    def _compute_bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         """Return B of the class docstring, [b, h, t, t], in the type of the table."""
-        # 1 - sigmoid(q . k); the future counts 0
+        # 1 - sigmoid(q . k), and 0 for the future
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()
         position = gate.flip(-1).cumsum(-1).flip(-1)
         # a sum of t gates below one stays below t, so rows beyond t are never read
-        rows = min(len(self.weight), ctx.block_width("end") + 1)
-        position = position.clamp(max=rows - 1)
-        lower = position.detach().floor()
-        fraction = position - lower
-        lower = lower.long()
-        upper = (lower + 1).clamp_(max=rows - 1)
-        logits = q @ self.weight[:rows].t()  # q_i . e[p] at whole p, [b, h, t, rows]
+        num_rows = min(len(self.weight), ctx.block_width("end") + 1)
+        position = position.clamp(max=num_rows - 1)
+        whole = position.detach().floor()
+        fraction = position - whole
+        lower = whole.long()
+        upper = (lower + 1).clamp_(max=num_rows - 1)
+        logits = q @ self.weight[:num_rows].t()  # q_i . e[p] at whole p, [b, h, t, num_rows]
         return (1 - fraction) * logits.gather(-1, lower) + fraction * logits.gather(-1, upper)

@@ -21,16 +21,16 @@ from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.schemes import REPLACES, SCHEMES, Facts, scheme_names
 from recbole_pos.values import Options, shown
 
-# hooks of attention, and what each changes
+# What each hook of attention changes.
 HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
 
 
 @dataclass(frozen=True)
 class Schemes:
-    """The schemes of one model: an input encoding, and what builds the schemes of each layer."""
+    """The schemes of one model, and whether any of them needs times or reads their requests."""
 
     input: InputPosition
-    attention: Callable[[], AttentionPosition]
+    attention: Callable[[], AttentionPosition]  # builds the scheme of the next layer
     needs_time: bool
     reads_request: bool
 
@@ -40,7 +40,8 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
 
     Args:
         position: names in the registry; an empty list for no position at all.
-        options: where the schemes' options are looked up by name (RecBole's config, or a dict).
+        dimensions: sizes of the model.
+        options: values of the schemes' options by name (RecBole's config, or a dict).
 
     Raises:
         UsageError: for an unknown name, a bad option, or schemes that cannot share a layer.
@@ -51,12 +52,13 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
 
     def build_all(base: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
-        sizes = replace(dimensions, layer=layer)
-        return {
-            name: cls(sizes, **{key: options[key] for key in cls.options})
-            for name, cls in classes.items()
-            if issubclass(cls, base)
-        }
+        layer_dimensions = replace(dimensions, layer=layer)
+        schemes = {}
+        for name, cls in classes.items():
+            if issubclass(cls, base):
+                scheme_options = {key: options[key] for key in cls.options}
+                schemes[name] = cls(layer_dimensions, **scheme_options)
+        return schemes
 
     layers: list[Compose] = []
 
@@ -79,10 +81,10 @@ def build_row_encodings(
     """Build the named schemes for a model that reads positions at the input only.
 
     Returns:
-        Encodings with rows by position (``rows``); ``nope`` has none.
+        Encodings with the method ``rows``; none of them for ``nope``.
 
     Raises:
-        UsageError: see :func:`build_schemes`; and for a scheme without rows.
+        UsageError: see :func:`build_schemes`; also for a scheme without ``rows``.
     """
     schemes = build_schemes(position, dimensions, options)
     inputs: list[nn.Module] = [schemes.input]
@@ -100,7 +102,7 @@ def build_row_encodings(
 
 
 def describe(name: str) -> Facts:
-    """Describe a registered scheme, with its parameters counted in a model of common size."""
+    """Return the facts of a registered scheme, found by building it in a model of common size."""
     n_layers = 2
     cls: type[PositionScheme] = SCHEMES[name]
     dimensions = Dimensions(
@@ -110,12 +112,14 @@ def describe(name: str) -> Facts:
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
     place = _find_place(cls)
-    needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
+    needs = "nothing" if place == "none" else "order"
+    if cls.needs_time:
+        needs = "time"
     return Facts(place, needs, sum(weight.numel() for weight in distinct))
 
 
 def _find_place(cls: type[PositionScheme]) -> str:
-    """Return where a scheme adds order: at the input, in hooks of attention, or instead of it."""
+    """Return what a scheme changes: the input, parts of attention (``HOOKS``), or all of it."""
     if issubclass(cls, InputPosition):
         return "input"
     if issubclass(cls, AttentionPosition) and replaces_attention(cls):

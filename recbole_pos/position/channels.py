@@ -28,7 +28,7 @@ from recbole_pos.position.mixing import sum_past
 from recbole_pos.position.time_buckets import look_up_intervals
 from recbole_pos.values import SECONDS
 
-WAVES = 16  # interactions of a chunk in the channel of time, where every column has its own weights
+TIME_CHUNK = 16  # interactions of a chunk in the channel of time: each column has its own weights
 
 
 class SeparateChannels(AttentionPosition):
@@ -40,10 +40,10 @@ class SeparateChannels(AttentionPosition):
                   sum_j softmax_j(w_pos[i - j]) v^p_j,
                   sum_j softmax_j(w_time[bucket(t_i - t_j)]) v^t_j )
 
-    so that order and time need not speak through the logits of content. Tables are one each per
-    layer, zero when fresh: the mean of the past. Differences to FuXi-alpha: weights are normalised
-    (its channels have none, or SiLU), the channels share the width of one value instead of having
-    a whole one each, and the block around them is the backbone's.
+    so that order and time do not act through the logits of content. Each layer has its tables w_pos
+    and w_time; fresh ones are zero, so that a sum is the mean of the past. Differences to
+    FuXi-alpha: weights are normalised (there they are not, or go through SiLU), the channels share
+    the width of one value instead of having one each, and the block is the backbone's.
 
     Args:
         dimensions: sizes of the model; heads of at least three numbers.
@@ -62,7 +62,7 @@ class SeparateChannels(AttentionPosition):
         self, dimensions: Dimensions, *, channel_share: float, hstu_time_buckets: int
     ) -> None:
         super().__init__()
-        self.sizes = channel_sizes(channel_share, dimensions.head_size)
+        self.sizes = split_head(channel_share, dimensions.head_size)
         self.distance = nn.Parameter(torch.zeros(dimensions.max_length))
         self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
 
@@ -80,14 +80,15 @@ class SeparateChannels(AttentionPosition):
         )
         channels = [mixed[..., : content.size(-1)].transpose(1, 2)]
         future = future_mask(t, q.device)
-        logits = (toeplitz_matrix(self.distance, t)[None], look_up_intervals(self.time, ctx))
-        for logit, x in zip(logits, (order, time), strict=True):  # [1 or b, t, t]
-            weights = logit.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)
-            channels.append((dropout(weights) @ x.flatten(2)).view_as(x))
+        order_logits = toeplitz_matrix(self.distance, t)[None]  # [1, t, t]
+        time_logits = look_up_intervals(self.time, ctx)  # [b, t, t]
+        for logits, values in ((order_logits, order), (time_logits, time)):
+            weights = logits.masked_fill(future, -torch.inf).softmax(-1).to(values.dtype)
+            channels.append((dropout(weights) @ values.flatten(2)).view_as(values))
         return ctx.unpad(torch.cat([x.to(value.dtype) for x in channels], -1), "start")
 
 
-def channel_sizes(share: float, e: int) -> tuple[int, int, int]:
+def split_head(share: float, e: int) -> tuple[int, int, int]:
     """Return how many of the e numbers of a head are for content, for order and for time."""
     size = max(1, round(share * e))
     if 2 * size >= e:
@@ -99,7 +100,7 @@ def channel_sizes(share: float, e: int) -> tuple[int, int, int]:
 
 
 class FuXiLinear(AttentionPosition):
-    """Retention, a learned kernel of places and periodic retention of time (FuXi-Linear, 2026).
+    """Retention, a learned kernel of positions and periodic retention of time (FuXi-Linear, 2026).
 
     A head's value is cut in three, v = (v^c, v^p, v^t), q, k and v^c go through SiLU, and
 
@@ -120,7 +121,7 @@ class FuXiLinear(AttentionPosition):
         channel_share: share of a head for order, and for time: below 1/2.
         fuxi_position_size: s, even.
         time_min_period, time_max_period: the shortest and the longest period.
-        time_unit: of both.
+        time_unit: unit of both.
     """
 
     options = (
@@ -143,11 +144,13 @@ class FuXiLinear(AttentionPosition):
         super().__init__()
         if fuxi_position_size % 2:
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
-        self.sizes = channel_sizes(channel_share, dimensions.head_size)
+        self.sizes = split_head(channel_share, dimensions.head_size)
         _, _, time_size = self.sizes
-        self.pairs, h = math.ceil(time_size / 2), dimensions.n_heads
-        ends = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
-        self.bank = FrequencyBank(wavelength_form(h * self.pairs, *ends), "fixed", scaled=False)
+        h = dimensions.n_heads
+        self.num_pairs = math.ceil(time_size / 2)  # of columns of a head's v^t
+        shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
+        frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
+        self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
@@ -175,17 +178,19 @@ class FuXiLinear(AttentionPosition):
         out = torch.cat([x.to(dtype) for x in channels], -1)
         return ctx.unpad(out.transpose(1, 2), align)
 
-    def _sum_periodically(self, time: Tensor, ctx: SequenceContext) -> Tensor:
-        """Sum the values of time [b, h, t, columns] with periodic weights, to the same shape."""
-        b, h, t, columns = time.shape
+    def _sum_periodically(self, values: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return the sums of ``values`` [b, h, t, columns] by periodic weights, of this shape."""
+        b, h, t, columns = values.shape
+        dtype, num_pairs = values.dtype, self.num_pairs
         times = (ctx.pad(x.elapsed.detach(), ctx.any_alignment) for x in (ctx.request, ctx))
-        # [b, h pairs, t]
-        query_angle, key_angle = (seconds[:, None] * self.bank()[:, None] for seconds in times)
-        cos, sin, dtype = query_angle.cos(), query_angle.sin(), time.dtype
+        # angles of queries and of keys, [b, h num_pairs, t] each
+        a, c = (seconds[:, None] * self.bank()[:, None] for seconds in times)
+        cos, sin = a.cos(), a.sin()
+        # cos(a - c) = cos a cos c + sin a sin c; sin(a - c) = sin a cos c - cos a sin c
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
-        k = torch.stack((key_angle.cos(), key_angle.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
-        log_decays = [(-math.log(2) * angle).repeat(1, 2, 1) for angle in (query_angle, key_angle)]
-        v = F.pad(time, (0, 2 * self.pairs - columns)).unflatten(-1, (2, self.pairs))
-        v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h pairs, t, 1]
-        out = sum_past(q, k, v, (log_decays[0], log_decays[1]), WAVES).view(b, 2, h, self.pairs, t)
+        k = torch.stack((c.cos(), c.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
+        query_decay, key_decay = ((-math.log(2) * x).repeat(1, 2, 1) for x in (a, c))
+        v = F.pad(values, (0, 2 * num_pairs - columns)).unflatten(-1, (2, num_pairs))
+        v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h num_pairs, t, 1]
+        out = sum_past(q, k, v, (query_decay, key_decay), TIME_CHUNK).view(b, 2, h, num_pairs, t)
         return out.permute(0, 2, 4, 1, 3).flatten(3)[..., :columns]

@@ -27,7 +27,7 @@ class Compose(AttentionPosition):
 
     Raises:
         UsageError: if more than one of the schemes replaces attention, or one that does is combined
-            with a scheme whose places (rotate, mix, bias) it would silently ignore.
+            with a scheme whose hooks (rotate, mix, bias) it would ignore.
     """
 
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
@@ -97,8 +97,8 @@ class ComposeInput(InputPosition):
         return x
 
 
-def shortest_period(model: nn.Module) -> float | None:
-    """Return the shortest period in seconds of a model's time angles; None without any."""
-    schemes = (module for module in model.modules() if isinstance(module, AttentionPosition))
+def find_shortest_period(model: nn.Module) -> float | None:
+    """Return the shortest period in seconds of a model's time angles, None if it has none."""
+    schemes = [module for module in model.modules() if isinstance(module, AttentionPosition)]
     periods = [scheme.time_periods() for scheme in schemes]
     return min((period.min().item() for period in periods if period is not None), default=None)

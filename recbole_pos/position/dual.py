@@ -4,14 +4,7 @@ Reference:
     Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
     Session-based Recommendation." ACM Transactions on Information Systems 2021.
 
-    =============  =====================================================================
-    eq. 1          ``SPE``; learned (section 5.3): ``LPE``
-    eq. 4          ``RSPE``; learned: ``LRPE`` (section 5.3 calls both relative)
-    eq. 16, 17     ``ASPE``; learned: ``ALPE``
-    eq. 24         ``SPE2D``; learned: ``LPE2D``
-    eq. 5, 6       ``DPE``, ``LDPE``
-    eq. 15, 3.1-3  ``position/awareness.py``
-    =============  =====================================================================
+Equation 15 and definitions 3.1 to 3.3 are in ``position/awareness.py``.
 
 All but SPE and LPE read how many later interactions there are: of the window, where that is cut off
 (``MAX_ITEM_LIST_LENGTH``). That reveals nothing of their items, as padding on the left does not in
@@ -26,7 +19,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recbole_pos.position.additive import FixedEncoding, LearnedEncoding, sinusoids
+from recbole_pos.position.additive import FixedEncoding, LearnedEncoding, make_sinusoids
 
 
 class SPE(FixedEncoding):
@@ -62,8 +55,8 @@ class ASPE(FixedEncoding):
     counts = ("forward", "backward")
     added = True
 
-    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        return sinusoids(row, width, d, exchanged=count == "backward")
+    def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        return make_sinusoids(row, width, d, exchanged=count == "backward")
 
 
 class ALPE(LearnedEncoding):
@@ -83,8 +76,8 @@ class SPE2D(FixedEncoding):
 
     counts = ("forward", "length")
 
-    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        return sinusoids(row + 1 if count == "length" else row, width, d / 2)
+    def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        return make_sinusoids(row + 1 if count == "length" else row, width, d / 2)
 
 
 class LPE2D(LearnedEncoding):

@@ -1,6 +1,6 @@
 """Banks of frequencies: how fast the planes of a rotary head turn with order or with time.
 
-Shapes: m interactions, a frequency for each of the planes of a head.
+Shapes: m interactions, one frequency for each plane of a head.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from recbole_pos.errors import UsageError
 
 
 def base_form(planes: int, base: float, scale: float) -> Tensor:
-    """Return [planes] float64 scale * base^(-k / planes), RoFormer's bank (TO-RoPE, eq. 3)."""
+    """Return RoFormer's bank scale * base^(-k / planes), [planes] float64 (TO-RoPE, eq. 3)."""
     return scale * base ** (-torch.arange(planes, dtype=torch.float64) / planes)
 
 
 def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
-    """Return [planes] float64 frequencies of log-spaced periods (TO-RoPE, section 3.2, (2)).
+    """Return the frequencies of log-spaced periods, [planes] float64 (TO-RoPE, section 3.2, (2)).
 
-    The first and the last period are included; a single one is their geometric mean.
+    Periods go from ``shortest`` to ``longest``; a single one is their geometric mean.
     """
     low, high = math.log(shortest), math.log(longest)
     if planes == 1:
@@ -32,32 +32,35 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
     return 2 * math.pi / torch.linspace(low, high, planes, dtype=torch.float64).exp()
 
 
-def radians(position: Tensor, frequency: Tensor) -> Tensor:
-    """Return angles [m, ..., planes], in -pi to pi: positions [m] times frequencies."""
-    # without whole turns, which would take the digits of a smaller type
+def make_angles(position: Tensor, frequency: Tensor) -> Tensor:
+    """Return positions [m] times frequencies [..., planes] as angles [m, ..., planes].
+
+    They are from -pi to pi: whole turns would take the digits of a smaller type.
+    """
     angle = position.view(-1, *[1] * frequency.dim()) * frequency
     return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
 
 
 class FrequencyBank(nn.Module):
-    """Frequencies of one source, order or time; fresh ones with the fastest plane first.
+    """Frequencies of one source, order or time, in descending order when fresh.
 
     Args:
-        start: [planes] float64, falling; without any, nothing is learned.
+        start: [planes] float64 fresh frequencies; if empty, nothing is learned.
         learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
             softplus); or ``free``, learned one by one (in logarithms, so positive).
         scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
-            paper's a_k and b_k, outside the ladder, so that products may cross.
+            paper's a_k and b_k. Scaled frequencies need not fall, even with a ladder.
     """
 
-    start: Tensor  # of fixed frequencies only
+    start: Tensor  # exists only if frequencies are fixed
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         super().__init__()
         if not len(start):
             learn, scaled = "fixed", False
         self.learn = learn
-        log, dtype = start.log(), torch.get_default_dtype()
+        log = start.log()
+        dtype = torch.get_default_dtype()
         if learn == "fixed":
             self.register_buffer("start", start, persistent=False)
         elif learn == "free":
@@ -65,8 +68,8 @@ class FrequencyBank(nn.Module):
         else:
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
-        raw_one = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)  # softplus: 1
-        self.raw_scale = nn.Parameter(raw_one) if scaled else None
+        raw_ones = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)
+        self.raw_scale = nn.Parameter(raw_ones) if scaled else None  # its softplus is 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
         """Move and cast the module, but keep fixed frequencies in float64."""
@@ -83,25 +86,25 @@ class FrequencyBank(nn.Module):
         elif self.learn == "free":
             frequency = self.log.double().exp()
         else:
-            fall = F.softplus(self.raw_step.double()).cumsum(0)
-            frequency = (self.log_first.double() - F.pad(fall, (1, 0))).exp()
+            log_fall = F.softplus(self.raw_step.double()).cumsum(0)
+            frequency = (self.log_first.double() - F.pad(log_fall, (1, 0))).exp()
         if self.raw_scale is not None:
             frequency = frequency * F.softplus(self.raw_scale.double())
         return frequency
 
 
-def time_bank(
+def build_time_bank(
     planes: int, options: Mapping[str, Any], *, learn: str, scaled: bool, factor: float = 1.0
 ) -> FrequencyBank:
-    """Build the frequencies of time, in radians per ``time_unit``, times ``factor``.
+    """Build the frequencies of time, in radians per ``time_unit``.
 
-    They have the base form if ``time_base`` is set, else wavelengths between the two periods.
+    They have the base form if ``time_base`` is set, else log-spaced periods between the two given.
 
     Args:
         planes, learn, scaled: see :class:`FrequencyBank`.
         options: ``time_unit``, ``time_min_period``, ``time_max_period``, ``time_base`` and
             ``time_scale``.
-        factor: of all frequencies.
+        factor: factor of all fresh frequencies.
 
     Raises:
         UsageError: if the shortest period is not above 0 and below the longest.

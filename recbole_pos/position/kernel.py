@@ -22,20 +22,20 @@ from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, tri
 
 
 class Factor(nn.Module):
-    """A learned lower-triangular [n, n] matrix; the identity when fresh."""
+    """Base of learned lower-triangular [n, n] matrices, which are the identity when fresh."""
 
     weight: nn.Parameter
 
     def matrix(self, t: int) -> Tensor:
-        """Return the last t rows and columns, [t, t]."""
+        """Return the last t rows and columns of the matrix, [t, t]."""
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
-        """Return the product of the last t rows and columns with x [t, c]."""
+        """Return the product [t, c] of the last t rows and columns with x [t, c]."""
         return triangular_product(self.matrix(len(x)), x, len(x))
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Mix packed [m, h, e] along each sequence (equations 10 and 11)."""
+        """Mix packed x [m, h, e] along each sequence, to the same shape (equations 10 and 11)."""
         with torch.autocast(x.device.type, enabled=False):
             block = ctx.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self.product(block.flatten(1)).view(block.shape)
@@ -56,15 +56,15 @@ class FullFactor(Factor):
 
     def matrix(self, t: int) -> Tensor:
         """Scatter the weights of the last t rows into a matrix, [t, t]."""
-        first = self.n - t  # row r begins at r (r + 1) / 2 of the weights
-        begin = first * (first + 1) // 2
-        rows = self.weight.new_zeros(t * self.n)
-        rows = rows.index_copy(0, self.flat_index[begin:] - first * self.n, self.weight[begin:])
-        return rows.view(t, self.n)[:, first:]
+        first_row = self.n - t
+        start = first_row * (first_row + 1) // 2  # weights of the rows before the first
+        flat_index = self.flat_index[start:] - first_row * self.n
+        rows = self.weight.new_zeros(t * self.n).index_copy(0, flat_index, self.weight[start:])
+        return rows.view(t, self.n)[:, first_row:]
 
 
 class ToeplitzFactor(Factor):
-    """One weight for every lag, ``band`` of them (equation 10 with u_ik = w_(k-i))."""
+    """One weight for each of the lags 0 to ``band`` - 1 (equation 10 with u_ik = w_(k-i))."""
 
     def __init__(self, n: int, band: int | None) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class PositionalKernel(AttentionPosition):
         kernel_l: L, acting on the values: the same choices.
         kernel_u_shared: one U for all layers.
         kernel_l_shared: one L for all layers.
-        kernel_band: lags that a Toeplitz factor has; all when None.
+        kernel_band: lags that a Toeplitz factor has; None for all.
     """
 
     options = ("kernel_u", "kernel_l", "kernel_u_shared", "kernel_l_shared", "kernel_band")
@@ -134,7 +134,7 @@ class PositionalKernel(AttentionPosition):
 
 
 def _build_factor(kind: str, n: int, band: int | None) -> Factor | None:
-    """Build a factor of a kind: toeplitz, full, or None for the identity."""
+    """Build a factor of a kind: toeplitz or full; return None for the identity."""
     if kind == "toeplitz":
         return ToeplitzFactor(n, band)
     return FullFactor(n) if kind == "full" else None

@@ -31,8 +31,9 @@ class LinearAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        """Return the quotient of the class docstring, packed [m, h, e]."""
-        ones = value.new_ones(*value.shape[:-1], 1)  # its mix is the denominator
+        """Return phi(q_i).sum phi(k_j) v_j^T / phi(q_i).sum phi(k_j), [m, h, e] like arguments."""
+        # as a further value column, ones sum to the denominator
+        ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
         block = ctx.pad(features, ctx.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
@@ -50,23 +51,25 @@ def sum_past(
 ) -> Tensor:
     """Return the sums over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if weights decay.
 
-    Pairs within a chunk are a masked product; earlier chunks come in through the sum of k v^T.
+    Pairs within a chunk are a masked product; earlier chunks are summed as states k v^T.
 
     Args:
-        q, k, v: [b, h, t, f], [b, h, t, f] and [b, h, t, w]; aligned at the start.
+        q, k, v: [b, h, t, f] twice, and [b, h, t, w], which is the shape of the result, too.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
     """
     t = v.size(2)
-    c = min(chunk or CHUNK, t)
-    n = (t + c - 1) // c  # chunks
-    shape = n, c, -1  # not unflatten: its check of sizes fails in exported programs
-    q, k, v = (F.pad(x, (0, 0, 0, n * c - t)).view(*x.shape[:2], *shape) for x in (q, k, v))
-    weights, past = q @ k.transpose(-1, -2), q
+    size = min(chunk or CHUNK, t)
+    num_chunks = (t + size - 1) // size
+    filled = num_chunks * size - t  # columns that fill up the last chunk
+    shape = num_chunks, size, -1  # not unflatten: its check of sizes fails in exported programs
+    q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
+    weights = q @ k.transpose(-1, -2)
     if log_decays is None:
-        state = k.transpose(-1, -2) @ v  # [b, h, n, f, w]
-        # earlier chunks only; subtracting the own chunk would leave rounding of later values
+        past_q = q
+        state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
+        # sums of earlier chunks; subtracting a chunk's state would leave rounding of later values
         before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
 
@@ -74,24 +77,24 @@ def sum_past(
             """Return exp, at most 1: padding and the future, which is masked, may rise."""
             return exponent.clamp(max=0).exp().to(v.dtype)
 
-        query_log, key_log = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in log_decays)
-        end = key_log[..., -1:]  # [b, h, n, 1] of each chunk
+        a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
+        end = c[..., -1:]  # [b, h, num_chunks, 1], of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
-        weights = weights * decay(query_log[..., None] - key_log[..., None, :])
-        state = (k * decay(end - key_log)[..., None]).transpose(-1, -2) @ v
-        carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, n, n]
+        weights = weights * decay(a[..., None] - c[..., None, :])
+        state = (k * decay(end - c)[..., None]).transpose(-1, -2) @ v
+        carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, num_chunks, num_chunks]
         before = (carried @ state.flatten(3)).view_as(state)
-        past = q * decay(query_log - start)[..., None]
-    out = weights.tril() @ v + past @ before
-    return out.view(*out.shape[:2], n * c, -1)[:, :, :t]
+        past_q = q * decay(a - start)[..., None]
+    out = weights.tril() @ v + past_q @ before
+    return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
 
 
 class TokenMixing(AttentionPosition):
     """Causal token-mixing MLP (Tolstikhin et al. 2021): W2 gelu(W1 X), no attention, no value.
 
     W1 and W2 are [n, n] lower triangular ("we mask the future positional in token mixing layers"),
-    shared by all channels. They have no bias: zero at padding then stays zero, so padding cannot
-    reach a real interaction.
+    shared by all channels. They have no bias, so padding stays zero and does not reach a real
+    interaction.
     """
 
     projections = ()

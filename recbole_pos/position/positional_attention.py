@@ -6,8 +6,8 @@ padding mask m, the normalised attention over real interactions is
     out = (A (m * V)) / (A m)
 
 which is one product of [t, t] with [t, b * e] per head, in blocks that skip zeros if t is large; no
-[b, t, t] tensor exists. Blocks are aligned at the end: the newest interaction is in the last row of
-the position matrix, of which a batch uses the last t rows and columns. Shapes as in
+[b, t, t] tensor exists. Sequences are aligned at the end: the newest interaction has the last row
+of the position matrix, and a batch uses the last t rows and columns. Shapes as in
 ``layers/context.py``.
 """
 
@@ -23,14 +23,14 @@ from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import block_rows, triangular_product
 
-BLOCKS = 3  # from so many blocks of rows on, skipping zeros is faster than one large product
+MIN_BLOCKS = 3  # with fewer blocks of rows one large product is faster than skipping zeros
 
 
 class PositionalAttention(AttentionPosition):
-    """Base: out_i = sum_j A_ij V_j / sum_j A_ij over the real interactions j <= i."""
+    """Base of out_i = sum_j A_ij V_j / sum_j A_ij over the real interactions j <= i."""
 
     projections = ("value",)
-    normalised = True
+    normalised = True  # whether sums are divided by the sum of their weights
 
     def weights(self, t: int) -> Tensor:
         """Return A of the newest t positions, [h or 1, t, t], at least 0 and 0 for the future."""
@@ -39,30 +39,27 @@ class PositionalAttention(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            return self._attend(value, ctx, dropout)
-
-    def _attend(self, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
         """Return packed values [m, h, e] mixed by A, divided by its sums if normalised."""
-        weights = self.weights(ctx.block_width("end"))
-        value = value.to(weights.dtype)
-        mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
-        out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
-        if not self.normalised:
-            return out
-        if ctx.is_full:
-            total = weights.sum(-1)[:, ctx.column("end")]  # [h or 1, m]
-        else:
-            present = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
-            total = (weights @ present).flatten(1)[:, ctx.slots("end", time_major=True)]
-        # a floor, because all weights of a short sequence may underflow beside a long one's
-        return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
+        with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
+            weights = self.weights(ctx.block_width("end"))
+            value = value.to(weights.dtype)
+            mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
+            out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
+            if not self.normalised:
+                return out
+            if ctx.is_full:
+                total = weights.sum(-1)[:, ctx.column("end")]  # [h or 1, m]
+            else:
+                is_real = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
+                total = (weights @ is_real).flatten(1)[:, ctx.slots("end", time_major=True)]
+            # not 0: all weights of a short sequence may underflow beside those of a long one
+            return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
         """Return weights [h or 1, t, t] times values [t, b, h, e] along the sequence, per head."""
         t, b, h, e = block.shape
-        if t >= BLOCKS * block_rows(block.device) and not torch.compiler.is_compiling():
+        if t >= MIN_BLOCKS * block_rows(block.device) and not torch.compiler.is_compiling():
             heads = block.flatten(2) if len(weights) == 1 else block.permute(2, 0, 1, 3)
             flat = heads.reshape(len(weights), t, -1)
             mixed = [triangular_product(A, x, t) for A, x in zip(weights, flat, strict=True)]
@@ -93,9 +90,9 @@ class LearnedAttention(PositionalAttention):
         self.scale = 1 / math.sqrt(dimensions.head_size)
 
     def logits(self, t: int) -> Tensor:
-        """Return R / sqrt(d), [h, t, t] of the newest t queries and keys.
+        """Return R / sqrt(d) of the newest t queries and keys, [h, t, t].
 
-        Not normalised, keys are all n positions, [h, t, n].
+        If weights are not normalised, all n positions are keys, [h, t, n].
         """
         raise NotImplementedError
 
@@ -109,7 +106,7 @@ class LearnedAttention(PositionalAttention):
 
 
 class PositionMatrix(LearnedAttention):
-    """PARec: R is a free [n, n] matrix a layer, n^2 parameters (Luo et al., FPARec, equation 6)."""
+    """PARec: R is a free [n, n] matrix, n^2 parameters a layer (Luo et al., FPARec, equation 6)."""
 
     options = ("positional_mask",)
 

@@ -12,7 +12,7 @@ from recbole_pos.position.frequencies import base_form
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x_i, x_(i + e/2)) of vectors [..., e] by angles [..., e / 2].
+    """Rotate the pairs (x_i, x_(i + e/2)) of vectors x [..., e] by angles [..., e / 2].
 
     RoFormer pairs neighbours (x_2i, x_(2i+1)) instead: the same up to a fixed order of the columns
     of the projections.
@@ -22,7 +22,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def count_planes(dimensions: Dimensions, scheme: str) -> int:
-    """Return e / 2, the number of planes (pairs) of a head; a UsageError if e is odd."""
+    """Return e / 2, the number of planes (pairs) of a head; raise UsageError if e is odd."""
     if dimensions.head_size % 2:
         raise UsageError(
             f"{scheme} rotates pairs and needs heads of even size; hidden_size "

@@ -1,4 +1,4 @@
-"""The table of position schemes: what ``position`` may name."""
+"""The registry of position schemes, whose names are the values of ``position``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Facts(NamedTuple):
     """What ``recbole-pos schemes`` lists of a scheme without importing it.
 
     Attributes:
-        place: where order enters.
+        place: what a scheme changes: the input, parts of attention, or all of it.
         needs: what a scheme reads beside items.
-        parameters: added to a model of n = 50, d = 64, 1 head, 2 layers.
+        parameters: number that it adds to a model of n = 50, d = 64, 1 head, 2 layers.
     """
 
     place: str
@@ -89,20 +89,21 @@ FACTS = {name: Facts(*facts[1:]) for name, facts in _SHIPPED.items()}
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
-    """Return the value of the option ``key``, as a list of registered scheme names.
+    """Return ``position``, the value of the option ``key``, as a list of registered schemes' names.
 
     Raises:
-        UsageError: for an unknown name, or anything but names.
+        UsageError: for an unknown or repeated name, or a value that is not a list of names.
     """
     names = [position] if isinstance(position, str) else position
     if not isinstance(names, (list, tuple)):
         raise UsageError(f"{key}: expected a list such as [rope, kernel], found {shown(position)}")
     for name in names:
         if not isinstance(name, str) or name not in SCHEMES:
-            has_bracket = isinstance(name, str) and any(mark in name for mark in "[],")
-            hint = "; a list is written [rope, kernel], with both brackets" if has_bracket else ""
+            hint = suggest(str(name), SCHEMES)
+            if isinstance(name, str) and any(mark in name for mark in "[],"):
+                hint = "; a list is written [rope, kernel], with both brackets"
             raise UsageError(
-                f"{key}: unknown scheme {shown(name)}{hint or suggest(str(name), SCHEMES)}; "
+                f"{key}: unknown scheme {shown(name)}{hint}; "
                 f"schemes are {', '.join(SCHEMES)}. One of your own: name the module that "
                 "registers it, as in --plugins='[my_schemes]', or in Python call "
                 "recbole_pos.register_scheme first"
@@ -127,8 +128,8 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         The class.
 
     Raises:
-        UsageError: if the class is no scheme, fills no hook, or its options and defaults differ; if
-            the name is taken.
+        UsageError: if the class is not a scheme or fills no hook, its options and defaults differ,
+            its constructor does not take them, or the name is taken.
 
     Example::
 
@@ -146,7 +147,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         )
 
     def read_shipped(base: type) -> dict[str, Any]:
-        """Return the defaults of a shipped scheme that are options of this one; {} for others."""
+        """Return the defaults of a shipped scheme that are options of this one, else {}."""
         shipped_name = SCHEMES.find_name(base)
         if shipped_name is None or import_path(base) not in SCHEMES.paths.values():
             return {}
@@ -174,7 +175,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """Return the class, checked: a scheme that fills a hook, under a name that torch allows."""
+    """Return the class; raise UsageError unless it fills a hook and torch allows its name."""
     from torch import nn
 
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.position.frequencies import FrequencyBank, base_form, radians
+from recbole_pos.position.frequencies import FrequencyBank, base_form, make_angles
 from recbole_pos.position.rotary import count_planes
 from recbole_pos.position.time_rotary import PERIODS, AngularPosition
 from recbole_pos.values import SECONDS
@@ -35,16 +35,16 @@ class SirenRotaryPosition(AngularPosition):
         angle_k = n base^(-k / planes) + (W sin(omega (A u(t) + a)) + V gelu(B u(t) + b))_k
         u(t) = (log(1 + t - t_first) / 10, and sin, cos of 2 pi t / period for every calendar part)
 
-    The frequencies of time are the rows of A: learned, and of any mixture of signals. W and V are 0
-    when fresh, so that a fresh model is that of ``rope``. Unlike those of other rotary schemes the
-    products depend on when two interactions happened, not on the time between them only.
+    The frequencies of time are the rows of A, which are learned and mix all signals. W and V are 0
+    when fresh, so that a fresh model equals one with ``rope``. Unlike in other rotary schemes,
+    products depend on when two interactions happened, not only on the time between them.
 
     Args:
         rope_base: the base of order.
         calendar_parts: of hour, day, week, month, year, decade; in UTC.
         siren_width: hidden units of each branch.
         siren_omega: omega, how fast fresh waves are.
-        time_unit: of t - t_first.
+        time_unit: unit of t - t_first.
     """
 
     options = ("rope_base", "calendar_parts", "siren_width", "siren_omega", "time_unit")
@@ -60,21 +60,22 @@ class SirenRotaryPosition(AngularPosition):
         time_unit: str,
     ) -> None:
         super().__init__()
-        planes, signals = count_planes(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
+        planes = count_planes(dimensions, "siren_rope")
+        num_signals = 1 + 2 * len(calendar_parts)
         self.omega, self.time_unit, self.calendar_parts = siren_omega, time_unit, calendar_parts
         self.order = FrequencyBank(base_form(planes, rope_base, 1.0), "fixed", scaled=False)
         # the last column of A and of B is the bias
-        self.sine = nn.Parameter(torch.empty(siren_width, signals + 1))
-        self.smooth = nn.Parameter(torch.empty(siren_width, signals + 1))
+        self.sine = nn.Parameter(torch.empty(siren_width, num_signals + 1))
+        self.smooth = nn.Parameter(torch.empty(siren_width, num_signals + 1))
         for inner in (self.sine, self.smooth):
-            nn.init.uniform_(inner, -1 / signals, 1 / signals)
+            nn.init.uniform_(inner, -1 / num_signals, 1 / num_signals)
         self.sine_out = nn.Parameter(torch.zeros(planes, siren_width))
         self.smooth_out = nn.Parameter(torch.zeros(planes, siren_width))
 
     def signals(self, ctx: SequenceContext) -> Tensor:
-        """Return u(t) of every interaction and a one for the bias, [m, signals + 1] float64."""
+        """Return u(t) of every interaction and a 1 for the bias, [m, num_signals + 1] float64."""
         assert ctx.times is not None  # ``elapsed`` raises first
-        # clamped: a given split may have test interactions before those of training
+        # A given split may have test interactions before those of training: times are clamped.
         columns = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
         for name in self.calendar_parts:
             period = PERIODS[name] * SECONDS["days"]
@@ -89,4 +90,4 @@ class SirenRotaryPosition(AngularPosition):
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits
             waves = (self.omega * (u @ self.sine.T)).sin() @ self.sine_out.T
             smooth = F.gelu(u @ self.smooth.T) @ self.smooth_out.T
-        return (radians(ctx.index.double(), self.order()) + waves + smooth)[:, None]
+        return (make_angles(ctx.index.double(), self.order()) + waves + smooth)[:, None]

@@ -14,31 +14,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements, chunks
+from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.layers.triangular import toeplitz_matrix
 
 # ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
 WIDTH = 0.301
-LANES = 32  # copies of a table that keys read in turn, see ``_Lookup``
+LANES = 32  # copies of a table, which keys read in turn, see ``_Lookup``
 
 
-def log_bucket(seconds: Tensor, buckets: int) -> Tensor:
-    """Return min(floor(ln(max(1, seconds)) / 0.301), buckets - 1), int32 of the same shape.
+def find_bucket(seconds: Tensor, num_buckets: int) -> Tensor:
+    """Return min(floor(ln(max(1, seconds)) / 0.301), num_buckets - 1), int32 of the same shape.
 
-    The first bucket takes spans below 1.35 s, negative ones too.
+    The first bucket takes spans below 1.35 s, also negative ones.
     """
-    return seconds.clamp(min=1).log_().div_(WIDTH).clamp_(max=buckets - 1).to(torch.int32)
+    return seconds.clamp(min=1).log_().div_(WIDTH).clamp_(max=num_buckets - 1).to(torch.int32)
 
 
 class TimeEmbedding(InputPosition):
     """Learned absolute times in buckets, x + P[bucket] (Wei et al., TO-RoPE, Table 4: time APE).
 
     Times count from older interactions, never from the newest one of the window: in training every
-    interaction is a query, and seconds until the newest one would reveal when the interactions
-    after it happen. With ``request_time: target`` an interaction also gets
-    R[bucket(t_{k+1} - t_k)], the gap to the request that its state answers.
+    interaction is a query, and seconds until the newest one would reveal when later interactions
+    happen. With ``request_time: target`` R[bucket(t_{k+1} - t_k)] is added to interaction k, for
+    the gap to the request that its state answers.
 
     Args:
         time_buckets: rows of P; the last one takes everything that is longer.
@@ -61,15 +61,15 @@ class TimeEmbedding(InputPosition):
             nn.init.normal_(self.request, std=dimensions.initializer_range)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Add the vectors of times to item vectors [m, d]."""
+        """Return item vectors x [m, d] with the vectors of their times added, [m, d]."""
         seconds = ctx.elapsed
         if self.time_from == "previous":
             seconds = seconds.diff(prepend=seconds[:1]).masked_fill(ctx.index == 0, 0)
-        x = x + F.embedding(log_bucket(seconds, len(self.weight)), self.weight)
+        x = x + F.embedding(find_bucket(seconds, len(self.weight)), self.weight)
         if self.request is None:
             return x
         gap = ctx.request.elapsed - ctx.elapsed
-        return x + F.embedding(log_bucket(gap, len(self.request)), self.request)
+        return x + F.embedding(find_bucket(gap, len(self.request)), self.request)
 
 
 class HSTUBias(AttentionPosition):
@@ -101,33 +101,31 @@ class HSTUBias(AttentionPosition):
         return bias.unsqueeze(1).to(q.dtype)
 
 
-def bucket_pairs(ctx: SequenceContext, buckets: int) -> Tensor:
-    """Return [b, t, t] int32 buckets of t_i - t_j, in LANES tables that keys use in turn."""
+def bucket_pairs(ctx: SequenceContext, num_buckets: int) -> Tensor:
+    """Return [b, t, t] int32 buckets of t_i - t_j, as indices into LANES tables end to end."""
     keys = torch.arange(ctx.width, dtype=torch.int32, device=ctx.lengths.device)
-    lane = keys % LANES * buckets
-    return map_spans(ctx, lambda spans: log_bucket(spans, buckets).add_(lane), torch.int32)
+    table_start = keys % LANES * num_buckets  # key j reads table j modulo LANES
+    return map_spans(ctx, lambda s: find_bucket(s, num_buckets).add_(table_start), torch.int32)
 
 
 def map_spans(
     ctx: SequenceContext, function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return a function of the seconds t_i - t_j, for every pair of interactions.
+    """Return an elementwise function of the float64 seconds t_i - t_j of all pairs, [b, t, t].
 
-    t_i is the time of the request of query i, see ``SequenceContext.request``.
-
-    Returns:
-        [b, t, t], aligned at the start; without meaning for newer keys and padding.
+    t_i is the time of the request of query i, see ``SequenceContext.request``. The result is
+    aligned at the start; entries of newer keys and of padding have no meaning.
     """
     query_times, key_times = pad_times(ctx)
     b, t = key_times.shape
     out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
-    for rows in chunks(b, t**2, key_times.device):  # differences are float64
+    for rows in iterate_chunks(b, t**2, key_times.device):  # differences are float64
         out[rows] = function(query_times[rows, :, None] - key_times[rows, None])
     return out
 
 
 def pad_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-    """Return times of queries' requests and of keys, [b, t] seconds each, aligned at the start."""
+    """Return the times of queries' requests and of keys, seconds [b, t] aligned at the start."""
     times = ctx.pad(ctx.elapsed.detach(), "start")
     if ctx.request is ctx:
         return times, times
@@ -135,23 +133,23 @@ def pad_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
 
 
 def look_up_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:
-    """Return [b, t, t], aligned at the start: table[bucket(t_i - t_j)] of a table [buckets]."""
-    buckets = len(table)
-    index = ctx.cached(("intervals", buckets), lambda: bucket_pairs(ctx, buckets))
+    """Return table[bucket(t_i - t_j)], [b, t, t] aligned at the start, of a table [num_buckets]."""
+    num_buckets = len(table)
+    index = ctx.cached(("intervals", num_buckets), lambda: bucket_pairs(ctx, num_buckets))
     return _Lookup.apply(table, index)
 
 
 class _Lookup(torch.autograd.Function):
-    """The entries of a table [buckets] at the indices of ``bucket_pairs``."""
+    """The entries of a table [num_buckets] at the indices of ``bucket_pairs``."""
 
     # Neighbours mostly share a bucket, and adding to one number again and again waits for memory.
-    # With LANES tables in turn the gradient takes a third of the time, and each lane sums fewer
-    # numbers, so that millions of float32 do not lose digits.
+    # With LANES tables in turn the gradient takes a third of the time, and each table sums fewer
+    # numbers, so that sums of millions of float32 do not lose digits.
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.buckets = len(table)
+        ctx.num_buckets = len(table)
         return table.repeat(LANES).index_select(0, index.flatten()).view(index.shape)
 
     @staticmethod
@@ -159,9 +157,9 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
         size = chunk_elements(grad.device)
-        total = grad.new_zeros(ctx.buckets)
-        pieces = zip(index.flatten().split(size), grad.flatten().split(size), strict=True)
-        for index_piece, grad_piece in pieces:
-            lanes = grad.new_zeros(LANES * ctx.buckets).index_add_(0, index_piece, grad_piece)
-            total += lanes.view(LANES, ctx.buckets).sum(0)
+        total = grad.new_zeros(ctx.num_buckets)
+        chunks = zip(index.flatten().split(size), grad.flatten().split(size), strict=True)
+        for index_chunk, grad_chunk in chunks:
+            tables = grad.new_zeros(LANES * ctx.num_buckets).index_add_(0, index_chunk, grad_chunk)
+            total += tables.view(LANES, ctx.num_buckets).sum(0)
         return total, None

@@ -23,7 +23,7 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.time_buckets import map_spans
 from recbole_pos.values import SECONDS
 
-SHORTEST = 1e-9  # seconds; a zero has no logarithm, and so short a span is at the curve's start
+SHORTEST = 1e-9  # seconds, in place of 0, which has no logarithm
 
 
 class TimeDecay(AttentionPosition):
@@ -34,9 +34,9 @@ class TimeDecay(AttentionPosition):
         exponential_power:  B_ij = a 2^(-(d / s)^b)       (FuXi-gamma: a g^(d^b), g = 2^(-1 / s^b))
         power:              B_ij = a (1 + d / s)^(-b)     (FuXi-beta: a (1 + d)^(-b))
 
-    Fresh, b is 1, so that s is where half of a is left: log-spaced over the heads. a is 0, so that
-    a fresh model equals its backbone. Differences to FuXi: the term is added to the logits of
-    content, where FuXi has a channel of its own for it; s and a number for each head.
+    Fresh b are 1, so that half of a is left at d = s; fresh s are log-spaced over the heads. Fresh
+    a are 0, so that a fresh model equals its backbone. Differences to FuXi: the term is added to
+    the logits of content, not in a channel of its own; there is s; each head has its own numbers.
 
     Args:
         decay_kind: ``exponential_power`` or ``power``.
@@ -67,20 +67,23 @@ class TimeDecay(AttentionPosition):
         low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
         start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
         self.strength = nn.Parameter(torch.zeros(h))
-        self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))  # of seconds
-        self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))  # softplus: 1
+        self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))  # ln of s in seconds
+        # b by softplus, which is 1 here
+        self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         def compute_log_seconds() -> Tensor:
             return map_spans(ctx, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
 
-        return self.curve(ctx.cached(("time_decay", q.dtype), compute_log_seconds)[:, None])
+        log_seconds = ctx.cached(("time_decay", q.dtype), compute_log_seconds)
+        return self.curve(log_seconds[:, None])
 
     def curve(self, log_seconds: Tensor) -> Tensor:
-        """Return the terms B, [..., h, t, t], at logarithms of seconds [..., 1, t, t]."""
+        """Return the terms B, [..., h, t, t], at natural logarithms of seconds [..., 1, t, t]."""
         parameters = (self.strength, self.log_reach, self.raw_power)
-        strength, reach, raw = (x.to(log_seconds.dtype)[:, None, None] for x in parameters)
-        power, relative = F.softplus(raw), log_seconds - reach
+        strength, log_reach, raw = (x.to(log_seconds.dtype)[:, None, None] for x in parameters)
+        power = F.softplus(raw)
+        log_ratio = log_seconds - log_reach  # ln(d / s)
         if self.kind == "exponential_power":
-            return strength * torch.exp2(-(power * relative).exp())
-        return strength * (-power * F.softplus(relative)).exp()
+            return strength * torch.exp2(-(power * log_ratio).exp())
+        return strength * (-power * F.softplus(log_ratio)).exp()

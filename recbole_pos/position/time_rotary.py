@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import FrequencyBank, base_form, radians, time_bank
+from recbole_pos.position.frequencies import FrequencyBank, base_form, build_time_bank, make_angles
 from recbole_pos.position.rotary import count_planes, rotate_pairs
 from recbole_pos.values import SECONDS
 
@@ -48,20 +48,20 @@ TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", 
 
 
 class AngularPosition(AttentionPosition):
-    """Base of schemes that turn query and key by angles which differ from batch to batch.
+    """Base of schemes that turn query and key by angles that differ from batch to batch.
 
     Attributes:
         time_unit: unit of :meth:`time`.
-        key: options that fix the angles of a batch; None where parameters change them.
+        cache_key: options that fix the angles of a batch; None where parameters change them.
     """
 
     needs_time = True
     reads_request = True
     time_unit: str
-    key: tuple | None = None
+    cache_key: tuple | None = None
 
     def angles(self, ctx: SequenceContext) -> Tensor:
-        """Return the angle of every plane, [m, h or 1, e / 2] float64 between -pi and pi."""
+        """Return the angle of every plane, [m, h or 1, e / 2] float64."""
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
@@ -70,20 +70,20 @@ class AngularPosition(AttentionPosition):
         return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
 
     def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angles, [m, h or 1, e / 2] each."""
+        """Return the cosines and the sines of the angles, [m, h or 1, e / 2] each."""
         angle = self.angles(ctx).to(torch.get_default_dtype())
         return angle.cos(), angle.sin()
 
     def _cached_turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Return :meth:`turns`, computed once a batch where no parameter changes them."""
-        if self.key is None:
+        """Return :meth:`turns`, computed once per batch if they depend on no parameter."""
+        if self.cache_key is None:
             return self.turns(ctx)
-        key = (type(self), self.key, torch.get_default_dtype())
+        key = (type(self), self.cache_key, torch.get_default_dtype())
         return ctx.cached(key, lambda: self.turns(ctx))
 
     def time(self, ctx: SequenceContext) -> Tensor:
-        """Return [m] float64 ``time_unit`` since the oldest interaction of the sequence."""
-        # any anchor will do: products depend on the difference of two times only
+        """Return [m] float64 the time since the sequence's oldest interaction, in ``time_unit``."""
+        # times may count from any point: products depend on the difference of two times only
         return ctx.elapsed / SECONDS[self.time_unit]
 
 
@@ -92,25 +92,25 @@ class BankRotaryPosition(AngularPosition):
 
     Args:
         bank: frequencies in radians per ``time_unit``.
-        key: options that determine a bank without parameters.
+        cache_key: options that determine the frequencies of a bank without parameters.
     """
 
     def __init__(
-        self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str, key: tuple
+        self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str, cache_key: tuple
     ) -> None:
         super().__init__()
-        self.bank, self.time_unit, self.heads = bank, time_unit, dimensions.n_heads
-        self.key = None if list(bank.parameters()) else key
+        self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
+        self.cache_key = None if list(bank.parameters()) else cache_key
         self.fresh_periods = self.time_periods()
 
     def angles(self, ctx: SequenceContext) -> Tensor:
-        return radians(self.time(ctx), self.bank())[:, None]
+        return make_angles(self.time(ctx), self.bank())[:, None]
 
     @torch.no_grad()
     def time_periods(self) -> Tensor:
-        """Return [h, e / 2] seconds of a turn."""
+        """Return the seconds of a whole turn of each plane, [h, e / 2]."""
         periods = 2 * math.pi / self.bank() * SECONDS[self.time_unit]
-        return periods.expand(self.heads, -1)
+        return periods.expand(self.n_heads, -1)
 
 
 class TimeRotaryPosition(BankRotaryPosition):
@@ -127,17 +127,17 @@ class TimeRotaryPosition(BankRotaryPosition):
         self, dimensions: Dimensions, *, learn_frequencies: str, **time_options: Any
     ) -> None:
         planes = count_planes(dimensions, "time_rope")
-        bank = time_bank(planes, time_options, learn=learn_frequencies, scaled=False)
+        bank = build_time_bank(planes, time_options, learn=learn_frequencies, scaled=False)
         super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))
 
 
 class CalendarRotaryPosition(BankRotaryPosition):
     """Rotary positions that turn once an hour, a day, a week, a month, a year.
 
-    After the calendar parts that recent work on rotary positions turns by (year, month, day, hour);
-    here as periods, so that products depend on the difference of two times only.
+    Recent work on rotary positions turns by calendar parts (year, month, day, hour). Here they are
+    periods, so that products depend on the difference of two times only.
 
-    Planes are assigned to the parts in turn; the n-th plane of a part turns n times a period, so
+    Planes are assigned to the parts in turn. The n-th plane of a part turns n times in a period, so
     that together they encode any shape of a day or a week. Nothing is learned.
 
     Args:
@@ -170,8 +170,8 @@ class MultiLevelRotaryPosition(AngularPosition):
         d = 365.25, 30.4375 and 1; w and b are weights and bases, coarse to fine
 
     as in the authors' code, where parts of a year or a month count and nothing is learned. Products
-    of two levels read when both interactions happened, not the time between them only; fresh logits
-    are larger than elsewhere by up to the square of the sum of the weights.
+    of two levels depend on when both interactions happened, not only on the time between them.
+    Fresh logits are larger than elsewhere by up to the square of the sum of the weights.
 
     Reference:
         Haolin Zhang, Longtao Xiao, Guohao Cai, Ruixuan Li, Xiu Li. "RoTE: Coarse-to-Fine
@@ -180,7 +180,7 @@ class MultiLevelRotaryPosition(AngularPosition):
 
     Args:
         rote_bases: bases of year, month and day.
-        rote_weights: weights of the same.
+        rote_weights: weights of year, month and day.
     """
 
     options = ("rote_bases", "rote_weights")
@@ -194,20 +194,21 @@ class MultiLevelRotaryPosition(AngularPosition):
                 raise UsageError(
                     f"{name}: expected a number for year, month and day each, found {len(numbers)}"
                 )
-        planes, self.level_weights = count_planes(dimensions, "rote"), rote_weights
+        planes = count_planes(dimensions, "rote")
+        self.level_weights = rote_weights
         levels = zip(rote_bases, LEVELS, strict=True)
         forms = [base_form(planes, base, 1 / days) for base, days in levels]
         self.banks = nn.ModuleList(FrequencyBank(form, "fixed", scaled=False) for form in forms)
-        self.key = (*rote_bases, *rote_weights)
+        self.cache_key = (*rote_bases, *rote_weights)
 
     def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Return the sums over levels of weighted cosines and of sines, [m, 1, e / 2] each.
+        """Return the weighted sums over levels of cosines and of sines, [m, 1, e / 2] each.
 
-        They rotate and stretch a pair as the sum of its rotations does.
+        They rotate and stretch a pair as the weighted sum of its rotations does.
         """
-        assert ctx.times is not None  # needs_time
+        assert ctx.times is not None  # because of ``needs_time``
         days = ctx.times / SECONDS["days"]
-        angles = [radians(days, bank())[:, None] for bank in self.banks]
+        angles = [make_angles(days, bank())[:, None] for bank in self.banks]
         weighted = zip(self.level_weights, angles, strict=True)
         levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
         cos, sin = levels.sum(0).to(torch.get_default_dtype())
@@ -265,43 +266,49 @@ class TimeOrderRotaryPosition(AngularPosition):
     ) -> None:
         super().__init__()
         _require_consistent(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)
-        planes, heads = count_planes(dimensions, "to_rope"), dimensions.n_heads
+        planes = count_planes(dimensions, "to_rope")
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
-        self.time_unit, self.heads = time_options["time_unit"], heads
-        by_order = by_time = planes  # planes that turn by order, and by time
-        if fusion == "split_dim":
-            by_time = _count_by_time(time_ratio, planes, "planes of a head", "hidden_size")
-            by_order = planes - by_time
-        elif fusion == "split_head":
-            self.time_heads = _count_by_time(time_ratio, heads, "heads", "n_heads")
-            by_order = 0 if self.time_heads == heads else planes
-            by_time = planes if self.time_heads else 0
-        elif fusion == "split_layer":
-            time_layers = _count_by_time(time_ratio, dimensions.n_layers, "layers", "n_layers")
-            turned_by_time = dimensions.layer >= dimensions.n_layers - time_layers
-            by_order, by_time = (0, planes) if turned_by_time else (planes, 0)
+        self.time_unit, self.n_heads = time_options["time_unit"], dimensions.n_heads
+        order_planes, time_planes = self._assign_planes(planes, time_ratio, dimensions)
         # the effective form learns the products of gate and frequency: they start where early does
         is_folded = fusion == "effective"
         order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
-        start = base_form(by_order, rope_base, rope_scale * order_factor)
+        start = base_form(order_planes, rope_base, rope_scale * order_factor)
         self.order = FrequencyBank(start, **learned)
-        self.clock = time_bank(by_time, time_options, factor=time_factor, **learned)
+        self.clock = build_time_bank(time_planes, time_options, factor=time_factor, **learned)
         self.gate_logit = None
         if gate != "fixed":
-            shape = {"global": (1, 1), "plane": (1, planes), "head": (heads, 1)}[gate_scope]
-            self.gate_logit = nn.Parameter(torch.full(shape, gate_value).logit())
+            shapes = {"global": (1, 1), "plane": (1, planes), "head": (self.n_heads, 1)}
+            self.gate_logit = nn.Parameter(torch.full(shapes[gate_scope], gate_value).logit())
         options = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
-        self.key = None if list(self.parameters()) else (*options, by_order, by_time)
+        self.cache_key = None if list(self.parameters()) else (*options, order_planes, time_planes)
         self.fresh_periods = self.time_periods()
+
+    def _assign_planes(self, planes: int, ratio: float, dimensions: Dimensions) -> tuple[int, int]:
+        """Return how many planes turn by order, and by time; ``split_head`` sets n_time_heads."""
+        if self.fusion == "split_dim":
+            time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
+            return planes - time_planes, time_planes
+        if self.fusion == "split_head":
+            self.n_time_heads = _count_by_time(ratio, self.n_heads, "heads", "n_heads")
+            order_planes = 0 if self.n_time_heads == self.n_heads else planes
+            return order_planes, planes if self.n_time_heads else 0
+        if self.fusion == "split_layer":
+            n_layers = dimensions.n_layers
+            n_time_layers = _count_by_time(ratio, n_layers, "layers", "n_layers")
+            is_time_layer = dimensions.layer >= n_layers - n_time_layers
+            return (0, planes) if is_time_layer else (planes, 0)
+        return planes, planes
 
     def time_share(self) -> Tensor | float:
         """Return the gate g of ``early``: a number, or if learned [h or 1, e / 2 or 1] float64."""
         if self.gate_logit is None:
             return self.gate_value
         soft = self.gate_logit.double().sigmoid()
-        # hard: one or the other, with the gradient of the soft one
-        return soft if self.gate == "sigmoid" else (soft > 0.5) + soft - soft.detach()
+        if self.gate == "sigmoid":
+            return soft
+        return (soft > 0.5) + soft - soft.detach()  # hard: 0 or 1, with the gradient of soft
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """Return the frequencies of order and of time, gated under ``early``.
@@ -317,52 +324,54 @@ class TimeOrderRotaryPosition(AngularPosition):
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return the angles of order and of time, joined as ``fusion`` says: [m, h or 1, e / 2]."""
-        by_order, by_time = self.frequencies()
-        order, time = radians(ctx.index.double(), by_order), radians(self.time(ctx), by_time)
+        order_frequency, time_frequency = self.frequencies()
+        order = make_angles(ctx.index.double(), order_frequency)
+        time = make_angles(self.time(ctx), time_frequency)
         has_both = order.size(-1) > 0 and time.size(-1) > 0
         if self.fusion == "split_dim" or not has_both:
             return torch.cat((order, time), -1)
         if self.fusion == "split_head":
-            order = order.expand(-1, self.heads - self.time_heads, -1)
-            return torch.cat((order, time.expand(-1, self.time_heads, -1)), 1)
+            order = order.expand(-1, self.n_heads - self.n_time_heads, -1)
+            return torch.cat((order, time.expand(-1, self.n_time_heads, -1)), 1)
         return order + time
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
-        """Return [h, e / 2] seconds of a turn by time, infinite where planes turn by order only."""
-        by_order, by_time = self.frequencies()
-        if not by_time.size(-1):
+        """Return [h, e / 2] seconds of a turn by time, inf for planes of order; None if all are."""
+        order_frequency, frequency = self.frequencies()
+        if not frequency.size(-1):
             return None
         if self.fusion == "split_dim":
-            by_time = torch.cat((torch.zeros_like(by_order), by_time), -1)
-        by_time = by_time.expand(self.heads, -1).clone()
+            frequency = torch.cat((torch.zeros_like(order_frequency), frequency), -1)
+        frequency = frequency.expand(self.n_heads, -1).clone()
         if self.fusion == "split_head":
-            by_time[: self.heads - self.time_heads] = 0
-        return 2 * math.pi / by_time * SECONDS[self.time_unit]
+            frequency[: self.n_heads - self.n_time_heads] = 0
+        return 2 * math.pi / frequency * SECONDS[self.time_unit]
 
 
-def _count_by_time(ratio: float, count: int, units: str, option: str) -> int:
-    """Return how many of ``count`` planes, heads or layers turn by time: the ratio, rounded."""
+def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
+    """Return how many of ``total`` planes, heads or layers turn by time: the ratio, rounded."""
     if ratio in (0, 1):
-        return count * int(ratio)
-    if count == 1:
+        return total * int(ratio)
+    if total == 1:
         raise UsageError(
             f"time_ratio {ratio} splits {units}, of which there is one; raise {option}, choose "
             "another fusion, or set time_ratio to 0 or 1"
         )
-    return min(max(round(ratio * count), 1), count - 1)  # some of either kind
+    return min(max(round(ratio * total), 1), total - 1)  # some of either kind
 
 
 def _require_consistent(
     fusion: str, gate: str, scope: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
-    """Raise UsageError unless the gate and what is learned fit the form of fusion."""
+    """Raise UsageError unless the options of the gate and of learning fit the form of fusion."""
     if gate != "fixed" and fusion != "early":
         raise UsageError(
             f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn. Set fusion to "
             "early or gate to fixed"
         )
-    if not 0 <= value <= 1 or (value in (0, 1) and (gate != "fixed" or fusion == "effective")):
+    is_start = gate != "fixed" or fusion == "effective"  # the value is where learning starts
+    if not 0 <= value <= 1 or (value in (0, 1) and is_start):
         raise UsageError(
             f"gate_value: must be above 0 and below 1 where it is only the start (a learned gate, "
             f"or fusion: effective), found {value}"

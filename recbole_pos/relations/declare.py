@@ -17,7 +17,7 @@ CHOICES = {
     "scope": ("sequence", "batch"),
 }
 KEYS = ("field", *CHOICES, "within", "scales")
-# sources that a field of each table may have, the default first
+# sources that a field of each table may have, the default first; all other fields: behaviour
 SOURCES = {"item": ("item", "behaviour"), "user": ("user",)}
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two interactions
@@ -49,10 +49,10 @@ class Relation:
 
 
 def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
-    """Read the option ``relations``, mappings or names of fields, against the loaded fields.
+    """Read the option ``relations``, a list of mappings or names of fields.
 
     Raises:
-        UsageError: for anything that is not a relation, with entry, field and advice.
+        UsageError: for what is not a relation of a loaded field, or for a field given twice.
     """
     if not isinstance(entries, (list, tuple)):
         raise UsageError(
@@ -61,51 +61,66 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
     relations: list[Relation] = []
     for entry in entries:
         relation = _read_entry(entry, dataset)
-        if any(relation.field == other.field for other in relations):
+        if any(relation.field == earlier.field for earlier in relations):
             raise UsageError(f"relations: field {shown(relation.field)} is given twice")
         relations.append(relation)
     return relations
 
 
 def _read_entry(entry: Any, dataset: Dataset) -> Relation:
-    """Read one entry of ``relations``, with defaults for what it leaves out."""
+    """Read an entry of ``relations``, with defaults for missing keys; raise UsageError if wrong."""
     entry = {"field": entry} if isinstance(entry, str) else entry
-    for key in entry if isinstance(entry, Mapping) else ():
-        if key not in KEYS:
-            where = entry.get("field", dict(entry))
-            raise UsageError(
-                f"relations: {where}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
-            )
+    if isinstance(entry, Mapping):
+        _refuse_unknown_keys(entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
         raise UsageError(
             f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
         )
     field = entry["field"]
-    where, table = f"relations: {field}", _find_table(field, dataset)
+    where = f"relations: {field}"
+    table = _find_table(field, dataset)
     field = dataset.time_field if table == TIME else field
-    kind, by_type = _find_kind(field, table, dataset, where)
+    kind, reason = _find_kind(field, table, dataset, where)
     sources = SOURCES.get(table, ("behaviour",))
-    is_of_events = table not in SOURCES
-    choice = {"kind": kind, "source": sources[0], "scope": "sequence" if is_of_events else "batch"}
-    for key, choices in CHOICES.items():
-        choice[key] = entry.get(key, choice[key])
-        check_choice(f"{where}: {key}", choice[key], choices)
-    if choice["kind"] != kind:
-        raise UsageError(f"{where}: the field is {kind}{by_type}, not {choice['kind']}")
-    if choice["source"] not in sources:
+    default_scope = "batch" if table in SOURCES else "sequence"
+    chosen = {"kind": kind, "source": sources[0], "scope": default_scope}
+    for key, allowed in CHOICES.items():
+        chosen[key] = entry.get(key, chosen[key])
+        check_choice(f"{where}: {key}", chosen[key], allowed)
+    if chosen["kind"] != kind:
+        raise UsageError(f"{where}: the field is {kind}{reason}, not {chosen['kind']}")
+    _check_source_and_scope(chosen, sources, table, where)
+    within = _read_within(entry.get("within"), table, dataset, where)
+    scales = _read_scales(entry.get("scales"), kind, reason, table, where)
+    return Relation(field=field, table=table, within=within, scales=scales, **chosen)
+
+
+def _refuse_unknown_keys(entry: Mapping[Any, Any]) -> None:
+    """Refuse an entry with a key that is none of ``KEYS``."""
+    for key in entry:
+        if key not in KEYS:
+            named = entry.get("field", dict(entry))
+            raise UsageError(
+                f"relations: {named}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
+            )
+
+
+def _check_source_and_scope(
+    chosen: Mapping[str, str], sources: tuple[str, ...], table: str, where: str
+) -> None:
+    """Refuse a source that is not among the ``sources`` of a table, or a scope it cannot have."""
+    if chosen["source"] not in sources:
         raise UsageError(
             f"{where}: a field of the {table} table is of source {' or '.join(sources)}, "
-            f"not {choice['source']}"
+            f"not {chosen['source']}"
         )
-    if is_of_events and kind == "numerical" and choice["scope"] == "batch":
+    is_of_interactions = table not in SOURCES
+    if is_of_interactions and chosen["kind"] == "numerical" and chosen["scope"] == "batch":
         raise UsageError(
             f"{where}: numbers of interactions relate interactions of one user (scope: sequence)"
         )
-    if table == "user" and choice["scope"] == "sequence":
+    if table == "user" and chosen["scope"] == "sequence":
         raise UsageError(f"{where}: users are related across sequences (scope: batch)")
-    within = _read_within(entry.get("within"), table, dataset, where)
-    scales = _read_scales(entry.get("scales"), kind, by_type, table, where)
-    return Relation(field=field, table=table, within=within, scales=scales, **choice)
 
 
 def _find_table(field: str, dataset: Dataset) -> str:
@@ -118,7 +133,7 @@ def _find_table(field: str, dataset: Dataset) -> str:
 
 
 def _find_kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
-    """Return the kind of a field, and for messages why: its type, and how to change it."""
+    """Return the kind of a field, and its reason as the end of a message, empty if built in."""
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value
@@ -129,41 +144,44 @@ def _find_kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[st
             f"{where}: has type float_seq; relations are made of token, token_seq or float fields"
         )
     require_values(field, dataset, "relations: ")
-    kind, other = ("numerical", "token") if ftype == "float" else ("categorical", "float")
-    first = f"the first line of {dataset.dataset_name}.{table} would be {field}:{other} otherwise"
-    return kind, f" by its type {ftype} ({first})"
+    kind, other_type = ("numerical", "token") if ftype == "float" else ("categorical", "float")
+    file = f"{dataset.dataset_name}.{table}"
+    advice = f"the first line of {file} would be {field}:{other_type} otherwise"
+    return kind, f" by its type {ftype} ({advice})"
 
 
 def _read_within(within: Any, table: str, dataset: Dataset, where: str) -> str | None:
-    """Return the key ``within``, checked: a token field of the same ``table``, or None."""
+    """Read the key ``within``, None or the name of a token field of the same ``table``."""
     if within is None:
         return None
-    where = f"{where}: within: "
+    prefix = f"{where}: within: "
     if table not in SOURCES:
-        raise UsageError(f"{where}only a field of the item or user table can have one")
+        raise UsageError(f"{prefix}only a field of the item or user table can have one")
     if not isinstance(within, str):
-        raise UsageError(f"{where}expected the name of a field, found {shown(within)}")
+        raise UsageError(f"{prefix}expected the name of a field, found {shown(within)}")
     if (within_table := map_fields_to_tables(dataset).get(within)) is None:
-        raise UsageError(f"{where}{explain_not_loaded(within, dataset)}")
+        raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
     if within_table != table or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
-            f"{where}{shown(within)} must be a token or token_seq field of the {table} table"
+            f"{prefix}{shown(within)} must be a token or token_seq field of the {table} table"
         )
-    require_values(within, dataset, where)
+    require_values(within, dataset, prefix)
     return within
 
 
-def _read_scales(scales: Any, kind: str, by_type: str, table: str, where: str) -> tuple[float, ...]:
+def _read_scales(scales: Any, kind: str, reason: str, table: str, where: str) -> tuple[float, ...]:
     """Read the key ``scales`` of a field of ``kind``; None gives the default of its table."""
-    if scales is None:
-        return () if kind == "categorical" else TIME_SCALES if table == TIME else (1.0,)
     if kind == "categorical":
-        raise UsageError(
-            f"{where}: scales are for numerical fields, and this one is categorical{by_type}"
-        )
+        if scales is not None:
+            raise UsageError(
+                f"{where}: scales are for numerical fields, and this one is categorical{reason}"
+            )
+        return ()
+    if scales is None:
+        return TIME_SCALES if table == TIME else (1.0,)
     values = scales if isinstance(scales, (list, tuple)) else [scales]
-    if not values or not all(is_number(v) and v > 0 for v in values):
+    if not values or not all(is_number(scale) and scale > 0 for scale in values):
         raise UsageError(
             f"{where}: scales: expected numbers above 0 (r_norm), found {shown(scales)}"
         )
-    return tuple(float(v) for v in values)
+    return tuple(float(scale) for scale in values)

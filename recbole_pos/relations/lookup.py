@@ -39,28 +39,29 @@ from recbole_pos.relations.tables import (
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Packed sequences of a batch by the places of their interactions in the log.
+    """Packed rows of a batch, by the places of their interactions in the log.
 
     Attributes:
         events: [m] int64 place of each interaction in the log.
         lengths: [b] int64 number of interactions of each row.
         chain: [b] int64 chain of each row, never falling; consecutive chunks of a user share one.
-        source: [m] bool, whether other users may read the interaction.
+        is_source: [m] bool, whether other users may read the interaction.
         is_predicted: [b] bool, whether predictions are made from the row.
     """
 
     events: np.ndarray
     lengths: np.ndarray
     chain: np.ndarray
-    source: np.ndarray
+    is_source: np.ndarray
     is_predicted: np.ndarray
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
-        """Return the rows of both, with different chains."""
+        """Return the rows of both, whose chains differ."""
         next_chain = self.chain[-1] + 1 if len(self.chain) else 0
         other = replace(other, chain=other.chain + next_chain)
         names = [field.name for field in fields(self)]
-        return PackedSequences(*(np.append(getattr(self, n), getattr(other, n)) for n in names))
+        joined = {name: np.append(getattr(self, name), getattr(other, name)) for name in names}
+        return PackedSequences(**joined)
 
     @property
     def row(self) -> np.ndarray:
@@ -74,13 +75,13 @@ class TableRelation:
 
     Attributes:
         table: the classes and their relations.
-        across: whether it reaches other users (scope: batch).
-        by_item: whether entities are items, or the interactions of the log.
+        across_users: whether it reaches other users (scope: batch).
+        is_of_items: whether entities are items; if not, they are the interactions of the log.
     """
 
     table: RelationTable
-    across: bool
-    by_item: bool
+    across_users: bool
+    is_of_items: bool
 
     def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] bool, whether interactions at places [m] of the log can be related."""
@@ -88,12 +89,13 @@ class TableRelation:
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of packed interactions at places [m] of the log."""
-        group, across = self._take(self.table.group, events, lookup), self.across and lookup.across
-        return top_relations(self.table, group, order, lookup.top_k, across)
+        group = self._take(self.table.group, events, lookup)
+        across_users = self.across_users and lookup.across_users
+        return top_relations(self.table, group, order, lookup.top_k, across_users)
 
     def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] values of each interaction, or of its item; 0 beyond the table."""
-        if self.by_item:
+        """Return [m] the value of each interaction, or of its item; 0 beyond the table."""
+        if self.is_of_items:
             return values[lookup.items.numpy()[events]]
         return take_or_missing(values, events, 0)
 
@@ -103,22 +105,22 @@ class NumberRelation:
     """A relation between numbers of interactions, within a sequence.
 
     Attributes:
-        source: where numbers come from: position, time, or inter (a field of interactions).
+        origin: where numbers come from: position, time, or inter (a field of interactions).
         scales: r_norm of equation 10.
-        longest: how many interactions back are compared.
+        max_back: how many interactions back are compared.
         values: [interactions of the log] float64, NaN where missing; for inter only.
     """
 
-    source: str
+    origin: str
     scales: tuple[float, ...]
-    longest: int
+    max_back: int
     values: np.ndarray | None = None
 
     def read_numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] float64 numbers of interactions, NaN where missing; times in seconds."""
-        if self.source == POSITION:
+        if self.origin == POSITION:
             return lookup.ranks[events].astype(np.float64)
-        if self.source == TIME:
+        if self.origin == TIME:
             return lookup.times[events] * lookup.seconds
         assert self.values is not None
         return take_or_missing(self.values, events, np.nan)
@@ -129,9 +131,11 @@ class NumberRelation:
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of packed interactions at places [m] of the log."""
-        is_rising = self.source in (POSITION, TIME)  # along a user's history
-        values, k = self.read_numbers(events, lookup), lookup.top_k
-        return top_differences(values, order.chain, k, self.scales, self.longest, is_rising)
+        values = self.read_numbers(events, lookup)
+        is_rising = self.origin in (POSITION, TIME)  # along a user's history
+        return top_differences(
+            values, order.chain, lookup.top_k, self.scales, self.max_back, is_rising
+        )
 
 
 def take_or_missing(values: np.ndarray, index: np.ndarray, missing: float) -> np.ndarray:
@@ -155,8 +159,8 @@ class RelationLookup:
         cross_sequence: the order across users: random_order, time_respecting, or none.
         max_length: L, interactions of a window.
         seconds: seconds in one unit of the time field.
-        default_self_relation: that of an interaction whose user has no attribute: 1 where
-            aggregation by users replaces a state, 0 where it is added.
+        default_self_relation: the relation to itself of an interaction whose user has no
+            attribute: 1 where aggregation by users replaces a state, 0 where it is added.
     """
 
     def __init__(
@@ -171,35 +175,37 @@ class RelationLookup:
         default_self_relation: float,
     ) -> None:
         log = dataset.log
-        self.top_k, self.clock, self.max_length = top_k, cross_sequence, max_length
-        self.across = cross_sequence != "none"  # whether any relation reaches other users
-        self.default_self_relation, self.seconds = default_self_relation, seconds
+        self.top_k, self.max_length = top_k, max_length
+        self.clock = cross_sequence
+        self.across_users = cross_sequence != "none"  # whether any relation reaches other users
+        self.seconds, self.default_self_relation = seconds, default_self_relation
         self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
         self.ranks, self.offsets = log.ranks, log.offsets
-        self.trained = dataset.part == TRAIN
-        size = len(self.offsets) - 1
+        self.is_trained = dataset.part == TRAIN
         # training interactions of a user come before the held-out ones
-        self.train_end = self.offsets[:-1] + np.bincount(self.users[self.trained], minlength=size)
+        num_trained = np.bincount(self.users[self.is_trained], minlength=len(self.offsets) - 1)
+        self.train_end = self.offsets[:-1] + num_trained
         self.notices: list[str] = []  # to report before training
-        users = [relation for relation in relations if relation.source == "user"]
-        others = [relation for relation in relations if relation.source != "user"]
-        self.heads = [self._build_relation(relation, dataset) for relation in others]
-        self.user_table = build_user_table(users, dataset, self.notices)
+        of_users = [relation for relation in relations if relation.source == "user"]
+        of_heads = [relation for relation in relations if relation.source != "user"]
+        self.heads = [self._build_relation(relation, dataset) for relation in of_heads]
+        self.user_table = build_user_table(of_users, dataset, self.notices)
 
     def _build_relation(
         self, relation: Relation, dataset: Dataset
     ) -> TableRelation | NumberRelation:
         """Return a relation of source item or behaviour, with its table or numbers."""
-        source, scales = relation.table, relation.scales
-        if source in (POSITION, TIME):
-            return NumberRelation(source, scales, self.max_length)
-        if source == "inter" and relation.kind == "numerical":
-            values = read_column(relation.field, source, dataset)
+        origin, scales = relation.table, relation.scales
+        if origin in (POSITION, TIME):
+            return NumberRelation(origin, scales, self.max_length)
+        if origin == "inter" and relation.kind == "numerical":
+            values = read_column(relation.field, origin, dataset)
             if not np.isfinite(values).any():
                 self.notices.append(describe_empty(relation, dataset))
-            return NumberRelation(source, scales, self.max_length, values)
+            return NumberRelation(origin, scales, self.max_length, values)
         table = build_table(relation, dataset, self.notices)
-        return TableRelation(table, relation.scope == "batch", source == "item")
+        across_users = relation.scope == "batch"
+        return TableRelation(table, across_users, is_of_items=origin == "item")
 
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
@@ -216,49 +222,52 @@ class RelationLookup:
         times = np.zeros(len(items)) if times is None else times
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
         users = len(self.offsets) - 1 + np.repeat(np.arange(len(lengths)), lengths)
-        other = copy.copy(self)
-        other.items = torch.cat((self.items, torch.from_numpy(items)))
-        other.users = np.append(self.users, users)
-        other.times = np.append(self.times, times)
-        other.ranks = np.append(self.ranks, ranks)
-        other.trained = np.append(self.trained, np.zeros(len(items), dtype=bool))
-        return other
+        extended = copy.copy(self)
+        extended.items = torch.cat((self.items, torch.from_numpy(items)))
+        extended.users = np.append(self.users, users)
+        extended.times = np.append(self.times, times)
+        extended.ranks = np.append(self.ranks, ranks)
+        extended.is_trained = np.append(self.is_trained, np.zeros(len(items), dtype=bool))
+        return extended
 
-    def windows(
-        self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
+    def pack_windows(
+        self, events: np.ndarray, lengths: np.ndarray, is_source: np.ndarray, linked: bool
     ) -> PackedSequences:
         """Return windows of packed interactions as rows, none of them to predict from.
 
         Args:
-            events, lengths, source: see :class:`PackedSequences`; where rows overlap, each
+            events, lengths, is_source: see :class:`PackedSequences`; where rows overlap, each
                 interaction should be a source in one of them.
             linked: whether chunks of a user that follow each other form one chain.
         """
         first = np.cumsum(lengths) - lengths
         follows = np.zeros(len(lengths), dtype=bool)
         if linked:
-            begin, before = events[first[1:]], events[first[1:] - 1]
-            follows[1:] = (begin == before + 1) & (self.users[begin] == self.users[before])
+            oldest, before = events[first[1:]], events[first[1:] - 1]
+            follows[1:] = (oldest == before + 1) & (self.users[oldest] == self.users[before])
         chain = np.cumsum(~follows) - 1
-        return PackedSequences(events, lengths, chain, source, np.zeros_like(follows))
+        return PackedSequences(events, lengths, chain, is_source, np.zeros_like(follows))
 
-    def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> PackedSequences:
+    def pack_histories(self, start: np.ndarray, end: np.ndarray, is_bank: bool) -> PackedSequences:
         """Return histories as rows: windows of L interactions, counted from the newest.
 
         Args:
             start, end: [chains] a history is the interactions start : end of the log, start < end.
-            bank: whether the rows are for others to read (True) or to predict from (False).
+            is_bank: whether the rows are for others to read; if not, they are to predict from.
         """
-        size = end - start
-        count = -(-size // self.max_length)  # division rounded up
-        chain = np.repeat(np.arange(len(size)), count)
+        sizes = end - start
+        num_windows = -(-sizes // self.max_length)  # division rounded up
+        chain = np.repeat(np.arange(len(sizes)), num_windows)
         lengths = np.full(len(chain), self.max_length)
-        lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
-        events = gather_index(start, size)
-        source, is_predicted = np.full(len(events), bank), np.full(len(lengths), not bank)
-        return PackedSequences(events, lengths, chain, source, is_predicted)
+        oldest_window = np.cumsum(num_windows) - num_windows
+        lengths[oldest_window] = sizes - (num_windows - 1) * self.max_length
+        events = gather_index(start, sizes)
+        is_source = np.full(len(events), is_bank)
+        return PackedSequences(
+            events, lengths, chain, is_source, np.full(len(lengths), not is_bank)
+        )
 
-    def bank(self, users: np.ndarray) -> PackedSequences:
+    def pack_bank(self, users: np.ndarray) -> PackedSequences:
         """Return the newest training window of each user who has any, as rows for others to read.
 
         A training batch has all chunks of fewer users, so an early interaction of a long history
@@ -268,29 +277,31 @@ class RelationLookup:
         users = users[self.train_end[users] > self.offsets[users]]
         end = self.train_end[users]
         start = np.maximum(self.offsets[users], end - self.max_length)
-        return self.histories(start, end, bank=True)
+        return self.pack_histories(start, end, is_bank=True)
 
-    def order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
+    def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
         """Return who may read whom, by the rules of this module; ``rng`` is of the random clock."""
         events, row = rows.events, rows.row
         if self.clock == "time_respecting":
-            key = self.times[events]
+            arrival = self.times[events]
         else:
-            is_predicted, key = rows.is_predicted[row], np.empty(len(events))
-            key[~is_predicted] = self._random_clock(events[~is_predicted], rng)
+            is_predicted = rows.is_predicted[row]
+            arrival = np.empty(len(events))
+            arrival[~is_predicted] = self._sample_clock(events[~is_predicted], rng)
             # the mean of the random clock, so that a prediction does not depend on other rows
-            key[is_predicted] = self.ranks[events[is_predicted]] + 1
+            arrival[is_predicted] = self.ranks[events[is_predicted]] + 1
+        _, rank = np.unique(arrival, return_inverse=True)
         return EventOrder(
             user=self.users[events],
             chain=rows.chain[row],
-            rank=np.unique(key, return_inverse=True)[1].reshape(-1),
+            rank=rank.reshape(-1),
             # held-out interactions never reach another user
-            source=rows.source & self.trained[events],
+            is_source=rows.is_source & self.is_trained[events],
             column=gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths),
         )
 
-    def _random_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return [m] float64 arrival times of a Poisson process for each user."""
+    def _sample_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return [m] float64 arrival times of interactions, a Poisson process for each user."""
         # Early interactions of a user come before most of others, late ones after. A time does not
         # depend on how many interactions of the user follow: spread evenly over the clock, the
         # times would leak that number.
@@ -300,7 +311,7 @@ class RelationLookup:
         steps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
         arrival = np.cumsum(rng.gamma(steps))
         start = np.flatnonzero(is_first)
-        before = np.append(0.0, arrival)[start]
+        before = np.append(0.0, arrival)[start]  # the sum of earlier users
         arrival -= np.repeat(before, np.diff(np.append(start, len(distinct))))
         return arrival[index.reshape(-1)]
 
@@ -308,18 +319,19 @@ class RelationLookup:
         """Find the top-K relations of every interaction.
 
         Returns:
-            relations of each attribute; and relations of users, or None without any declared.
+            The relations of each attribute of items or behaviour, and those of users: None if no
+            relation of users is declared.
         """
         heads = [relation.find_top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
             return heads, None
         group = take_or_missing(self.user_table.group, order.user, 0)
         users = top_relations(
-            self.user_table, group, order, self.top_k, self.across, same_column=True
+            self.user_table, group, order, self.top_k, self.across_users, same_column=True
         )
         return heads, users
 
-    def relations(
+    def build_relations(
         self,
         rows: PackedSequences,
         rng: np.random.Generator,
@@ -332,12 +344,8 @@ class RelationLookup:
             rows: rows of the batch.
             rng: generator of the random clock that orders interactions across users.
             device, dtype: of the sparse matrices.
-
-        Returns:
-            ``heads`` [M * m, m] with a matrix for each attribute, ``users`` [m, m] between the
-            interactions of related users; None where no such relation is declared.
         """
-        order = self.order(rows, rng)
+        order = self.make_order(rows, rng)
         heads, users = self.find(rows, order)
         m = len(order)
         head_product = _stack(heads, m, device, dtype) if heads else None
@@ -347,7 +355,7 @@ class RelationLookup:
         return BatchRelations(head_product, user_product, sum(len(edges.value) for edges in heads))
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
-        """Add the relation of every interaction to itself to relations of users (section 3.1.3)."""
+        """Return relations of users with those of every interaction to itself (section 3.1.3)."""
         assert self.user_table is not None
         value = take_or_missing(self.user_table.self_relation, order.user, 0)
         value[value == 0] = self.default_self_relation
@@ -365,8 +373,8 @@ def _normalise(edges: Edges, m: int) -> np.ndarray:
 def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """Return the product with [M * m, m], the normalised matrices of M attributes, stacked."""
-    reader = np.concatenate([n * m + edges.reader for n, edges in enumerate(heads)])
+    """Return the product with [M * m, m], the stacked normalised matrices of M attributes."""
+    reader = np.concatenate([head * m + edges.reader for head, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
-    scaled = np.concatenate([_normalise(edges, m) for edges in heads])
-    return SparseProduct.build(reader, source, scaled, len(heads) * m, m, device, dtype)
+    weight = np.concatenate([_normalise(edges, m) for edges in heads])
+    return SparseProduct.build(reader, source, weight, len(heads) * m, m, device, dtype)

@@ -23,9 +23,8 @@ from recbole_pos.relations.declare import Relation
 
 # Weaker relations count as 0: exp(-difference) is never 0, and float32 sums do not change by them.
 WEAKEST = 1e-6
-LARGEST = 50_000_000  # pairs of classes; about a gigabyte while a table is made
-PART = 1_000_000  # pairs whose rows are multiplied at once
-WITHIN = "a condition (within)"
+MAX_PAIRS = 50_000_000  # pairs of classes; about a gigabyte while a table is made
+PAIRS_AT_ONCE = 1_000_000  # pairs whose rows are multiplied at once
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,13 @@ class RelationTable:
 
     @classmethod
     def from_matrix(cls, group: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """Make a table of classes [entities] and their relations, a symmetric matrix."""
+        """Make a table of classes [entities] and a symmetric matrix [classes, classes]."""
         matrix = matrix.tocoo()
-        keep = matrix.data >= WEAKEST
-        row, col, value = matrix.row[keep], matrix.col[keep], matrix.data[keep]
-        size = np.zeros(matrix.shape[0])
-        size[row[row == col]] = value[row == col]
-        order = np.lexsort((col, size[col], -value, row))
+        is_kept = matrix.data >= WEAKEST
+        row, col, value = matrix.row[is_kept], matrix.col[is_kept], matrix.data[is_kept]
+        self_relation = np.zeros(matrix.shape[0])
+        self_relation[row[row == col]] = value[row == col]
+        order = np.lexsort((col, self_relation[col], -value, row))
         indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=matrix.shape[0]))))
         return cls(group, indptr, col[order].astype(np.int64), value[order])
 
@@ -66,23 +65,23 @@ class RelationTable:
     @cached_property
     def self_relation(self) -> np.ndarray:
         """[entities] float64 the relation of an entity to itself, 0 where it can have none."""
-        return self.matrix().diagonal()[self.group]
+        return self.to_matrix().diagonal()[self.group]
 
-    def matrix(self) -> sp.csr_matrix:
-        """Return [classes, classes] relations, the columns of a row in order."""
+    def to_matrix(self) -> sp.csr_matrix:
+        """Return [classes, classes] relations, the columns of each row ascending."""
         n = len(self.indptr) - 1
         matrix = sp.csr_matrix((self.values, self.classes, self.indptr), shape=(n, n))
         return matrix.sorted_indices()
 
 
-def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
+def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     """Number the classes of a token column: entities with the same tokens are of one class.
 
     Args:
-        column: [entities], or multi-hot [entities, s], tokens; 0 is padding.
+        column: [entities] tokens, or [entities, s] lists of tokens; 0 is padding.
 
     Returns:
-        [entities] int64 classes, 0 without a token; [classes, tokens], 1 where a class has a token.
+        [entities] int64 classes, 0 for no token; and multi-hot classes [classes, tokens].
     """
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
     rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # a repeated token counts once
@@ -97,21 +96,20 @@ def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     return group.reshape(-1)[1:], hot
 
 
-def categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return [classes, classes] dot products of multi-hot classes (equation 10)."""
-    size = np.bincount(hot.indices).astype(float)
-    _require_few_pairs(
-        float(size @ size), name, f"use a field with fewer distinct values, or {WITHIN}"
-    )
+def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
+    """Return dot products [classes, classes] of the multi-hot classes of a field (equation 10)."""
+    token_counts = np.bincount(hot.indices).astype(float)
+    advice = "use a field with fewer distinct values, or a condition (within)"
+    _require_few_pairs(float(token_counts @ token_counts), name, advice)
     return (hot @ hot.T).tocsr()
 
 
 def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     """Return [n] dot products of multi-hot classes i and j, both [n], pair by pair."""
     products = []
-    for start in range(0, max(len(i), 1), PART):
-        rows, columns = i[start : start + PART], j[start : start + PART]
-        products.append(hot[rows].multiply(hot[columns]).sum(1))
+    for start in range(0, max(len(i), 1), PAIRS_AT_ONCE):
+        pairs = slice(start, start + PAIRS_AT_ONCE)
+        products.append(hot[i[pairs]].multiply(hot[j[pairs]]).sum(1))
     return np.asarray(np.concatenate(products)).reshape(-1)
 
 
@@ -122,12 +120,12 @@ def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
     return sum(terms[1:], terms[0]) / len(terms)
 
 
-def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number the classes of a float column: entities with equal numbers are of one class.
 
     Returns:
-        [entities] int64 classes, 0 where the number is not finite (missing); and [classes] float64
-        number of each class, NaN for class 0.
+        [entities] int64 classes, 0 where the number is not finite (missing); and the float64
+        number of each class [classes], NaN for class 0.
     """
     is_known = np.isfinite(column)
     values, value_index = np.unique(column[is_known], return_inverse=True)
@@ -136,7 +134,7 @@ def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return group, np.concatenate(([np.nan], values))
 
 
-def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
+def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
     """Return [classes, classes] relations of numbers by their difference (equation 10).
 
     Pairs so far apart that their relation is below ``WEAKEST`` are never formed.
@@ -151,26 +149,25 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
     """
     numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)
-    low = np.searchsorted(numbers, numbers - reach, "left")
-    size = np.searchsorted(numbers, numbers + reach, "right") - low
-    _require_few_pairs(
-        float(size.sum()), name, f"use fewer distinct values (steps), a smaller scale, or {WITHIN}"
-    )
-    row = np.repeat(np.arange(len(numbers)), size) + 1
-    col = gather_index(low, size) + 1
+    first = np.searchsorted(numbers, numbers - reach, "left")
+    sizes = np.searchsorted(numbers, numbers + reach, "right") - first
+    advice = "use fewer distinct values (steps), a smaller scale, or a condition (within)"
+    _require_few_pairs(float(sizes.sum()), name, advice)
+    row = np.repeat(np.arange(len(numbers)), sizes) + 1
+    col = gather_index(first, sizes) + 1
     data = similarity(values[row] - values[col], scales)
     return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
 
 
 def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Number joint classes: entities that agree in all of several classifications are of one.
+    """Number joint classes: entities whose classes agree in every classification share one.
 
     Args:
-        groups: [entities] class of each entity, by classification.
+        groups: [entities] class of each entity, an array for each classification.
 
     Returns:
-        [entities] joint classes, from 1; and [joint classes + 1, classifications] the class of each
-        joint class, 0 for joint class 0.
+        [entities] joint classes, from 1; and the classes that each joint class is made of
+        [joint classes, classifications], all 0 for joint class 0.
     """
     joint, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
     return group.reshape(-1) + 1, np.concatenate((np.zeros_like(joint[:1]), joint))
@@ -179,7 +176,7 @@ def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def spread_matrix(
     classes: np.ndarray, matrix: sp.csr_matrix, name: str, advice: str
 ) -> sp.csr_matrix:
-    """Return [joint classes, joint classes] relations, from relations of one classification.
+    """Return relations of joint classes [joint classes, joint classes] by one classification.
 
     Args:
         classes: [joint classes] class of each joint class; class 0 has no relations.
@@ -189,17 +186,17 @@ def spread_matrix(
     Raises:
         UsageError: if there are too many pairs.
     """
-    size = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
-    _require_few_pairs(float(size @ ((matrix > 0) @ size)), name, advice)
+    sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
+    _require_few_pairs(float(sizes @ ((matrix > 0) @ sizes)), name, advice)
     return matrix[classes][:, classes]
 
 
 def _require_few_pairs(pairs: float, name: str, advice: str) -> None:
-    """Refuse a relation ``name`` of so many pairs of classes that memory would not suffice."""
-    if pairs > LARGEST:
+    """Refuse a relation of more than ``MAX_PAIRS`` pairs of classes, for lack of memory."""
+    if pairs > MAX_PAIRS:
         raise UsageError(
-            f"relations: {name} relates up to {pairs:,.0f} pairs of values, more than {LARGEST:,}; "
-            f"{advice}"
+            f"relations: {name} relates up to {pairs:,.0f} pairs of values, "
+            f"more than {MAX_PAIRS:,}; {advice}"
         )
 
 
@@ -207,7 +204,7 @@ def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> Rel
     """Return the table of a declared relation of items, users or interactions (equation 10).
 
     Args:
-        relation: the relation; not a numerical one of interactions.
+        relation: any relation but a numerical one of interactions.
         dataset: dataset with the fields and the log.
         notices: list to which messages to show before training are added.
     """
@@ -217,9 +214,9 @@ def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> Rel
 def build_user_table(
     relations: Sequence[Relation], dataset: Dataset, notices: list[str]
 ) -> RelationTable | None:
-    """Return the mean of all relations of users, R^U of section 3.1.3; None without relations.
+    """Return the table of R^U, the mean of all relations of users; None without relations.
 
-    A missing attribute is 0 in the mean. See :func:`build_table`.
+    A missing attribute is 0 in the mean (section 3.1.3). See :func:`build_table`.
     """
     if not relations:
         return None
@@ -240,35 +237,46 @@ def _relate_classes(
     column = read_column(relation.field, relation.table, dataset)
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray]  # classes [n] and [n] to relations [n]
     if relation.kind == "categorical":
-        group, hot = multi_hot(column)
+        group, hot = number_token_sets(column)
         relate = partial(dot_products, hot)
     else:
-        group, values = number_classes(column)
+        group, values = number_values(column)
 
         def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
             return similarity(values[i] - values[j], relation.scales)
 
-    if relation.within is not None:  # joint classes of both fields (appendix A.2)
-        condition_group, tokens = multi_hot(read_column(relation.within, relation.table, dataset))
-        group, joint = join_classes([group, condition_group])
-        advice = "use a field with fewer distinct values, or a condition that fewer entities share"
-        condition = categorical(tokens, relation.within)
-        related = spread_matrix(joint[:, 1], condition, relation.field, advice).tocoo()
-        i, j = joint[related.row, 0], joint[related.col, 0]
-        is_known = (i > 0) & (j > 0)
-        entries = relate(i[is_known], j[is_known]), (related.row[is_known], related.col[is_known])
-        matrix = sp.csr_matrix(entries, shape=related.shape)
+    if relation.within is not None:
+        condition = read_column(relation.within, relation.table, dataset)
+        group, matrix = _relate_within(relation, group, condition, relate)
     elif relation.kind == "categorical":
-        matrix = categorical(hot, relation.field)
+        matrix = relate_categorical(hot, relation.field)
     else:
-        matrix = numerical(values, relation.scales, relation.field)
+        matrix = relate_numerical(values, relation.scales, relation.field)
     if not matrix.nnz:
         notices.append(describe_empty(relation, dataset))
     return group, matrix
 
 
+def _relate_within(
+    relation: Relation,
+    group: np.ndarray,
+    condition: np.ndarray,
+    relate: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, sp.csr_matrix]:
+    """Return joint classes of a relation and its condition, and their relations (appendix A.2)."""
+    condition_group, tokens = number_token_sets(condition)
+    group, joint = join_classes([group, condition_group])
+    shares_token = relate_categorical(tokens, str(relation.within))
+    advice = "use a field with fewer distinct values, or a condition that fewer entities share"
+    related = spread_matrix(joint[:, 1], shares_token, relation.field, advice).tocoo()
+    i, j = joint[related.row, 0], joint[related.col, 0]
+    is_known = (i > 0) & (j > 0)
+    entries = relate(i[is_known], j[is_known]), (related.row[is_known], related.col[is_known])
+    return group, sp.csr_matrix(entries, shape=related.shape)
+
+
 def describe_empty(relation: Relation, dataset: Dataset) -> str:
-    """Return the notice of a relation whose field has no value in any line that is used."""
+    """Return the notice for a relation whose field has no value in any row that is used."""
     both = f" and {relation.within}" if relation.within else ""
     return (
         f"relations: {relation.field} relates nothing, as if it were not given: no line of "

@@ -9,7 +9,7 @@ from recbole.utils import ModelType
 
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.catalogue import Choice, scores_and_ranks
+from recbole_pos.layers.catalogue import Choice, score_and_rank
 from recbole_pos.serve.histories import Histories
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import is_whole, shown
@@ -130,7 +130,7 @@ def leave_one_out(
         barred = explained.select(batch_rows).list_pairs() if exclude_seen else None
         scores = scorer.make_scores(read.select(batch_rows).leave_out(left_out[batch]))
         ids = torch.from_numpy(items[batch_rows])
-        batch_score, batch_rank = scores_and_ranks(scores, choice, ids, barred)
+        batch_score, batch_rank = score_and_rank(scores, choice, ids, barred)
         score[batch] = batch_score.numpy()
         rank[batch] = batch_rank.numpy()
     rank[np.isnan(score)] = np.nan

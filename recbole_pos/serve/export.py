@@ -20,7 +20,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.run import NeedsDataset, load, load_without_data
 from recbole_pos.files import name_write_errors, replace_folder
-from recbole_pos.model.models import registered_name
+from recbole_pos.model.models import ensure_registered
 from recbole_pos.serve.programs import (
     Encoder,
     Recommend,
@@ -168,7 +168,7 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
         keep_trailing_newline=True,
     )
     return environment.get_template("export_readme.md.jinja").render(
-        model=registered_name(type(encoder.model)),
+        model=ensure_registered(type(encoder.model)),
         version=__version__,
         onnx=format == "onnx",
         suffix=SUFFIX[format],
@@ -233,6 +233,6 @@ def _require_same(encoder: Encoder, program: Program) -> None:
         limit = TOLERANCE * max(1.0, expected.abs().max().item())
         if not difference <= limit:  # which is also true of NaN
             raise UsageError(
-                f"{registered_name(type(encoder.model))} cannot be exported: its output differs "
+                f"{ensure_registered(type(encoder.model))} cannot be exported: its output differs "
                 f"from it by {difference:.1e}"
             )

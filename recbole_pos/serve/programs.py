@@ -23,7 +23,7 @@ from recbole_pos.layers.features import Features
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.model.models import registered_name
+from recbole_pos.model.models import ensure_registered
 from recbole_pos.relations.history import HistoryRelations
 
 
@@ -133,7 +133,7 @@ def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
 
     ``inference_relations`` is for AttrFormer, in place of the value that it was trained with.
     """
-    name = registered_name(type(model))
+    name = ensure_registered(type(model))
     if not isinstance(model, PosRecommender):
         raise UsageError(
             f"{name} cannot be exported: its forward is not made of the plugin's layers "
@@ -192,8 +192,8 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     except Exception as error:  # torch raises errors of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UsageError(
-            f"{registered_name(type(encoder.model))} cannot be exported: torch.export refuses it: "
-            f"{reason}"
+            f"{ensure_registered(type(encoder.model))} cannot be exported: "
+            f"torch.export refuses it: {reason}"
         ) from error
 
 
