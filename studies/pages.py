@@ -166,7 +166,7 @@ class Studies:
 def _read_tables(compared: ComparedStudy) -> StudyTables:
     """Return the tables of a compared study from its folder."""
     folder = StudyFolder(compared.folder)
-    plan, facts = folder.read_plan(), folder.facts()
+    plan, facts = folder.read_plan(), folder.read_facts()
     assert plan is not None
     markdown = (folder.path / "table.md").read_text("utf-8")
     parts = re.split(r"^## (.+)\n", markdown, flags=re.MULTILINE)

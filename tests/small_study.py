@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.study.dispatcher import keep_state
+from recbole_pos.study.dispatcher import write_state
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.scheduler import Scheduler
@@ -47,13 +47,13 @@ def train(
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_plan(made.plan)
     while len(names) < fits and (job := made.next_job()):
-        names.append(job.fit.name + " *" * (job.begin is not None))
+        names.append(job.fit.name + " *" * (job.tested_run is not None))
         value = (values or {}).get((job.fit.trial, job.fit.seed), 0.1)
         status = FAILED if value is None else DONE
         facts = {"status": status, "best_valid": {"ndcg@10": value or 0.0}}
         folder.write_fit(job.digest, {**facts, **made.describe(job.fit)})
         folder.run(job.digest).write_config(job.config.plain)
         folder.run(job.digest).checkpoint.touch()
-        made.end(job.fit, status, "" if value else "it diverged", folder.fit(job.digest))
-    keep_state(made)
+        made.end(job.fit, status, "" if value else "it diverged", folder.read_fit(job.digest))
+    write_state(made)
     return names

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from recbole_pos.study.ranks import compute_gains
-from recbole_pos.study.statistics import SeedNoise, compute_pseudo_values, estimate
+from recbole_pos.study.statistics import SeedNoise, compute_pseudo_values, estimate_difference
 
 # What 1,000 studies must cover: a share of 0.95 itself varies by 0.7% there, and intervals that are
 # a little wide, as these are where seeds hardly matter, are no fault. Three seeds of two rows of
@@ -103,7 +103,7 @@ class Case:
 def interval(rows: list[np.ndarray], size: np.ndarray) -> tuple[float, float]:
     """What a study says about its second row and its first, as ``statistics.differences`` does."""
     values = [compute_pseudo_values(row, size) for row in rows]
-    return estimate(values[1], values[0], SeedNoise.pool(values)).interval()
+    return estimate_difference(values[1], values[0], SeedNoise.pool(values)).interval
 
 
 @dataclass

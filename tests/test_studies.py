@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from recbole_pos.study.configs import check_plan, row_config
+from recbole_pos.study.configs import check_plan, make_row_config
 from recbole_pos.study.study_file import read_plan
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,7 @@ def test_every_row_of_a_study_can_be_configured(study: str, tmp_path: Path) -> N
     assert plan.title and plan.question and plan.protocol
     assert {row for table in plan.tables for row in table.rows} == set(plan.rows)
     elsewhere = {} if plan.dataset == "ml-100k" else {"data_path": str(tmp_path)}
-    found = check_plan(plan, lambda options: row_config(options, elsewhere).plain)
+    found = check_plan(plan, lambda options: make_row_config(options, elsewhere).plain)
     measured = {f"{m}@{k}".lower() for c in found.values() for m in c["metrics"] for k in c["topk"]}
     assert set(plan.metrics) <= measured
     learn = [one for one in found.values() if one["epochs"] > 1]

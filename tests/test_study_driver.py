@@ -24,7 +24,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
-from recbole_pos.study.configs import row_config, run_digest
+from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.yaml_files import read_yaml
@@ -145,14 +145,14 @@ def test_a_search_goes_by_validation_alone(
 
     def note(self: ActiveRuns, task: Any, facts: dict[str, Any]) -> None:
         end(self, task, facts)
-        seen.append(kept.facts().chosen)
+        seen.append(kept.read_facts().chosen)
 
     monkeypatch.setattr(ActiveRuns, "end", note)
     found = compare(given, folder)
     assert set(seen[0].values()) == {None}  # the other trials may be better
     assert None not in seen[-1].values()
     trials = [
-        fit for path in kept.runs.iterdir() if (fit := kept.fit(path.name))["stage"] == "trial"
+        fit for path in kept.runs.iterdir() if (fit := kept.read_fit(path.name))["stage"] == "trial"
     ]
     assert len(trials) == 4
     for trial in trials:
@@ -284,9 +284,9 @@ def test_code_of_ones_own_counts(tiny: Path, tmp_path: Path, monkeypatch) -> Non
         linecache.checkcache()
         allow("mine")
         given = {**SMALL, "epochs": 1, "data_path": str(tiny), "plugins": ["mine"]}
-        config = row_config({"model": "Edited", "dataset": "tiny", **given})
+        config = make_row_config({"model": "Edited", "dataset": "tiny", **given})
         ADDED.added.pop("Edited", None)
-        return run_digest(config, {"data": "x"})
+        return digest_run(config, {"data": "x"})
 
     digests = [digest(code.format(factor)) for factor in ("1.0", "0.5", "1.0")]
     assert digests[0] == digests[2] != digests[1]

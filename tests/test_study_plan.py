@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from recbole_pos.errors import UnknownKey, UsageError
-from recbole_pos.study.configs import check_plan, digest, note_unread, row_config, run_digest
+from recbole_pos.study.configs import check_plan, digest, digest_run, make_row_config, note_unread
 from recbole_pos.study.plan import Attach, Plan, list_fits
-from recbole_pos.study.study_file import make_plan, plan_of_models, read_plan
+from recbole_pos.study.study_file import make_plan, plan_models, read_plan
 from recbole_pos.study.study_source import Source
 
 STUDY = """\
@@ -66,7 +66,7 @@ def test_a_study_is_read_whole(study):
     assert plan.ties == "random(7)"
     assert [table.reference for table in plan.tables] == ["NoPE", "RoPE"]
     assert plan.tables[1].title == "RoPE, RoPE + kernel"
-    assert plan.options("Ours") == {
+    assert plan.make_options("Ours") == {
         "model": "KernelAttention",
         "dataset": "amazon-beauty",
         "n_layers": 2,
@@ -78,8 +78,8 @@ def test_a_study_is_read_whole(study):
 def test_fits_come_after_what_they_start_from(study):
     text = STUDY.replace("to: RoPE,", "to: late,")
     plan = study(text.replace("  Pop:", "  late: {attach: {to: RoPE, schemes: [cape]}}\n  Pop:"))
-    assert plan.ancestors("RoPE + kernel") == ["RoPE + kernel", "late", "RoPE"]
-    assert plan.coupled("RoPE + kernel", "late") and not plan.coupled("RoPE", "NoPE")
+    assert plan.list_ancestors("RoPE + kernel") == ["RoPE + kernel", "late", "RoPE"]
+    assert plan.are_coupled("RoPE + kernel", "late") and not plan.are_coupled("RoPE", "NoPE")
     done: set[str] = set()
     for fit in list_fits(plan):
         assert set(fit.after) <= done
@@ -202,13 +202,13 @@ def test_a_study_that_is_like_another_takes_over_option_by_option(second):
 
 
 def test_models_and_values_are_rows():
-    plan = plan_of_models("ml-100k", ["FPARec", "SASRec"], seeds=3, base={"epochs": 2})
+    plan = plan_models("ml-100k", ["FPARec", "SASRec"], seeds=3, base={"epochs": 2})
     assert list(plan.rows) == ["FPARec", "SASRec"] and plan.seeds == (2020, 2021, 2022)
-    assert plan.options("SASRec") == {"model": "SASRec", "dataset": "ml-100k", "epochs": 2}
-    plan = plan_of_models("shop", ["PosSASRec"], ["position=[nope],[learned],[rope,kernel]"])
+    assert plan.make_options("SASRec") == {"model": "SASRec", "dataset": "ml-100k", "epochs": 2}
+    plan = plan_models("shop", ["PosSASRec"], ["position=[nope],[learned],[rope,kernel]"])
     assert list(plan.rows) == ["nope", "learned", "rope+kernel"]
     assert plan.rows["rope+kernel"].options["position"] == ["rope", "kernel"]
-    plan = plan_of_models("shop", ["A", "B"], ["--lr=1e-3,0.01", "block=x,y"])
+    plan = plan_models("shop", ["A", "B"], ["--lr=1e-3,0.01", "block=x,y"])
     assert list(plan.rows)[:2] == ["A lr=0.001 block=x", "A lr=0.001 block=y"]
     assert len(plan.rows) == 8 and plan.rows["B lr=0.01 block=y"].options["lr"] == 0.01
 
@@ -224,7 +224,7 @@ def test_models_and_values_are_rows():
 )
 def test_what_cannot_be_varied(models, vary, message):
     with pytest.raises(UsageError, match=message):
-        plan_of_models("shop", models, vary)
+        plan_models("shop", models, vary)
 
 
 def test_every_row_and_value_is_checked(study):
@@ -285,13 +285,15 @@ def test_digest_is_of_values_not_of_how_they_are_written():
 )
 def test_runs_of_0_2_keep_their_names(model, name):
     """An option that is new changes none where it is left out, so nothing is trained again."""
-    assert run_digest(row_config({"model": model, "dataset": "ml-100k"}), {"data": "x"}) == name
+    assert (
+        digest_run(make_row_config({"model": model, "dataset": "ml-100k"}), {"data": "x"}) == name
+    )
 
 
 def test_digest_is_of_the_content_of_vectors_wherever_they_lie(tmp_path):
     def name(file: str) -> str:
         options = {"model": "PosSASRec", "dataset": "ml-100k", "item_vectors": str(tmp_path / file)}
-        return run_digest(row_config(options), {"data": "x"})
+        return digest_run(make_row_config(options), {"data": "x"})
 
     for file, value in (("a.npy", 0), ("b.npy", 0), ("c.npy", 1)):
         np.save(tmp_path / file, np.full((2, 3), value))

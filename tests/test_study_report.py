@@ -28,18 +28,18 @@ from recbole_pos.study.rendered_table import (
     join_names,
 )
 from recbole_pos.study.result_tables import (
+    format_metric,
     make_bins_table,
     make_differences_table,
     make_failures_table,
     make_metrics_table,
     make_search_table,
     make_tables,
-    metric_name,
     render_markdown,
     tabulate,
 )
 from recbole_pos.study.results import Comparison, Results, compare_rows
-from recbole_pos.study.statistics import estimate
+from recbole_pos.study.statistics import estimate_difference
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_report import describe_protocol, render_report, write_findings
 from recbole_pos.study.study_source import Source
@@ -91,9 +91,13 @@ def test_differences_need_ranks_and_are_by_seed_where_models_are_shared(results)
     table = table_plan("NoPE", "RoPE", metric="itemcoverage@10")
     assert compare_rows(results, table).differences.empty
     shared = compare_rows(results, table_plan("RoPE", ATTACHED)).differences.iloc[0]
-    totals, _ = results.ranks.totals("ndcg@10")
+    totals, _ = results.ranks.sum_gains("ndcg@10")
     sides = totals[ATTACHED], totals["RoPE"]
-    assert shared["error"] == estimate(*sides, coupled=True).error != estimate(*sides).error
+    assert (
+        shared["error"]
+        == estimate_difference(*sides, is_coupled=True).error
+        != estimate_difference(*sides).error
+    )
 
 
 def test_the_main_table(results, found):
@@ -200,7 +204,7 @@ def test_numbers_are_written_for_people():
         format_count(1_234_000): "1.23 M",
         join_names("abc"): "a, b and c",
         join_names("abcdefgh"): "a, b, c, d, e and 3 more",
-        metric_name("hit@10"): "HR@10",
+        format_metric("hit@10"): "HR@10",
     }
     assert list(written) == list(written.values())
     assert (

@@ -11,7 +11,7 @@ from small_study import NOPE, ROWS, plan, study, train
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.study.collect import collect_results
-from recbole_pos.study.comparing import _plan_and_folder, _require_metrics
+from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.result_tables import make_search_table
@@ -60,9 +60,9 @@ def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None
     first = plan(tiny, search=GRID)
     train(Scheduler(first, folder))
     assert len(done(first, folder)) == 4
-    before = folder.facts().chosen
+    before = folder.read_facts().chosen
     train(Scheduler(first, folder, ("NoPE",)))
-    assert folder.facts().chosen == before and None not in before.values()
+    assert folder.read_facts().chosen == before and None not in before.values()
     more = {"learning_rate": [0.01, 0.001, 0.1]}
     for search, seeds in ((more, 1), (GRID, 2), (None, 1)):
         other = plan(tiny, search=search, search_seeds=seeds)
@@ -95,7 +95,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder)
         folder.write_fit(job.digest, facts)
         scheduler.end(job.fit, DONE, facts=facts)
     train(scheduler)
-    assert scheduler.chosen() == {"NoPE": 1, "Learned": 0}
+    assert scheduler.find_chosen() == {"NoPE": 1, "Learned": 0}
     table = make_search_table(collect_results(made, folder))
     assert table is not None
     assert "0.3000 (MRR@10)" in table.markdown() and "0.9000 (NDCG@10)" in table.markdown()
@@ -115,10 +115,10 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     content = study(tiny, seeds=[7, 8])
     content["base"] |= {"config_files": ["one.yaml", "two.yaml"]}
     more = {"config_files": ["one.yaml", "three.yaml"]}
-    found, _ = _plan_and_folder(content, None, more, CompareArguments(seeds=3))
+    found, _ = _make_plan_and_folder(content, None, more, CompareArguments(seeds=3))
     assert found.base.config_files == ("two.yaml", "one.yaml", "three.yaml")
     assert found.seeds == (7, 8, 9)
-    found, _ = _plan_and_folder(content, None, {}, CompareArguments(seeds=1))
+    found, _ = _make_plan_and_folder(content, None, {}, CompareArguments(seeds=1))
     assert found.seeds == (7,)
 
 
@@ -141,7 +141,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     first = train(Scheduler(made, folder), VALUES, fits=3)
     scheduler = Scheduler(made, folder)
     names = [*first, *train(scheduler, VALUES)]
-    assert len(names) == len(set(names)) == 7 and scheduler.chosen() == {"NoPE": 1}
+    assert len(names) == len(set(names)) == 7 and scheduler.find_chosen() == {"NoPE": 1}
     row_search = scheduler.searches["NoPE"]  # it knows what was sampled before
     assert row_search.is_grid or len(row_search.searcher.study.trials) == 2
     assert names[-3:] == ["NoPE, seed 2020 *", "NoPE, seed 2021 *", "NoPE, seed 2022"]
@@ -171,14 +171,14 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     packs = [PackedStudy(tmp_path / f"{name}.tar.xz") for name in ("other", "odd", "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
     known.take_finished()
-    assert known.digests == scheduler.digests and known.chosen() == {"NoPE": 1}
+    assert known.digests == scheduler.digests and known.find_chosen() == {"NoPE": 1}
 
 
 def test_a_trial_of_which_a_seed_failed_is_not_chosen(tiny: Path, folder: StudyFolder) -> None:
     """Its mean would be one of fewer seeds."""
     scheduler = Scheduler(searched(tiny), folder)
     train(scheduler, {**VALUES, (1, 2021): None})
-    assert scheduler.chosen() == {"NoPE": 0}
+    assert scheduler.find_chosen() == {"NoPE": 0}
 
 
 def test_nothing_is_chosen_before_all_seeds_are_through(
@@ -191,6 +191,6 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one.tar.xz")])
     scheduler.take_finished()
     train(scheduler, fits=0)
-    assert scheduler.chosen() == {"NoPE": None}
+    assert scheduler.find_chosen() == {"NoPE": None}
     assert scheduler.status["NoPE, seed 2020"] == FAILED
     assert collect_results(made, there).searches["value"].isna().all()

@@ -17,7 +17,7 @@ from recbole_pos.study.statistics import (
     compute_means,
     compute_pseudo_values,
     correct_by_holm,
-    estimate,
+    estimate_difference,
     flip_signs,
 )
 
@@ -58,13 +58,13 @@ def test_runs_are_compared_target_by_target_whatever_the_order_of_lines_and_seed
     shuffled = frame.sample(frac=1, random_state=1)
     table = RankTable.from_runs({("A", 1): frame, ("B", 1): shuffled})
     assert (table.rank[0] == table.rank[1]).all()
-    totals, size = table.totals("hit@10")
+    totals, size = table.sum_gains("hit@10")
     assert size.tolist() == [1, 2] and totals["A"].tolist() == [[0, 2]]
     frames = {("A", seed): pd.DataFrame({"user": [1], "rank": [seed]}) for seed in (7, 2, 5)}
     table = RankTable.from_runs(frames | {("B", 1): frames["A", 7]})
-    totals, _ = table.totals("mrr@100")
+    totals, _ = table.sum_gains("mrr@100")
     assert totals["A"][:, 0].tolist() == [1 / 3, 1 / 6, 1 / 8]
-    assert table.seeds("A") == [2, 5, 7] and table.rows == ["A", "B"]
+    assert table.list_seeds("A") == [2, 5, 7] and table.rows == ["A", "B"]
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_pseudo_values_are_the_jackknife(rng):
 
 def test_where_seeds_do_nothing_it_is_the_paired_t_test(rng):
     row, reference = rng.random(40), rng.random(40)
-    found = estimate(np.stack([row] * 3), np.stack([reference] * 3))
+    found = estimate_difference(np.stack([row] * 3), np.stack([reference] * 3))
     paired = stats.ttest_rel(row, reference)
     assert found.p == pytest.approx(paired.pvalue)
-    assert found.interval() == pytest.approx(tuple(paired.confidence_interval()))
+    assert found.interval == pytest.approx(tuple(paired.confidence_interval()))
     assert found.seed_noise == "own"
 
 
 def test_where_only_seeds_matter_it_is_welchs_t_test(rng):
     row, reference = rng.normal(0, 1, 4), rng.normal(0, 3, 5)
     flat = [np.repeat(side[:, None], 30, axis=1) for side in (row, reference)]
-    found, welch = estimate(*flat), stats.ttest_ind(row, reference, equal_var=False)
+    found, welch = estimate_difference(*flat), stats.ttest_ind(row, reference, equal_var=False)
     assert found.p == pytest.approx(welch.pvalue)
     assert found.df == pytest.approx(welch.df)
-    assert found.interval() == pytest.approx(tuple(welch.confidence_interval()))
+    assert found.interval == pytest.approx(tuple(welch.confidence_interval()))
 
 
 def test_the_error_is_the_deviation_of_the_difference(rng):
@@ -120,7 +120,7 @@ def test_the_error_is_the_deviation_of_the_difference(rng):
             rng.normal(0, 0.5, (5, 1)) + rng.normal(0, 3, (5, 50)) + side
             for side in (unit, rng.normal(0, 0.5, 50))
         )
-        found = estimate(row, reference)
+        found = estimate_difference(row, reference)
         errors.append(found.error**2)
         found_differences.append(found.difference)
     truth = 2 * (0.5**2 / 5 + 0.5**2 / 50 + 3**2 / 250)
@@ -135,26 +135,35 @@ def test_rows_without_noise_between_seeds_are_left_out_of_the_pool(rng):
     assert SeedNoise.pool([still]) is None
     assert SeedNoise.from_values(noisy[:1]) is None
     # a row far above the pool has more noise, one below it is not given less
-    assert both.factor(2 * both.level) == pytest.approx(4) and both.factor(both.level / 2) == 1
+    assert (
+        both.compute_factor(2 * both.level) == pytest.approx(4)
+        and both.compute_factor(both.level / 2) == 1
+    )
 
 
 def test_rows_that_share_seeds_are_compared_seed_by_seed(rng):
     base = rng.normal(0, 1, (3, 1)) + rng.random((3, 60))
     attached = base + 0.01 + rng.normal(0, 0.001, (3, 60))
-    apart, together = estimate(attached, base), estimate(attached, base, coupled=True)
+    apart, together = (
+        estimate_difference(attached, base),
+        estimate_difference(attached, base, is_coupled=True),
+    )
     assert together.error < 0.01 * apart.error and together.difference == apart.difference
-    assert estimate(attached[:1], base[:1], coupled=True).seed_noise == "unknown"
+    assert estimate_difference(attached[:1], base[:1], is_coupled=True).seed_noise == "unknown"
 
 
 def test_where_nothing_differs_nothing_is_known():
     nothing, pooled = np.zeros((3, 20)), SeedNoise(1e-6, 0.0, 4, 0.1)
-    for found in (estimate(nothing, nothing), estimate(nothing[:1], nothing, pooled)):
+    for found in (
+        estimate_difference(nothing, nothing),
+        estimate_difference(nothing[:1], nothing, pooled),
+    ):
         assert found.difference == 0 and np.isnan(found.error) and np.isnan(found.p)
-    assert np.isnan(estimate(np.ones((2, 1)), np.zeros((2, 1))).error)
+    assert np.isnan(estimate_difference(np.ones((2, 1)), np.zeros((2, 1))).error)
     hit = nothing.copy()
     hit[0, 0] = 1  # one seed hit one unit: degrees of freedom are still those of the seeds
-    found = estimate(hit, nothing)
-    assert found.df >= 2 and found.interval()[0] < 0 < found.interval()[1] < 0.1
+    found = estimate_difference(hit, nothing)
+    assert found.df >= 2 and found.interval[0] < 0 < found.interval[1] < 0.1
 
 
 def test_sign_flips_are_exact_for_few_units(rng):
@@ -202,12 +211,14 @@ def test_rows_of_the_same_models_count_once_in_the_pool(rng):
     runs = pd.concat([table.runs, twin], ignore_index=True)
     both = RankTable(runs, table.targets, np.vstack([table.rank, table.rank[2:]]))
     alone = compute_differences(table, "ndcg@10", "A", "B")
-    bound = compute_differences(both, "ndcg@10", "A", "B", coupled=lambda a, b: {a, b} == {*"CD"})
+    bound = compute_differences(
+        both, "ndcg@10", "A", "B", are_coupled=lambda a, b: {a, b} == {*"CD"}
+    )
     loose = compute_differences(both, "ndcg@10", "A", "B")
     assert alone["df"][0] == bound["df"][0] < loose["df"][0]
     # of rows that share models, the seeds of both are compared
     apart = table_of(Case((2, 3), units=300), rng)
-    shared = compute_differences(apart, "ndcg@10", "A", "B", coupled=lambda a, b: True)
+    shared = compute_differences(apart, "ndcg@10", "A", "B", are_coupled=lambda a, b: True)
     assert (shared["seeds"][0], shared["reference_seeds"][0]) == (2, 2)
 
 
@@ -260,16 +271,16 @@ def test_the_noise_between_seeds_is_needed():
     case = Case((1, 1, 3, 3, 3), units=500, of_seed=0.3)
 
     def without(rows, size):
-        return estimate(rows[1], rows[0]).interval()
+        return estimate_difference(rows[1], rows[0]).interval
 
     assert cover(case, 100, method=without).rate < 0.8 < 0.9 < cover(case, 100).rate
 
 
 def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
     case = Case((3, 3), units=1000, shift=-0.41)
-    estimates = [estimate(*case.draw(rng)[0][::-1]) for _ in range(200)]
-    seen = np.mean([found.interval()[0] > 0 for found in estimates])
-    detectable = np.median([found.detectable() for found in estimates])
+    estimates = [estimate_difference(*case.draw(rng)[0][::-1]) for _ in range(200)]
+    seen = np.mean([found.interval[0] > 0 for found in estimates])
+    detectable = np.median([found.detectable for found in estimates])
     assert detectable == pytest.approx(case.truth(), rel=0.2)
     assert 0.65 < seen < 0.92
 

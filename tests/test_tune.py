@@ -322,7 +322,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     for name, lost in (("t2", False), ("t3", True)):
         failed = {"status": "failed", "lost": lost, "reason": why}
         trials.on_trial_complete(name, {FACTS: json.dumps(failed)})
-    assert "2 of 6 runs done, 1 running, 2 failed" in trials.runs.lines()[0]
+    assert "2 of 6 runs done, 1 running, 2 failed" in trials.runs.describe_progress()[0]
     trials.on_trial_complete("t4", {FACTS: json.dumps(facts)}, error=True)  # after its first epoch
     assert why in capsys.readouterr().out
     assert trials.suggest("t5") == Trials.FINISHED and trials.waiting.fit.trial is None
@@ -335,7 +335,7 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     assert job is not None and job.fit.trial == 2
     assert again.describe(job.fit)["searched"] == found[2].options
     folder.write_fit(job.digest, {"status": "running"})
-    assert not {"reason", "lost"} & set(folder.fit(job.digest))
+    assert not {"reason", "lost"} & set(folder.read_fit(job.digest))
 
 
 def test_a_table_is_safe_to_open(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_the_command_line_wins_over_the_space(tmp_path: Path) -> None:
     assert (lower.search.metric, lower.search.mode) == ("averagepopularity@10", "min")
     for trial, value in enumerate((0.2, 0.1, 0.3)):
         lower.search.tell(trial, value)
-    assert lower.search.best() == 1
+    assert lower.search.find_best() == 1
     with pytest.raises(UsageError, match="nothing is left"):
         search_of(write(tmp_path, "n_layers: {choice: [1, 2]}\n"), given={"n_layers": 1})
     for file, model, named in ((Path("nowhere.yaml"), "FPARec", "no file"), (None, "Pop", "Pop")):

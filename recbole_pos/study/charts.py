@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from recbole_pos.study.rendered_table import format_count, format_duration
-from recbole_pos.study.result_tables import metric_name
+from recbole_pos.study.result_tables import format_metric
 from recbole_pos.study.results import Comparison, Results
 
 # Okabe and Ito's colours without their yellow, which is faint on white.
@@ -25,7 +25,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", ":", "-.")
 _GRAY = "#595959"
 _WIDTH = 4.4  # inches, about the width of a phone, so that text is not scaled down there
-_LONGEST = 26  # most characters of a name
+_MAX_NAME = 26  # most characters of a name
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # the same letters everywhere
     "font.size": 9,
@@ -36,7 +36,7 @@ _STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar in a name starts no formula
 }
 KINDS = ("differences", "seconds", "parameters", "curves")
-# Column -> name of a cost, how a value is written, ticks of its axis.
+# Column of runs -> name of a cost, function that formats a value, ticks of the axis.
 _COSTS = {
     "seconds": ("training time", format_duration, [1, 10, 60, 600, 3_600, 36_000, 360_000]),
     "parameters": ("number of parameters", format_count, [10**power for power in range(12)]),
@@ -50,7 +50,6 @@ class Chart:
     Attributes:
         kind: ``differences``, ``seconds``, ``parameters`` or ``curves``.
         title: title above the picture, as text of the page.
-        figure: the figure of matplotlib.
         alternative: alternative text, with all values.
         note: how to read the picture.
     """
@@ -63,7 +62,7 @@ class Chart:
 
     @property
     def svg(self) -> str:
-        """The picture, which scales and has ids of its own on the page."""
+        """The figure as svg without a fixed size; its ids do not occur in other charts."""
         FigureCanvasSVG(self.figure)
         file = io.StringIO()
         with matplotlib.rc_context({**_STYLE, "svg.hashsalt": self.title}):
@@ -99,11 +98,11 @@ def draw_charts(results: Results, comparison: Comparison) -> list[Chart]:
 
 
 def draw_differences(comparison: Comparison) -> Chart | None:
-    """Draw the difference of each row from the reference with its interval; None without any."""
+    """Draw the differences from the reference with their intervals; None if there are none."""
     lines = comparison.differences.to_dict("records")
     if not lines:
         return None
-    figure, axes = _new_figure(1.0 + 0.32 * len(lines))
+    figure, axes = _make_figure(1.0 + 0.32 * len(lines))
     for y, line in enumerate(lines):
         color = _COLORS[0] if line["star"] else _GRAY
         if not math.isnan(line["low"]):
@@ -114,7 +113,7 @@ def draw_differences(comparison: Comparison) -> Chart | None:
     axes.set_yticks(range(len(lines)), [_shorten(line["row"]) for line in lines])
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    metric, reference = metric_name(comparison.table.metrics[0]), comparison.table.reference
+    metric, reference = format_metric(comparison.table.metrics[0]), comparison.table.reference
     axes.set_xlabel(f"difference in {metric} from {_shorten(reference)}")
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
@@ -123,15 +122,13 @@ def draw_differences(comparison: Comparison) -> Chart | None:
     note = "Filled: significant after Holm's correction over the table."
     if any(line["seed_noise"] != "own" for line in lines):
         note += " Dotted: a side has one seed."
-    title, alternative = (
-        f"Difference from {reference}, 95% CI",
-        f"Intervals of differences in {metric}",
-    )
-    return Chart("differences", title, figure, f"{alternative}: {values}", note)
+    title = f"Difference from {reference}, 95% CI"
+    alternative = f"Intervals of differences in {metric}: {values}"
+    return Chart("differences", title, figure, alternative, note)
 
 
 def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | None:
-    """Draw the main metric against a column of costs; None for fewer than two configurations."""
+    """Draw the main metric against a column of costs; None for fewer than two rows with both."""
     if column not in results.runs.columns:
         return None
     table, means = comparison.table, comparison.means
@@ -141,11 +138,12 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     points = points[points["cost"] > 0].reindex(table.rows).dropna()
     if len(points) < 2:
         return None
-    cost_name, write, ticks = _COSTS[column]
-    metric = metric_name(table.metrics[0])
-    figure, axes = _new_figure(_height_with_legend(len(points)))
+    cost_name, format_cost, ticks = _COSTS[column]
+    metric = format_metric(table.metrics[0])
+    figure, axes = _make_figure(_compute_height(len(points)))
     for row, point in points.iterrows():
-        axes.plot(point["cost"], point["mean"], **{**_style(results, row), "ls": "none", "ms": 7})
+        style = {**_make_style(results, row), "ls": "none", "ms": 7}
+        axes.plot(point["cost"], point["mean"], **style)
     low, high = points["cost"].min(), points["cost"].max()
     if high < 3 * low:
         axes.margins(x=0.1)
@@ -153,32 +151,33 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     else:
         axes.set_xscale("log")
         axes.set_xlim(low / 1.5, high * 1.5)
-        between = [3 * tick for tick in ticks] if high < 30 * low else []
-        axes.xaxis.set_major_locator(FixedLocator(sorted(ticks + between)))
+        ticks_between = [3 * tick for tick in ticks] if high < 30 * low else []
+        axes.xaxis.set_major_locator(FixedLocator(sorted(ticks + ticks_between)))
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_cost(value)))
     axes.set(xlabel=f"{cost_name} (median over seeds)", ylabel=metric)
     _add_legend(figure)
     values = "; ".join(
-        f"{row} {point['mean']:.4f} at {write(point['cost'])}" for row, point in points.iterrows()
+        f"{row} {point['mean']:.4f} at {format_cost(point['cost'])}"
+        for row, point in points.iterrows()
     )
     title = f"{metric} against {cost_name}"
     return Chart(column, title, figure, f"{title}: {values}")
 
 
 def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
-    """Draw the first metric in validation by epoch, a line for each run; None without any."""
+    """Draw the first metric in validation by epoch, a line for each run; None without epochs."""
     if results.curves.empty:
         return None
     rows = comparison.table.rows
     curves = results.curves[results.curves["row"].isin(rows)].dropna(subset=["value"])
     if curves.empty:
         return None
-    metric = metric_name(results.plan.metrics[0])
+    metric = format_metric(results.plan.metrics[0])
     drawn_rows = [row for row in rows if row in set(curves["row"])]
-    figure, axes = _new_figure(_height_with_legend(len(drawn_rows)))
+    figure, axes = _make_figure(_compute_height(len(drawn_rows)))
     for row in drawn_rows:
-        style = {**_style(results, row), "lw": 1.3, "ms": 3.5}
+        style = {**_make_style(results, row), "lw": 1.3, "ms": 3.5}
         for _, curve in curves[curves["row"] == row].groupby("seed"):
             curve = curve.sort_values("epoch")
             axes.plot(curve["epoch"], curve["value"], markevery=max(len(curve) // 6, 1), **style)
@@ -192,8 +191,8 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
     return Chart("curves", title, figure, f"Learning curves: {values}")
 
 
-def _style(results: Results, row: Any) -> dict[str, Any]:
-    """Return colour, marker, line style and label of a row, the same in all charts."""
+def _make_style(results: Results, row: Any) -> dict[str, Any]:
+    """Return arguments of ``plot`` for a row, the same in all charts."""
     index = list(results.plan.rows).index(row)
     return {
         "color": _COLORS[index % len(_COLORS)],
@@ -203,23 +202,23 @@ def _style(results: Results, row: Any) -> dict[str, Any]:
     }
 
 
-def _new_figure(height: float) -> tuple[Figure, Any]:
+def _make_figure(height: float) -> tuple[Figure, Any]:
     """Return a figure of a height in inches, and its axes."""
     figure = _Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots()
 
 
-def _height_with_legend(rows: int) -> float:
-    """Return the height in inches of a figure with ``rows`` names below its axes."""
-    return 3.1 + 0.2 * math.ceil(rows / 2)
+def _compute_height(num_rows: int) -> float:
+    """Return the height in inches of a figure with a legend for ``num_rows`` rows."""
+    return 3.1 + 0.2 * math.ceil(num_rows / 2)
 
 
 def _add_legend(figure: Figure) -> None:
-    """Add the names of the rows below the axes."""
+    """Add a legend with the names of the rows below the axes."""
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
 
 
 def _shorten(name: str) -> str:
-    """Return a name of at most ``_LONGEST`` characters, with its middle left out."""
-    half = _LONGEST // 2
-    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[1 - half :]}"
+    """Return a name of at most ``_MAX_NAME`` characters; a longer one loses its middle."""
+    half = _MAX_NAME // 2
+    return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[1 - half :]}"

@@ -41,12 +41,12 @@ _SHARED = (
     *("dataset", "eval_args", "mask_history"),
     *("train_fraction", "session_filter", "target_events"),
 )
-# Options in which runs may differ without a word in their names.
+# Options that are not in the name of a row, although its runs differ in them.
 _UNNAMED = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
 
 
 class _Collector:
-    """Runs of a study as lines of tables, with paths relative to ``root``, ranks and curves."""
+    """Collects lines, ranks and curves of runs; paths in lines are relative to ``root``."""
 
     def __init__(self, metric: str, root: Path) -> None:
         self.metric, self.root = metric, root
@@ -55,7 +55,7 @@ class _Collector:
         self.curves: list[dict[str, Any]] = []
 
     def add(self, facts: Mapping[str, Any], run: RunFolder, is_trained: bool = True) -> None:
-        """Add a run by its facts; one that was only tested has no cost and no curve."""
+        """Add a run and its facts; a run that was only tested has no cost and no curve."""
         row, seed, path = facts["row"], facts["seed"], run.path
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")
@@ -78,39 +78,44 @@ class _Collector:
             for epoch, value in read_curve(run, self.metric).items():
                 self.curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
 
-    def results(self, plan: Plan, facts: StudyFacts, **others: Any) -> Results:
+    def make_results(
+        self, plan: Plan, facts: StudyFacts, command: str, searches: pd.DataFrame | None = None
+    ) -> Results:
         """Return the results of the runs in the order of rows and seeds."""
-        order = {row: index for index, row in enumerate(plan.rows)}
-        self.lines.sort(key=lambda line: (order[line["row"]], line["seed"]))
-        ranks = sorted(self.ranks.items(), key=lambda item: (order[item[0][0]], item[0][1]))
+        row_order = {row: index for index, row in enumerate(plan.rows)}
+        lines = sorted(self.lines, key=lambda line: (row_order[line["row"]], line["seed"]))
+        ranked_runs = sorted(self.ranks, key=lambda run: (row_order[run[0]], run[1]))
+        ranks = {run: self.ranks[run] for run in ranked_runs}
         warnings = list(facts.warnings)
-        knows_time = [line["row"] for line in self.lines if line.get("request_time") == "target"]
-        if knows_time:
-            warnings.append(f"{', '.join(dict.fromkeys(knows_time))}: {KNOWS_WHEN}")
+        time_aware_rows = [line["row"] for line in lines if line.get("request_time") == "target"]
+        if time_aware_rows:
+            warnings.append(f"{', '.join(dict.fromkeys(time_aware_rows))}: {KNOWS_WHEN}")
         return Results(
             plan=plan,
-            runs=pd.DataFrame(self.lines or {"row": [], "seed": [], "status": []}),
-            ranks=RankTable.from_runs(dict(ranks)) if ranks else None,
+            runs=pd.DataFrame(lines or {"row": [], "seed": [], "status": []}),
+            ranks=RankTable.from_runs(ranks) if ranks else None,
             curves=pd.DataFrame(self.curves),
+            searches=pd.DataFrame() if searches is None else searches,
+            command=command,
             ties=facts.ties,
             warnings=tuple(warnings),
             data=facts.data,
             versions=facts.versions,
-            **others,
         )
 
 
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     """Return the results of a study so far, from its runs; a UsageError names a damaged file."""
     collector = _Collector(plan.metrics[0], folder.path)
-    facts, digests = folder.facts(), folder.current_digests(plan)
+    facts = folder.read_facts()
+    digests = folder.find_current_digests(plan)
     trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
     versions: dict[str, list[str]] = {}  # package -> versions that runs were made with
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
-        run_facts = folder.fit(digest)
+        run_facts = folder.read_fit(digest)
         identity = {"row": fit.row, "seed": fit.seed}
-        if "digest" not in run_facts:
+        if "digest" not in run_facts:  # the run has no folder
             if fit.name in facts.unmade and fit.trial is None:
                 failure = {"status": FAILED, "reason": facts.unmade[fit.name], "path": ""}
                 collector.lines.append({**identity, **failure})
@@ -125,13 +130,13 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
         facts.versions = {k: ", ".join(dict.fromkeys(v)) for k, v in versions.items()}
     searches = _tabulate_trials(plan, facts, trials)
     command = f"recbole-pos compare {folder.path}"
-    return collector.results(plan, facts, searches=searches, command=command)
+    return collector.make_results(plan, facts, command, searches)
 
 
 def _tabulate_trials(
     plan: Plan, facts: StudyFacts, trials: Mapping[tuple[str, int], list[dict[str, Any]]]
 ) -> pd.DataFrame:
-    """Return a line for each trial, from the facts of its runs with every seed."""
+    """Return a line for each trial, given row and trial -> facts of its run with each seed."""
     lines = []
     for (row, trial), runs in sorted(trials.items()):
         metric = facts.chosen_by.get(row, plan.metrics[0])
@@ -152,7 +157,7 @@ def _tabulate_trials(
 
 
 def _describe_device(device: Mapping[str, Any]) -> str:
-    """Return ``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs have no processor."""
+    """Return ``cpu (AMD EPYC, AVX512), 1 thread, float32``; empty for an unknown device."""
     if not device:
         return ""
     processor = f" ({device['processor']})" if device.get("processor") else ""
@@ -161,7 +166,7 @@ def _describe_device(device: Mapping[str, Any]) -> str:
 
 
 def _read_ranks(facts: Mapping[str, Any], run: RunFolder) -> pd.DataFrame:
-    """Return the ranks of a run's targets; a UsageError if damaged, or the metrics do not agree."""
+    """Return a line for each target of a run; a UsageError if the metrics do not agree."""
     name, test = str(run.ranks), facts.get("test") or {}
     try:
         frame = pd.read_parquet(run.ranks)
@@ -171,7 +176,7 @@ def _read_ranks(facts: Mapping[str, Any], run: RunFolder) -> pd.DataFrame:
         raise UsageError(f"{name} is damaged: {short(str(error))}; {advice}") from error
     try:
         require_metrics(test, rank, _DECIMALS, name)
-    except UsageError:  # unless the configuration rounds more
+    except UsageError:  # the run may round more than by default
         require_metrics(test, rank, int(read_yaml(run.config)["metric_decimal_place"]), name)
     return frame
 
@@ -186,7 +191,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     Raises:
         UsageError: naming a run that is not finished, or two of different data or splits.
     """
-    configs = [_require_finished(path) for path in paths]
+    configs = [_read_finished_config(path) for path in paths]
     names = _name_rows(configs)
     require_twins(dict(zip(names, configs, strict=True)))
     collector = _Collector(str(configs[0].get("valid_metric", "ndcg@10")).lower(), Path())
@@ -208,31 +213,33 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     study["seeds"] = sorted({config["seed"] for config in configs})
     if reference:
         study["reference"] = reference
-    first = read_result(RunFolder(paths[0]))  # all have the same data
-    warnings = [text for text in first.warnings if text != KNOWS_WHEN]
-    return collector.results(
+    result = read_result(RunFolder(paths[0]))  # all runs have the same data
+    warnings = [text for text in result.warnings if text != KNOWS_WHEN]
+    return collector.make_results(
         make_plan(Source("command line", study)),
-        StudyFacts(versions=first.versions, warnings=warnings),
-        command=f"recbole-pos compare {' '.join(map(str, paths))}",
+        StudyFacts(versions=result.versions, warnings=warnings),
+        f"recbole-pos compare {' '.join(map(str, paths))}",
     )
 
 
 def _require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a UsageError naming the first run of other data or another split than the first."""
-    data = [checkpoint.load(RunFolder(path).checkpoint, ("data",))["data"] or "" for path in paths]
-    for path, config, digest in zip(paths, configs, data, strict=True):
-        keys = [key for key in _SHARED if config.get(key) != configs[0].get(key)]
-        if digest[:32] != data[0][:32]:
-            keys.append("the interactions, or what is held out of them,")
-        if keys:
+    """Raise a UsageError for a run whose data or split differ from those of the first run."""
+    files = [RunFolder(path).checkpoint for path in paths]
+    digests = [checkpoint.load(file, ("data",))["data"] or "" for file in files]
+    for path, config, digest in zip(paths, configs, digests, strict=True):
+        differences = [key for key in _SHARED if config.get(key) != configs[0].get(key)]
+        if digest[:32] != digests[0][:32]:  # the rest of a digest is of times
+            differences.append("the interactions, or what is held out of them,")
+        if differences:
+            key = differences[0]
             raise UsageError(
-                f"compare: {path} and {paths[0]} cannot be compared: {keys[0]} is not the same: "
-                f"{config.get(keys[0])} and {configs[0].get(keys[0])}"
+                f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
+                f"{config.get(key)} and {configs[0].get(key)}"
             )
 
 
-def _require_finished(path: Path) -> dict[str, Any]:
-    """Return the configuration of a run; a UsageError without weights, ranks and result."""
+def _read_finished_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of a run; a UsageError if it has no weights, ranks or result."""
     if source := read_run_facts(RunFolder(path)).get(KNOWN_FROM):
         raise UsageError(
             f"compare: {path} was taken from {source}, without weights; give that file to its "
@@ -249,15 +256,15 @@ def _require_finished(path: Path) -> dict[str, Any]:
 
 
 def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names of runs as rows: the model, and the options in which its runs differ."""
+    """Return a row name for each run: its model, and options in which the model's runs differ."""
     names = []
     for config in configs:
         same_model = [other for other in configs if other["model"] == config["model"]]
-        options = []
-        for key, value in config.items():
-            is_equal = all(other.get(key) == value for other in same_model)
-            if key not in _UNNAMED and not is_equal:
-                options.append(f"{key}: {value}")
+        options = [
+            f"{key}: {value}"
+            for key, value in config.items()
+            if key not in _UNNAMED and any(other.get(key) != value for other in same_model)
+        ]
         names.append(config["model"] + (f" ({', '.join(options)})" if options else ""))
     return names
 
@@ -279,5 +286,5 @@ def write_results(results: Results, folder: Path) -> list[Path]:
 
 
 def _to_csv(frame: pd.DataFrame) -> str:
-    """Return a table as text for spreadsheets: no cell begins as a formula does."""
+    """Return a table as csv in which no cell begins as a formula of a spreadsheet does."""
     return frame.apply(lambda column: column.map(escape_formula)).to_csv(index=False)

@@ -1,4 +1,4 @@
-"""A study from beginning to end: check everything, train what is missing, write what was found."""
+"""A study from beginning to end: check everything, train what is missing, write the results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.study.charts import KINDS, draw_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
 from recbole_pos.study.configs import check_plan, complete_options, note_unread, require_twins
-from recbole_pos.study.dispatcher import ActiveRuns, keep_state
-from recbole_pos.study.packed import PackedStudy, pack, require_place
+from recbole_pos.study.dispatcher import ActiveRuns, write_state
+from recbole_pos.study.packed import PackedStudy, pack, require_writable
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.rendered_table import RenderedTable
@@ -34,12 +34,12 @@ from recbole_pos.study.result_tables import make_tables, tabulate
 from recbole_pos.study.results import DONE, Results, concatenate
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
 from recbole_pos.study.statistics import ALL
-from recbole_pos.study.study_file import change_plan, make_plan, plan_of_models, read_plan
+from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import check_choice
 
-_STATES = {  # states of fits, for a preview
+_STATE_TEXTS = {  # state of a fit -> text of a preview
     DONE: "finished",
     CONTINUED: "to resume from a checkpoint",
     NEW: "to be trained",
@@ -52,11 +52,11 @@ class Compared:
     """The result of a comparison.
 
     Attributes:
-        runs: a line for each run: row, seed, status, metrics of the test, seconds, ...
+        runs: a line for each run, as :class:`~recbole_pos.study.results.Results` describes them.
         pairs: a line for each row: difference from the reference, interval, p, star.
         folder: folder with table.md, table.csv, runs.csv, runs.parquet and report.html.
-        table: a line for each row and metric: mean and deviation over seeds; for the first metric,
-            where ranks are kept, also the difference from the reference with interval, p and star.
+        table: a line for each row and metric: mean and deviation over seeds. Lines of the first
+            metric also have the difference from the reference, if the runs have ranks.
         tables: tables of the report; the first is the text of this object.
         results: results that charts are drawn from.
         source: the dataset, whose temporary files are deleted with this object.
@@ -124,9 +124,8 @@ def compare(
         settings: the other arguments together.
         keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
-            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
-            ``known``, ``pack``, ``max_concurrent``, ``address``, ``cpus_per_trial``,
-            ``gpus_per_trial``, ``verbose``.
+            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``, ``known``, ``pack``,
+            ``max_concurrent``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
 
     Returns:
         The comparison; None for ``dry_run``.
@@ -140,23 +139,25 @@ def compare(
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]
-    source, dataset = dataset, read_dataset_name(dataset)
+    source = dataset
+    dataset = read_dataset_name(dataset)
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(source, "compare"))
     allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     reporter = Reporter(args.verbose)
-    if runs := _run_folders(what):
+    if runs := _find_run_folders(what):
         if args.known or args.pack:
             raise UsageError("--known, --pack: go with models or a study, not with folders of runs")
-        return _show(collect_runs(runs, args.reference), reporter, Path(args.run_dir or "compared"))
-    plan, folder = _plan_and_folder(what, dataset, base, args)
+        results = collect_runs(runs, args.reference)
+        return _show(results, reporter, Path(args.run_dir or "compared"))
+    plan, folder = _make_plan_and_folder(what, dataset, base, args)
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)
     if args.pack:
-        require_place(args.pack)
-    known = [args.known] if isinstance(args.known, (str, Path)) else args.known
-    packed = [PackedStudy(path) for path in known]
+        require_writable(args.pack)
+    known_paths = [args.known] if isinstance(args.known, (str, Path)) else args.known
+    packed = [PackedStudy(path) for path in known_paths]
     unmade: dict[str, str] = {}
     if packed or not args.report:
         models = _check_rows(plan)
@@ -165,10 +166,10 @@ def compare(
             if args.dry_run:
                 _preview(rehearsal, reporter)
                 return None
-            rehearsal.preview()  # raises what is wrong with a pack before anything of it is taken
+            rehearsal.preview()  # raises for a damaged pack before any run is copied from it
         scheduler = Scheduler(plan, folder, args.rows, packed)
         _train_missing(scheduler, args, models, reporter)
-        unmade = scheduler.unmade()
+        unmade = scheduler.explain_unmade()
     results = collect_results(plan, folder)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
@@ -178,13 +179,13 @@ def compare(
     for study in packed:
         reporter.line(str(study))
     if args.pack:
-        count = pack(plan, folder, args.pack)
-        reporter.line(f"{args.pack}: {count} run{'s' * (count != 1)}")
+        num_runs = pack(plan, folder, args.pack)
+        reporter.line(f"{args.pack}: {num_runs} run{'s' * (num_runs != 1)}")
     return replace(compared, source=source)
 
 
-def _run_folders(what: Any) -> list[Path]:
-    """Return the folders of runs that ``compare`` is given; empty if it is given anything else."""
+def _find_run_folders(what: Any) -> list[Path]:
+    """Return the folders of runs in ``what``, two or more; empty for models or a study."""
     items = what if isinstance(what, (list, tuple)) else [what]
     paths = [Path(item) for item in items if isinstance(item, (str, Path))]
     runs = [path for path in paths if (path / "config.yaml").is_file()]
@@ -195,10 +196,10 @@ def _run_folders(what: Any) -> list[Path]:
     return runs
 
 
-def _plan_and_folder(
+def _make_plan_and_folder(
     what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
-    """Return the plan of models, or of a study with other options of its base, and its folder."""
+    """Return the plan of models or a study, with its base changed by ``base``, and its folder."""
     changes: dict[str, Any] = {}
     if args.seeds is not None:
         changes["seeds"] = args.seeds
@@ -212,7 +213,7 @@ def _plan_and_folder(
         if not dataset:
             raise UsageError("no dataset (-d) given")
         models = [item if isinstance(item, str) else register_model(item).__name__ for item in what]
-        plan = plan_of_models(dataset, models, args.vary, base=base, **changes)
+        plan = plan_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
     if args.vary:
         raise UsageError(
@@ -237,7 +238,7 @@ def _plan_and_folder(
 
 
 def _check_rows(plan: Plan) -> set[str]:
-    """Check the rows of a plan and their data, and return the names of their models."""
+    """Raise a UsageError if a row or its data is wrong; return the names of the models."""
     configs = check_plan(plan, complete_options)
     _require_metrics(plan, configs)
     require_twins(configs)
@@ -249,34 +250,34 @@ def _check_rows(plan: Plan) -> set[str]:
 def _train_missing(
     scheduler: Scheduler, args: CompareArguments, models: set[str], reporter: Reporter
 ) -> None:
-    """Train what a study lacks, or for ``--report`` only take over what packs have of it."""
+    """Train the fits without a finished run; with ``--report`` only copy the runs of packs."""
     folder = scheduler.folder
-    # a cluster that does not answer is found out before there is a folder
-    is_joined = args.address is not None and not args.report and connect(args.address)
+    # connected before the folder is made, since the cluster may not answer
+    is_started = args.address is not None and not args.report and connect(args.address)
     try:
         make_folder(folder.path)
         with lock_folder(folder.path, "compared"):
             folder.write_plan(scheduler.plan)
             if args.report:
                 scheduler.take_finished()
-                keep_state(scheduler)
+                write_state(scheduler)
             else:
                 ActiveRuns(scheduler, args, reporter, models).train(scheduler.next_job())
     finally:
-        stop(is_joined)
+        stop(is_started)
 
 
 def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
     """Require that every metric of the tables follows from ranks, or is computed for every row."""
     metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
-    reported = [metric for metric in metrics if not is_from_ranks(metric)]
+    required = [metric for metric in metrics if not is_from_ranks(metric)]
     if any(table.validation for table in plan.tables):
-        reported.append(plan.metrics[0])
+        required.append(plan.metrics[0])
     for row, config in configs.items():
         names = config["metrics"]
         names = [names] if isinstance(names, str) else names
         computed = [f"{name.lower()}@{cutoff}" for name in names for cutoff in config["topk"]]
-        for metric in reported:
+        for metric in required:
             if metric not in computed:
                 raise plan.source.error(
                     ("metrics",),
@@ -296,30 +297,35 @@ def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
 
 
 def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
-    """Print the configurations that would be trained."""
-    plan, folder, rows = scheduler.plan, scheduler.folder, len(scheduler.rows)
-    # the data are read only if there are runs already, to find which of them are still its
-    states = scheduler.preview() if folder.runs.is_dir() or scheduler.packed else {}
+    """Print the configurations of a study, and how many of their runs are in each state."""
+    plan, folder = scheduler.plan, scheduler.folder
+    states: dict[str, str] = {}
+    if folder.runs.is_dir() or scheduler.packed:
+        states = scheduler.preview()  # reads the data, to find which runs are still of the study
     fits = [fit for fit in scheduler.fits if not fit.repeats]
-    trials, seeds = sum(fit.trial is not None for fit in fits), len(plan.seeds)
-    search = f" ({trials} of a search, {len(fits) - trials} after it)" if trials else ""
+    num_trials = sum(fit.trial is not None for fit in fits)
+    num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
+    search = ""
+    if num_trials:
+        search = f" ({num_trials} of a search, {len(fits) - num_trials} after it)"
     reporter.line(
-        f"{plan.title}: {rows} configuration{'s' * (rows > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
-        f"{len(fits)} runs{search} on {plan.dataset}; differences are from {plan.reference}"
+        f"{plan.title}: {num_rows} configuration{'s' * (num_rows > 1)}, "
+        f"{num_seeds} seed{'s' * (num_seeds > 1)}, {len(fits)} runs{search} on {plan.dataset}; "
+        f"differences are from {plan.reference}"
     )
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
     if states:
         # a final run that a trial has trained counts only if it has to be trained again
         fits = [fit for fit in scheduler.fits if not fit.repeats or states[fit.name] == NEW]
         counts = Counter(states[fit.name] for fit in fits)
-        texts = [f"{counts[state]} {text}" for state, text in _STATES.items() if counts[state]]
+        texts = [f"{counts[state]} {text}" for state, text in _STATE_TEXTS.items() if counts[state]]
         reporter.line(f"In {folder.path}: {', '.join(texts)}")
     for study in scheduler.packed:
         reporter.line(str(study))
 
 
 def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
-    """Write tables and report, and print the tables."""
+    """Write the files of a comparison, print its tables, and return it."""
     files = write_results(results, folder)
     tables = make_tables(results)
     for table in tables:
@@ -329,7 +335,7 @@ def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
         reporter.warning(text)
     for file in files:
         reporter.line(str(file))
-    frame = tabulate(results.comparisons)
-    frame = frame[frame["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
+    all_lines = tabulate(results.comparisons)
+    table_frame = all_lines[all_lines["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
     pairs = concatenate([comparison.differences for comparison in results.comparisons])
-    return Compared(results.runs, pairs, folder, frame, tables, results)
+    return Compared(results.runs, pairs, folder, table_frame, tables, results)

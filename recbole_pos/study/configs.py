@@ -39,13 +39,8 @@ _SINCE_1 = {
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
     **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
-    **{
-        "target_window": 1,
-        "shuffle_block": None,
-        "lr_scheduler": "none",
-        "warmup_steps": 0,
-        "ema_decay": 0.0,
-    },
+    **{"target_window": 1, "shuffle_block": None, "lr_scheduler": "none"},
+    **{"warmup_steps": 0, "ema_decay": 0.0},
 }
 # Options of RecBole that are no options of a run, and that digests of 0.2 have.
 _OF_RECBOLE = (
@@ -54,18 +49,18 @@ _OF_RECBOLE = (
     *("alias_of_relation_id", "alias_of_entity_id", "valid_metric_bigger"),
 )
 _PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
-_NOT_READ = ("model", "init_from")  # options with the role of data that no data are read by
+_NOT_READ = ("model", "init_from")  # options with the role of data that do not change what is read
 Check = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def row_config(
+def make_row_config(
     options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, strict: bool = False
 ) -> PosConfig:
     """Return the configuration of a row.
 
     Args:
-        options: model, dataset, config_files and options, as a plan has them; ``attach`` has the
-            schemes to add to those of the row that it is attached to.
+        options: model, dataset, config_files and options, as a plan has them. The schemes under
+            ``attach`` are added to the position schemes of the other options.
         overrides: options that win over ``options``.
         strict: whether an option without an effect is an error.
 
@@ -84,12 +79,12 @@ def row_config(
 
 
 def complete_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the complete configuration of a row, from its options.
+    """Return the complete options of a row, with the defaults of its model and of the package.
 
     Raises:
         UsageError: for an option that is wrong, or that a study sets itself.
     """
-    config = row_config(options, strict=True)
+    config = make_row_config(options, strict=True)
     for key in ("init_from", "update_from"):
         if config.plain.get(key):
             raise UsageError(
@@ -101,32 +96,32 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
     """Return the schemes of a model's option ``position``, with further schemes attached."""
-    trained = [name for name in scheme_names(position) if name != "nope"]
-    return [*trained, *scheme_names(list(schemes), "attach")]
+    model_schemes = [name for name in scheme_names(position) if name != "nope"]
+    return [*model_schemes, *scheme_names(list(schemes), "attach")]
 
 
 def note_unread(plan: Plan, check: Check) -> None:
-    """Note the options of a plan's base that the model of a row does not read: Pop has no
-    hidden_size. An option that no row reads stays, for :func:`check_plan` to refuse."""
-    for name in plan.order():
+    """Set ``unread`` of every row; :func:`check_plan` refuses an option that no row reads."""
+    for name in plan.sort_rows():
         row = plan.rows[name]
         while key := _find_unread(plan, name, check):
             row.unread = (*row.unread, key)
-    unread = [set(row.unread) for row in plan.rows.values() if not row.parent]
-    unread_by_all = set.intersection(*unread)
+    unread_by_all = set.intersection(
+        *(set(row.unread) for row in plan.rows.values() if not row.parent)
+    )
     for row in plan.rows.values():
         row.unread = tuple(key for key in row.unread if key not in unread_by_all)
 
 
 def _find_unread(plan: Plan, name: str, check: Check) -> str:
-    """Return an option of the base that the model of a row does not read; empty if it reads all."""
+    """Return the first option of the base that a row does not read; empty if it reads all."""
     try:
-        check(plan.first_options(name))
+        check(plan.make_first_options(name))
     except UnknownKey as error:
         if error.key in plan.base.options and error.key not in plan.rows[name].options:
             return error.key
     except UsageError:
-        pass  # check_plan raises it, with file and line
+        pass  # check_plan raises it again, with file and line
     return ""
 
 
@@ -134,19 +129,19 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
     """Check every row, and every value of a grid, against the models; nothing is trained.
 
     Args:
-        plan: the study.
         check: completes the options of a row, or raises UsageError.
 
     Returns:
-        Row -> what ``check`` returned for it, with the first values of a grid.
+        Row -> its complete options, with the first values of a grid.
 
     Raises:
         UsageError: naming file and line of the option, or of the row.
     """
     configs = {}
-    for name in plan.order():
-        search, options = plan.rows[name].search, plan.first_options(name)
-        grid = (search.grid or {}) if isinstance(search, Search) else {}
+    for name in plan.sort_rows():
+        options = plan.make_first_options(name)
+        search = plan.rows[name].search
+        grid = search.grid or {} if isinstance(search, Search) else {}
         try:
             configs[name] = check(options)
             for option, values in grid.items():
@@ -160,33 +155,34 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
 
 
 def _locate_option(plan: Plan, name: str, problem: str) -> str:
-    """Return file and line of the option of a row that a message names, or of the row."""
-    lines = plan.search_lines(name)
+    """Return file and line of the option of a row that ``problem`` names, else of the row."""
+    lines = plan.locate_searched(name)
     lines |= {key: plan.source.where("base", key) for key in plan.base.options}
     lines |= {key: plan.source.where("rows", name, key) for key in plan.rows[name].options}
-    lines.pop("model", None)  # a common word in messages, which need not mean the option
+    lines.pop("model", None)  # "model" in a message is often no option
     for key, where in lines.items():
         if key in problem:
             return where
     return plan.source.where("rows", name)
 
 
-def digest(options: Mapping[str, Any], *others: Any) -> str:
-    """Return a digest of options and further values, whatever the order of keys.
+def digest(options: Mapping[str, Any], *values: Any) -> str:
+    """Return a digest of options and further values: 16 hex digits.
 
-    1 and 1.0 are equal, and so are a tuple and a list; true is not 1.
+    The order of keys does not matter. 1 equals 1.0, and a tuple equals a list, but True is not 1.
 
     Raises:
         UsageError: naming the option of a value that is not plain.
     """
-    plain = {name: _canonical(value, str(name)) for name, value in options.items()}
-    further = [_canonical(value, "digest") for value in others]
-    text = json.dumps([plain, further], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    plain_options = {name: _to_canonical(value, str(name)) for name, value in options.items()}
+    plain_values = [_to_canonical(value, "digest") for value in values]
+    content = [plain_options, plain_values]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _canonical(value: Any, name: str) -> Any:
-    """Return a value as json has it, equal for equal values; ``name`` is for messages."""
+def _to_canonical(value: Any, name: str) -> Any:
+    """Return a value of json types, the same for equal values; ``name`` is for messages."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -194,32 +190,31 @@ def _canonical(value: Any, name: str) -> Any:
             return int(value) if value.is_integer() else value
         return {"float": str(value)}
     if isinstance(value, Mapping):
-        return {str(key): _canonical(item, f"{name}.{key}") for key, item in value.items()}
+        return {str(key): _to_canonical(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_canonical(item, name) for item in value]
+        return [_to_canonical(item, name) for item in value]
     raise UsageError(f"{name}: {shown(value)} is not a plain value, so it cannot identify a run")
 
 
-def request_digests(plan: Plan) -> dict[str, str]:
-    """Return name of a fit -> digest of what a plan asks of it, to find out whether an earlier run
-    is its.
+def digest_requests(plan: Plan) -> dict[str, str]:
+    """Return name of a fit -> digest of what a plan asks of it.
 
-    It covers the search, which decides later runs, but not the place of the data, nor which options
-    of the base a row reads.
+    A run that was made for another digest no longer belongs to the fit. The digest covers the
+    search, which decides later runs, and all options of the base but ``data_path``.
     """
     requests = {row: _collect_request(plan, row) for row in plan.rows}
-    digests: dict[tuple[str, int], str] = {}  # all trials of a row ask the same
-    names = {}
+    digests: dict[tuple[str, int], str] = {}  # of a row and a seed, the same for all trials
+    fit_digests = {}
     for fit in list_fits(plan):
         key = fit.row, fit.seed
         if key not in digests:
             digests[key] = digest(requests[fit.row], fit.seed)
-        names[fit.name] = digests[key]
-    return names
+        fit_digests[fit.name] = digests[key]
+    return fit_digests
 
 
 def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
-    """Return what a plan asks of a row: options, files, search, and its parent."""
+    """Return what a plan asks of a row: options, files, search, and the same of its parent."""
     row = plan.rows[name]
     request: dict[str, Any] = {
         "dataset": plan.dataset,
@@ -231,42 +226,42 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
     if row.parent:
         request |= {"to": _collect_request(plan, row.parent), "schemes": row.schemes}
     if isinstance(row.search, Search):
-        tried = row.search.space if row.search.grid is None else row.search.grid
-        request["search"] = [tried, row.search.trials, plan.trial_seeds]
+        searched = row.search.space if row.search.grid is None else row.search.grid
+        request["search"] = [searched, row.search.trials, plan.trial_seeds]
         if row.search.searcher != "optuna" or row.search.seed is not None:
             request["search"] += [row.search.searcher, row.search.seed]
     return request
 
 
-def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> str:
+def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | str) -> str:
     """Return the digest of a run, which is the name of its folder.
 
     Args:
-        config: configuration of the run.
         identity: identity of its data and split.
-        others: whether it is a trial, or the digest of the run that it is attached to.
+        origin: whether it is a trial; or the digest of the run that it starts from.
     """
-    plain = {
-        key: value
-        for key, value in config.plain.items()
-        if key not in INDIFFERENT and not (key in _SINCE_1 and value == _SINCE_1[key])
-    }
-    plain = {**{key: config[key] for key in _OF_RECBOLE}, **plain}
-    if plain.get("item_vectors"):
-        plain["item_vectors"] = digest_content(plain["item_vectors"])
-    return digest(plain, dict(identity), NUMERICS, digest_code(config), *others)
+    options = {key: config[key] for key in _OF_RECBOLE}
+    for key, value in config.plain.items():
+        does_as_before = key in _SINCE_1 and value == _SINCE_1[key]
+        if key not in INDIFFERENT and not does_as_before:
+            options[key] = value
+    if options.get("item_vectors"):
+        options["item_vectors"] = digest_content(options["item_vectors"])
+    return digest(options, dict(identity), NUMERICS, digest_code(config), *origin)
 
 
 def digest_code(config: PosConfig) -> list[str]:
-    """Return digests of the code of a custom model and custom schemes, so that edits make new runs.
+    """Return digests of the modules of a custom model and custom schemes, so that edits make new
+    runs.
 
-    The whole module counts, since a class may call anything in it. Code that no file has, such as
-    that of a notebook, differs from process to process, and from one execution to the next.
+    Code without a file, such as that of a notebook, gets another digest in each process, and for
+    each execution of its class.
     """
     position = config.plain.get("position") or []
     names = [position] if isinstance(position, str) else position
+    schemes = [SCHEMES[name] for name in names if name in SCHEMES]
     digests = []
-    for cls in (config.model_class, *(SCHEMES[name] for name in names if name in SCHEMES)):
+    for cls in (config.model_class, *schemes):
         if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
             continue
         try:
@@ -280,26 +275,26 @@ def digest_code(config: PosConfig) -> list[str]:
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
     """Require that all models of a table know the time of the request, or none does.
 
-    The exception: each that knows it has a twin that differs in nothing else, since the table then
+    A model that knows it may also have a twin that differs in nothing else, since the table then
     measures the effect of that knowledge.
 
     Args:
-        configs: complete configurations by name.
+        configs: name -> complete options.
 
     Raises:
         UsageError: naming a model that knows the time and has no twin.
     """
-    twins: dict[str, dict[str, str]] = {}  # digest of the other options -> request_time -> name
+    twins: dict[str, dict[str, str]] = {}  # digest of the shared options -> request_time -> name
     ignored = {*INDIFFERENT, *QUIET, "seed", "request_time"}
     for name, config in configs.items():
-        others = digest({key: value for key, value in config.items() if key not in ignored})
-        twins.setdefault(others, {})[config.get("request_time", "none")] = name
-    alone = [names["target"] for names in twins.values() if set(names) == {"target"}]
-    if alone and any("none" in names for names in twins.values()):
+        shared = digest({key: value for key, value in config.items() if key not in ignored})
+        twins.setdefault(shared, {})[config.get("request_time", "none")] = name
+    without_twin = [names["target"] for names in twins.values() if set(names) == {"target"}]
+    if without_twin and any("none" in names for names in twins.values()):
         raise UsageError(
-            f"request_time: {alone[0]} knows the time of what it predicts and others do not, so "
-            "their metrics are not comparable; compare it with one that differs in request_time "
-            "only, or give all the same"
+            f"request_time: {without_twin[0]} knows the time of what it predicts and others do "
+            "not, so their metrics are not comparable; compare it with one that differs in "
+            "request_time only, or give all the same"
         )
 
 

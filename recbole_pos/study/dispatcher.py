@@ -1,4 +1,4 @@
-"""The runs in training: how they begin, what became of them, and their progress."""
+"""The runs in training: they are started, recorded when they end, and shown meanwhile."""
 
 from __future__ import annotations
 
@@ -28,45 +28,46 @@ from recbole_pos.version import find_commit
 
 
 class ActiveRuns:
-    """The runs in training, by what trains them: a Ray task, or a trial of Ray Tune.
+    """The runs that Ray tasks, or trials of Ray Tune, are training.
 
     Args:
-        scheduler: the fits.
         args: arguments of the command, with resources and limits.
-        reporter: where progress is shown.
         models: names of the models, whose custom code other processes need.
 
     Attributes:
-        running: key of an active run -> its job and start time.
+        running: Ray task or trial id of an active run -> its job and start time.
+        twins: jobs whose run another job is training.
+        durations: seconds of the runs that are done.
+        code: name of a model -> its packed custom code.
     """
 
     def __init__(
         self, scheduler: Scheduler, args: ClusterArguments, reporter: Reporter, models: set[str]
     ) -> None:
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
-        self.reporter, self.packed = reporter, {model: pack(model) for model in models}
+        self.reporter = reporter
+        self.code = {model: pack(model) for model in models}
         self.resources = Resources(args.cpus_per_trial, args.gpus_per_trial)
         self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
-        self.twins: list[Job] = []  # jobs with the same run as one that is in training
-        self.durations: list[float] = []  # seconds of runs that are done
+        self.twins: list[Job] = []
+        self.durations: list[float] = []
 
-    def share(self, config: PosConfig, test: bool) -> Any:
+    def share(self, config: PosConfig, with_test: bool) -> Any:
         """Return Ray's reference of the data of a configuration, which all its runs share.
 
         Args:
             config: configuration of a run.
-            test: whether the run is tested; trials have no test events.
+            with_test: whether the data include test interactions, which trials must not have.
         """
-        key = digest_data_options(config), test
+        key = digest_data_options(config), with_test
         if key not in self.shared:
-            self.shared[key] = ray.put(SharedData(self.scheduler.prepare(config), test))
+            self.shared[key] = ray.put(SharedData(self.scheduler.prepare(config), with_test))
         return self.shared[key]
 
     def note_begin(self, job: Job) -> bool:
-        """Write the facts of a run that begins; return False if another fit has it in training,
-        with which this fit then ends, too."""
+        """Write the facts of a run that begins; return False if another fit is training the run."""
         if any(job.digest == other.digest for other, _ in self.running.values()):
             self.twins.append(job)
             return False
@@ -76,7 +77,7 @@ class ActiveRuns:
         return True
 
     def end(self, key: Any, facts: dict[str, Any]) -> None:
-        """Record a run that has ended with its facts, and print a line about it."""
+        """Record the facts of a run that has ended, and print a line about it."""
         job, start = self.running.pop(key)
         self.folder.write_fit(job.digest, facts)
         status, reason = facts["status"], facts.get("reason", "")
@@ -84,59 +85,64 @@ class ActiveRuns:
         for twin in [twin for twin in self.twins if twin.digest == job.digest]:
             self.scheduler.end(twin.fit, status, reason, facts)
             self.twins.remove(twin)
-        # so that a report is up to date meanwhile, or after a kill
-        _write_outcomes(self.scheduler, self.folder.facts())
-        text = f"failed: {reason}"
+        # written after every run, since a report may be made meanwhile, or after a kill
+        _write_outcomes(self.scheduler, self.folder.read_facts())
         if status == DONE:
             seconds = time.monotonic() - start
             self.durations.append(seconds)
             text = self._describe_done(job, facts, seconds)
+        else:
+            text = f"failed: {reason}"
         options = show_options(self.scheduler.describe(job.fit).get("searched") or {})
-        ended, count = len(self.scheduler.status), len(self.scheduler.fits)
-        self.reporter.line(f"[{ended} of {count}] {job.fit.name}: {text}  {options}".rstrip())
+        num_ended, num_fits = len(self.scheduler.status), len(self.scheduler.fits)
+        line = f"[{num_ended} of {num_fits}] {job.fit.name}: {text}  {options}"
+        self.reporter.line(line.rstrip())
 
     def _describe_done(self, job: Job, facts: dict[str, Any], seconds: float) -> str:
         """Return ``12 epochs  valid ndcg@10 0.1234  41 s``."""
-        metric, best_valid = self.scheduler.metric(job.fit.row), facts.get("best_valid") or {}
+        metric = self.scheduler.find_metric(job.fit.row)
+        best_valid = facts.get("best_valid") or {}
         valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
-        epochs = f"{'stopped after ' if facts.get('stopped') else ''}{facts['epochs']} epochs"
-        return f"{epochs}{valid}  {format_duration(seconds)}"
+        prefix = "stopped after " if facts.get("stopped") else ""
+        return f"{prefix}{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
 
-    def lines(self) -> list[str]:
+    def describe_progress(self) -> list[str]:
         """Return the lines of the progress: an overview, and one for each active run."""
-        status, running = list(self.scheduler.status.values()), list(self.running.values())
-        count = len(self.scheduler.fits)
-        states = [f"{status.count(DONE)} of {count} runs done", f"{len(running)} running"]
-        if failed := status.count(FAILED):
-            states.append(f"{failed} failed")
-        if self.durations and len(status) < count:
-            waves = (count - len(status)) / max(len(running), 1)
-            states.append(f"about {format_duration(statistics.mean(self.durations) * waves)} left")
+        statuses = list(self.scheduler.status.values())
+        running = list(self.running.values())
+        num_fits = len(self.scheduler.fits)
+        states = [f"{statuses.count(DONE)} of {num_fits} runs done", f"{len(running)} running"]
+        if num_failed := statuses.count(FAILED):
+            states.append(f"{num_failed} failed")
+        num_left = num_fits - len(statuses)
+        if self.durations and num_left > 0:
+            seconds = statistics.mean(self.durations) * (num_left / max(len(running), 1))
+            states.append(f"about {format_duration(seconds)} left")
         lines = [f"{self.scheduler.plan.title}: {', '.join(states)}"]
         for job, start in running:
             epoch = ""
-            with suppress(OSError):  # it has no epoch yet
-                epochs = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
-                epoch = f"epoch {epochs} of {job.config['epochs']}, "
+            with suppress(OSError):  # there is no file before the first epoch
+                num_epochs = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
+                epoch = f"epoch {num_epochs} of {job.config['epochs']}, "
             duration = format_duration(time.monotonic() - start)
             lines.append(f"  {job.fit.name}: {epoch}{duration}")
         return lines
 
     def train(self, waiting: Job | None) -> None:
-        """Train as Ray tasks, from the job ``waiting`` on, until every fit has ended.
+        """Train all fits as Ray tasks; ``waiting`` is the scheduler's first job, None without any.
 
         Raises:
             KeyboardInterrupt: with the command that resumes the study.
         """
-        keep_state(self.scheduler)
+        write_state(self.scheduler)
         if waiting is None:
             return
         is_started = connect(self.args.address)
         try:
-            limit = self.args.max_concurrent or count_concurrent_runs(self.resources)
-            with live_view(self.reporter, self.lines):
+            max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
+            with live_view(self.reporter, self.describe_progress):
                 while waiting is not None or self.running:
-                    while waiting is not None and len(self.running) < limit:
+                    while waiting is not None and len(self.running) < max_running:
                         if self.note_begin(waiting):
                             self.running[self._start(waiting)] = waiting, time.monotonic()
                         waiting = self.scheduler.next_job()
@@ -152,19 +158,19 @@ class ActiveRuns:
                 f"{folder}; continue with `recbole-pos compare {folder}`"
             ) from None
         finally:
-            keep_state(self.scheduler)
+            write_state(self.scheduler)
             stop(is_started)
 
     def _start(self, job: Job) -> Any:
-        """Return the Ray task that trains a run; one whose process is lost is started again."""
-        run = str(self.folder.run(job.digest).path.resolve())
-        begin = str(self.folder.run(job.begin).path.resolve()) if job.begin else None
-        code = self.packed.get(job.config["model"], b"")
-        data = self.share(job.config, job.fit.stage != "trial")
+        """Start and return the Ray task of a run; it starts again if its process is lost."""
+        path = str(self.folder.run(job.digest).path.resolve())
+        tested = str(self.folder.run(job.tested_run).path.resolve()) if job.tested_run else None
+        code = self.code.get(job.config["model"], b"")
+        data = self.share(job.config, with_test=job.fit.stage != "trial")
         task = _train_run.options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
         )
-        return task.remote(job.config.plain, run, data, self.resources, code, begin)
+        return task.remote(job.config.plain, path, data, self.resources, code, tested)
 
 
 _train_run: Any = ray.remote(train_run)
@@ -179,11 +185,12 @@ def _get_facts(task: Any) -> dict[str, Any]:
         return {"status": FAILED, "reason": f"its process was lost: {first_line}"}
 
 
-def keep_state(scheduler: Scheduler) -> None:
-    """Write which runs belong to the study, and the facts of its data, into its folder."""
+def write_state(scheduler: Scheduler) -> None:
+    """Write which runs belong to the study, and its facts, into its folder."""
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
     facts = StudyFacts(versions=versions())
-    for dataset in list(scheduler.datasets.values())[:1]:
+    if scheduler.datasets:
+        dataset = next(iter(scheduler.datasets.values()))  # of the first run
         _add_data(facts, dataset)
     _write_outcomes(scheduler, facts)
 
@@ -191,20 +198,21 @@ def keep_state(scheduler: Scheduler) -> None:
 def _add_data(facts: StudyFacts, dataset: Any) -> None:
     """Add the size of a dataset, its warnings, and how many test items depend on ties of times."""
     log, summary = dataset.log, dataset.split.summary
+    # users and items without the padding
     counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
     facts.data = {**counts, "checksum": dataset.identity["data"][:16]}
     facts.warnings = make_warnings(summary)
     if "LS" in (summary.get("split") or {}):
         ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
-        if ties.test or not facts.warnings:  # no test item depends on copies of interactions
+        if ties.test or not facts.warnings:  # "none depends on ties" would mislead beside one
             facts.ties = ties
 
 
 def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
-    """Write the facts of a study with the choices of searches and the fits without a run."""
-    earlier = scheduler.folder.facts()
+    """Write facts with the choices of searches, kept for rows not asked for, and unmade fits."""
+    earlier = scheduler.folder.read_facts()
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
-    facts.chosen = {**earlier.chosen, **scheduler.chosen()}  # also of rows not asked for
+    facts.chosen = {**earlier.chosen, **scheduler.find_chosen()}
     facts.chosen_by = {**earlier.chosen_by, **metrics}
-    facts.unmade = scheduler.unmade()
+    facts.unmade = scheduler.explain_unmade()
     scheduler.folder.write_facts(facts)

@@ -30,7 +30,7 @@ from recbole_pos.experiment.evaluation import rank_table
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import atomic_write, write_text
 from recbole_pos.study.configs import INDIFFERENT
-from recbole_pos.study.plan import Plan, list_fits
+from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks, require_metrics
 from recbole_pos.study.results import DONE
 from recbole_pos.study.study_folder import (
@@ -70,12 +70,9 @@ _NPY = re.compile(
 class PackedStudy:
     """The runs of a file that :func:`pack` wrote.
 
-    Args:
-        path: path of the file.
-
     Attributes:
-        fits: digest of a run -> its facts, as :meth:`StudyFolder.fit` returns them.
-        used: digests of its runs that belong to the present study.
+        fits: digest of a run -> its facts, as :meth:`StudyFolder.read_fit` returns them.
+        used: digests of its runs that belong to the present study, which a scheduler adds.
 
     Raises:
         UsageError: if the file is not a packed study, or is damaged.
@@ -84,16 +81,16 @@ class PackedStudy:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.files = _read_archive(self.path)
-        runs = [name.split("/")[1] for name in self.files]
-        self.fits = {digest: self._read_fit(digest) for digest in dict.fromkeys(runs)}
+        digests = dict.fromkeys(name.split("/")[1] for name in self.files)
+        self.fits = {digest: self._read_fit(digest) for digest in digests}
         if not self.fits:
             raise UsageError(
                 f"--known: {self.path} is not a file of `compare --pack`: no run is in it"
             )
         self.used: set[str] = set()
 
-    def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
-        """Return the ranks of the targets of a run, as its folder has them; None if there are none.
+    def read_ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
+        """Return the table of ranks that the folder of a run has; None if the run has no ranks.
 
         Args:
             digest: digest of a run in this file.
@@ -106,23 +103,24 @@ class PackedStudy:
         name = f"runs/{digest}/{_RANKS}"
         if name not in self.files:
             return None
-        rank, where = self._parse_ranks(name).astype(np.int64), self._name(name)
+        rank = self._parse_ranks(name).astype(np.int64)
+        prefix = self._describe_damage(name)
         targets = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
         if len(rank) != len(targets):
-            raise UsageError(f"{where}: {len(rank):,} ranks of {len(targets):,} targets")
+            raise UsageError(f"{prefix}: {len(rank):,} ranks of {len(targets):,} targets")
         highest = rank.max(initial=0)
         if highest >= dataset.item_num:
-            raise UsageError(f"{where}: a rank of {highest:,} among {dataset.item_num:,} items")
+            raise UsageError(f"{prefix}: a rank of {highest:,} among {dataset.item_num:,} items")
         metrics = self.fits[digest].get("test") or {}
-        require_metrics(metrics, rank, config["metric_decimal_place"], where)
+        require_metrics(metrics, rank, config["metric_decimal_place"], prefix)
         return rank_table(dataset, targets, rank, config["timestamp_unit"])
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
 
-        Arguments and errors are as of :meth:`ranks`; nothing is written if it raises.
+        The other arguments and the errors are as of :meth:`read_ranks`. An error leaves no file.
         """
-        ranks = self.ranks(digest, config, dataset)
+        ranks = self.read_ranks(digest, config, dataset)
         run = folder.run(digest)
         make_folder(run.path)
         run.write_config(config.plain)
@@ -132,42 +130,47 @@ class PackedStudy:
         folder.write_fit(digest, self.fits[digest])  # last: it marks the run as done
 
     def __str__(self) -> str:
-        """Return how many of its runs belong to the present study."""
+        """Return a sentence on how many of the runs belong to the present study."""
         summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
         if len(self.used) < len(self.fits):
             summary += "; the others have other options, data or seeds"
         return summary
 
     def _read_fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run that others may read, once all its files are validated."""
-        name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
-        for required in (name, metrics):
-            if required not in self.files:
-                raise UsageError(f"{self._name(required)}: it is missing")
-        fit = parse(RunFacts, self.files[name], self._name(name)).model_dump(exclude_unset=True)
+        """Validate all files of a run, and return its facts that others may read."""
+        fit_name, metrics_name, ranks_name = (
+            f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS)
+        )
+        for name in (fit_name, metrics_name):
+            if name not in self.files:
+                raise UsageError(f"{self._describe_damage(name)}: it is missing")
+        prefix = self._describe_damage(fit_name)
+        fit = parse(RunFacts, self.files[fit_name], prefix).model_dump(exclude_unset=True)
         if (status := fit.get("status")) != DONE:
-            raise UsageError(f"{self._name(name)}: status is {shown(status)}, expected {DONE!r}")
-        parse_epochs(self.files[metrics], self._name(metrics))
-        if ranks in self.files:
-            self._parse_ranks(ranks)
+            raise UsageError(f"{prefix}: status is {shown(status)}, expected {DONE!r}")
+        parse_epochs(self.files[metrics_name], self._describe_damage(metrics_name))
+        if ranks_name in self.files:
+            self._parse_ranks(ranks_name)
         elif any(map(is_from_ranks, fit.get("test") or {})):
-            raise UsageError(f"{self._name(ranks)}: it is missing, and its run was tested")
+            prefix = self._describe_damage(ranks_name)
+            raise UsageError(f"{prefix}: it is missing, and its run was tested")
         return {**_select_public(fit), KNOWN_FROM: self.path.name}
 
     def _parse_ranks(self, name: str) -> np.ndarray:
-        """Return the whole numbers from 0 of a npy file, a view of its content without a copy."""
+        """Return the ranks [targets] in an npy file, as a view; a UsageError for anything else."""
         content = self.files[name]
         header = _NPY.match(content[:256])
         if header is not None:
-            dtype, size = np.dtype(header[1].decode()), int(header[2])
-            if size * dtype.itemsize == len(content) - header.end():
+            dtype, num_ranks = np.dtype(header[1].decode()), int(header[2])
+            if num_ranks * dtype.itemsize == len(content) - header.end():
                 rank = np.frombuffer(content, dtype, offset=header.end())
                 if rank.min(initial=0) >= 0:
                     return rank
-        raise UsageError(f"{self._name(name)}: expected an array of ranks, whole numbers from 0")
+        prefix = self._describe_damage(name)
+        raise UsageError(f"{prefix}: expected an array of ranks, whole numbers from 0")
 
-    def _name(self, member: str) -> str:
-        """Return the name of a member for messages."""
+    def _describe_damage(self, member: str) -> str:
+        """Return the beginning of a message about a damaged member."""
         return f"{self.path} is damaged: {member}"
 
 
@@ -176,8 +179,8 @@ def _select_public(fit: dict[str, Any]) -> dict[str, Any]:
     return {"status": DONE, **{key: fit[key] for key in _PUBLIC_FACTS if key in fit}}
 
 
-def require_place(path: str | Path) -> None:
-    """Require before the training that a packed study can be written to a path."""
+def require_writable(path: str | Path) -> None:
+    """Raise a UsageError for a path that a packed study cannot be written to."""
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir():
         raise UsageError(f"--pack: {file}: expected a file in a folder, such as study.tar.xz")
@@ -187,8 +190,6 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     """Write the finished runs of a study into one file; the same runs give the same bytes.
 
     Args:
-        plan: plan of the study.
-        folder: folder of the study.
         path: path of the file, by convention ending in ``.tar.xz``.
 
     Returns:
@@ -197,29 +198,29 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     Raises:
         UsageError: if no run is finished.
     """
-    current = folder.current_digests(plan)
-    digests = sorted({current[fit.name] for fit in list_fits(plan) if fit.name in current})
-    done = [digest for digest in digests if folder.fit(digest).get("status") == DONE]
+    digests = sorted(set(folder.find_current_digests(plan).values()))
+    done = [digest for digest in digests if folder.read_fit(digest).get("status") == DONE]
     if not done:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
-    files: dict[str, bytes] = {}
+    members: dict[str, bytes] = {}
     for digest in done:
         for name, content in _pack_run(folder, digest).items():
-            files[f"runs/{digest}/{name}"] = content
+            members[f"runs/{digest}/{name}"] = content
     with atomic_write(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
-        # sorted by kind, since the files of one kind are alike and compress well together
-        for name in sorted(files, key=lambda name: (name.split("/")[-1], name)):
+        # sorted by file name, since files of one kind compress well together
+        for name in sorted(members, key=lambda name: (name.split("/")[-1], name)):
             header = tarfile.TarInfo(name)
-            header.size = len(files[name])
-            archive.addfile(header, io.BytesIO(files[name]))
+            header.size = len(members[name])
+            archive.addfile(header, io.BytesIO(members[name]))
     return len(done)
 
 
 def _pack_run(folder: StudyFolder, digest: str) -> dict[str, bytes]:
-    """Return the files of a run by name, without what is only of this machine."""
+    """Return file name -> content of a run, without facts and options of this machine."""
     run = folder.run(digest)
-    facts = json.dumps(_select_public(folder.fit(digest)), indent=1, default=str)
-    options = {k: v for k, v in read_yaml(run.config).items() if k not in INDIFFERENT}
+    facts = json.dumps(_select_public(folder.read_fit(digest)), indent=1, default=str)
+    options = read_yaml(run.config)
+    options = {key: value for key, value in options.items() if key not in INDIFFERENT}
     if options.get("item_vectors"):
         options["item_vectors"] = keep_file_names(options["item_vectors"])
     files = {
@@ -229,23 +230,24 @@ def _pack_run(folder: StudyFolder, digest: str) -> dict[str, bytes]:
     }
     if run.ranks.is_file():
         rank = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
+        smallest_dtype = np.min_scalar_type(int(rank.max(initial=0)))
         buffer = io.BytesIO()
-        np.save(buffer, rank.astype(np.min_scalar_type(int(rank.max(initial=0)))))
+        np.save(buffer, rank.astype(smallest_dtype))
         files[_RANKS] = buffer.getvalue()
     return files
 
 
 def _read_archive(path: Path) -> dict[str, Any]:
-    """Return the files of an archive by name, without writing any; refuse one beyond the bounds."""
+    """Return name -> content of the files in an archive; a UsageError beyond the bounds."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
         max_bytes = min(_MAX_BYTES, 2**24 + _MAX_RATIO * path.stat().st_size)
-        unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_MEMORY)
-        content = unpack.decompress(path.read_bytes(), max_length=max_bytes + 1)
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_MEMORY)
+        content = decompressor.decompress(path.read_bytes(), max_length=max_bytes + 1)
         if len(content) > max_bytes:
             raise tarfile.TarError(f"it has more than {max_bytes >> 20:,} MiB unpacked")
-        if not unpack.eof:
+        if not decompressor.eof:
             raise EOFError("its end is missing")
         return dict(_iterate_members(memoryview(content)))
     except (OSError, ValueError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
@@ -256,19 +258,23 @@ def _read_archive(path: Path) -> dict[str, Any]:
 
 def _iterate_members(content: memoryview) -> Iterator[tuple[str, Any]]:
     """Yield names and contents of a tar's files; a TarError for what :func:`pack` never writes."""
-    # not by tarfile, which trusts the lengths in extended headers
+    # tarfile's own reader trusts the lengths in extended headers, so each header is read here
     names: set[str] = set()
     start = 0
-    while bytes(block := content[start : start + tarfile.BLOCKSIZE]).strip(b"\0"):
-        header = tarfile.TarInfo.frombuf(bytes(block), "utf-8", "strict")
+    while True:
+        block = bytes(content[start : start + tarfile.BLOCKSIZE])
+        if not block.strip(b"\0"):  # the end of the archive
+            return
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         start += tarfile.BLOCKSIZE
         if not _MEMBER.fullmatch(header.name) or header.type != tarfile.REGTYPE:
             raise tarfile.TarError(f"{shown(header.name)} is not one of its files")
         if header.name in names or len(names) == _MAX_MEMBERS:
             raise tarfile.TarError(f"{header.name} is there twice, or one of too many")
         names.add(header.name)
-        file, left = header.name.split("/")[-1], len(content) - start
-        if not 0 <= header.size <= min(left, _MAX_MEMBER_BYTES.get(file, left)):
+        file = header.name.split("/")[-1]
+        bytes_left = len(content) - start
+        if not 0 <= header.size <= min(bytes_left, _MAX_MEMBER_BYTES.get(file, bytes_left)):
             raise tarfile.TarError(f"{header.name} has {header.size:,} bytes")
         if file in (_FIT, _METRICS, _RANKS):
             member = content[start : start + header.size]

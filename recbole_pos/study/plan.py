@@ -36,10 +36,10 @@ class Search:
     Attributes:
         trials: number of configurations to try.
         grid: option -> values, of which every combination is tried; None for a space.
-        space: option -> how it is sampled, as in a space file; or the name of a space file; None
+        space: option -> how it is sampled, as in a space file, or the name of a space file; None
             for a grid.
         searcher: what chooses from a space: optuna, random or grid.
-        seed: seed of the searcher; that of the first run if None.
+        seed: seed of the searcher; the first seed of the study if None.
     """
 
     trials: int
@@ -48,8 +48,8 @@ class Search:
     searcher: str = "optuna"
     seed: int | None = None
 
-    def points(self) -> list[dict[str, Any]]:
-        """Return all combinations of a grid, the last option changing first."""
+    def list_points(self) -> list[dict[str, Any]]:
+        """Return the options of all points of the grid, the last option changing first."""
         grid = self.grid or {}
         return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
 
@@ -63,7 +63,10 @@ class Search:
 
 
 def _parse_names(value: Any) -> tuple[str, ...]:
-    names = [value] if isinstance(value, str) else () if value is None else value
+    """Return different names from a list, a single name, or None for no names."""
+    if value is None:
+        return ()
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise ValueError("expected a list of names")
     if repeated := find_repeated(names):
@@ -72,26 +75,29 @@ def _parse_names(value: Any) -> tuple[str, ...]:
 
 
 def find_repeated(values: Sequence[Any]) -> list[Any]:
-    """Return the values of a list that have stood in it before."""
+    """Return the values that also occur earlier in the list."""
     return [value for index, value in enumerate(values) if value in values[:index]]
 
 
 def _check_row_name(name: str) -> str:
+    """Return the name of a row, unless it could be the name of a run."""
     if _RUN_NAME.search(name):
         raise ValueError("expected one line without `, trial 0` or `, seed 0`, which name its runs")
     return name
 
 
 def _parse_seeds(value: Any) -> tuple[int, ...]:
+    """Return the seeds from a list of them, or from their number."""
     if is_whole(value) and 1 <= value <= 1000:
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
-    is_list = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
-    if not is_list or find_repeated(value):
+    has_seeds = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
+    if not has_seeds or find_repeated(value):
         raise ValueError("expected how many, or different whole numbers in a list")
     return tuple(value)
 
 
 def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
+    """Return kind -> edges, or True for cold items, without ``cold: false``."""
     for kind, edges in bins.items():
         if kind == COLD:
             if not isinstance(edges, bool):
@@ -112,14 +118,7 @@ def _parse_search(value: Any) -> Search | Literal[True] | None:
     if not isinstance(value, dict):
         raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
     if "trials" in value or "space" in value:
-        trials, space, seed = (value.get(key) for key in ("trials", "space", "seed"))
-        searcher = value.get("searcher", "optuna")
-        is_known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
-        is_space = isinstance(space, (str, dict)) and space
-        is_seed = seed is None or (is_whole(seed) and seed >= 0)
-        if not is_whole(trials) or trials < 1 or not (is_known and is_space and is_seed):
-            raise ValueError("expected {trials: NUMBER, space: options or a file}")
-        return Search(trials, None, space, searcher, seed)
+        return _parse_space_search(value)
     for name, values in value.items():
         if isinstance(values, dict):
             raise ValueError(f"{name} is sampled: write {{trials: 20, space: {{{name}: ..}}}}")
@@ -130,7 +129,20 @@ def _parse_search(value: Any) -> Search | Literal[True] | None:
     return Search(math.prod(map(len, value.values())), grid=value)
 
 
+def _parse_space_search(value: dict[str, Any]) -> Search:
+    """Return the search of a space from ``{trials: 20, space: ..., searcher: ..., seed: ...}``."""
+    trials, space, seed = value.get("trials"), value.get("space"), value.get("seed")
+    searcher = value.get("searcher", "optuna")
+    is_known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
+    is_space = isinstance(space, (str, dict)) and bool(space)
+    is_seed = seed is None or (is_whole(seed) and seed >= 0)
+    if not (is_known and is_space and is_seed and is_whole(trials) and trials > 0):
+        raise ValueError("expected {trials: NUMBER, space: options or a file}")
+    return Search(trials, None, space, searcher, seed)
+
+
 def _refuse(value: Any) -> None:
+    """Raise an error, for a key that a study's file cannot set."""
     raise ValueError("it cannot stand here")
 
 
@@ -148,7 +160,7 @@ class _Layout(BaseModel):
 
 
 class Options(_Layout):
-    """Options of all rows or of one: those of a run, and files of them, which are read before."""
+    """Options of a run, given for all rows or for one; ``config_files`` are read before them."""
 
     model_config = ConfigDict(extra="allow")
     config_files: Names = ()
@@ -157,7 +169,7 @@ class Options(_Layout):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of a run, which are all further keys."""
+        """Option -> value, of all keys but the fields of the layout."""
         assert self.model_extra is not None  # since they are allowed
         return self.model_extra
 
@@ -174,8 +186,8 @@ class Row(Options):
 
     Attributes:
         attach: schemes to add to the trained models of another row.
-        retest: name of a row whose trained models are only tested again, with own options.
-        search: search of the row; that of the study if True, none if None.
+        retest: name of a row whose trained models are only tested again, with the options here.
+        search: search of the row; True for the search of the study, None for no search.
         unread: options of the base that only models of other rows read.
     """
 
@@ -191,12 +203,12 @@ class Row(Options):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes to attach to the models of its parent; none where they are tested again."""
+        """Schemes to attach to the models of its parent; empty if nothing is attached."""
         return self.attach.schemes if self.attach else ()
 
 
 class TablePlan(_Layout):
-    """A table of the report: differences are in its first metric; empty is as in the study.
+    """A table of the report, with differences in its first metric; an empty key is the study's.
 
     Attributes:
         validation: whether the table has a column of the validation metric, to choose rows by.
@@ -213,11 +225,11 @@ class Plan(_Layout):
     """A study, checked as far as possible without its models and data.
 
     Attributes:
-        search_seeds: number of first seeds over which a search takes the mean of validation.
-        ties: order of the interactions of one user at one time: ``file``, ``random(SEED)`` or
+        search_seeds: number of seeds that every trial of a search is trained with, from the first.
+        ties: order of the interactions of a user with equal times: ``file``, ``random(SEED)`` or
             ``drop`` (users whose test item depends on it are left out).
         paper: row -> metric -> value in the paper.
-        unit: what a user of the dataset is called, whose targets are not independent.
+        unit: word for what the dataset has as users; targets of one unit are not independent.
         source: what the plan was read from, for messages.
     """
 
@@ -249,10 +261,10 @@ class Plan(_Layout):
         """Seeds of every trial of a search."""
         return self.seeds[: self.search_seeds]
 
-    def options(self, name: str) -> dict[str, Any]:
+    def make_options(self, name: str) -> dict[str, Any]:
         """Return model, dataset, config files and options of a row, without those of a search.
 
-        A row with a parent has its own options only, and the schemes to attach under ``attach``.
+        A row with a parent has only the options of its own, and the schemes under ``attach``.
         """
         row = self.rows[name]
         if row.parent:
@@ -260,34 +272,33 @@ class Plan(_Layout):
         files = [*self.base.config_files, *row.config_files]
         base = {key: value for key, value in self.base.options.items() if key not in row.unread}
         options = {**base, **row.options, "dataset": self.dataset}
-        options |= {"config_files": files} if files else {}
+        if files:
+            options["config_files"] = files
         if self.ties != "file":
             options["eval_args"] = {**(options.get("eval_args") or {}), "ties": self.ties}
         return options
 
-    def first_options(self, name: str) -> dict[str, Any]:
-        """Return the options of a row with the first values of its grid, over its parent's."""
-        row, options = self.rows[name], self.options(name)
+    def make_first_options(self, name: str) -> dict[str, Any]:
+        """Return the options of a row over its parent's, with the first seed and grid point."""
+        row, options = self.rows[name], self.make_options(name)
         if row.parent:
-            return {**self.first_options(row.parent), **options}
-        point = row.search.points()[0] if isinstance(row.search, Search) else {}
+            return {**self.make_first_options(row.parent), **options}
+        point = row.search.list_points()[0] if isinstance(row.search, Search) else {}
         return {**options, **point, "seed": self.seeds[0]}
 
-    def search_lines(self, name: str) -> dict[str, str]:
-        """Return option -> file and line, of the options that the search of a row tries."""
+    def locate_searched(self, name: str) -> dict[str, str]:
+        """Return option -> file and line of what a search tries; empty if a space file has them."""
         search = self.rows[name].search
-        if not isinstance(search, Search):
+        if not isinstance(search, Search) or isinstance(search.space, str):
             return {}
         path = ("search",) if search is self.search else ("rows", name, "search")
-        if isinstance(search.space, str):  # its file has lines of its own
-            return {}
         if search.space:
             path = (*path, "space")
         options = search.grid or search.space or {}
         return {option: self.source.where(*path, option) for option in options}
 
-    def order(self) -> list[str]:
-        """Return the names of rows, each after its parent.
+    def sort_rows(self) -> list[str]:
+        """Return the names of all rows, each after its parent.
 
         Raises:
             UsageError: if configurations are made of each other in a circle.
@@ -302,14 +313,14 @@ class Plan(_Layout):
                 f"configurations are made of each other in a circle: {', '.join(circle)}",
             ) from error
 
-    def ancestors(self, name: str) -> list[str]:
-        """Return a row, its parent, the parent of that, and so on."""
+    def list_ancestors(self, name: str) -> list[str]:
+        """Return the names of a row, its parent, and so on up to a row without a parent."""
         parent = self.rows[name].parent
-        return [name, *(self.ancestors(parent) if parent else [])]
+        return [name, *(self.list_ancestors(parent) if parent else [])]
 
-    def coupled(self, row: str, other: str) -> bool:
-        """Return whether two rows share the noise of a seed, since one trained model is in both."""
-        return self.ancestors(row)[-1] == self.ancestors(other)[-1]
+    def are_coupled(self, row: str, other: str) -> bool:
+        """Return whether two rows share the noise of a seed, since they start from one model."""
+        return self.list_ancestors(row)[-1] == self.list_ancestors(other)[-1]
 
 
 @dataclass(frozen=True)
@@ -317,16 +328,13 @@ class Fit:
     """One training, or one test of what another fit has trained.
 
     Attributes:
-        row: name of its row.
-        seed: seed of the training.
         stage: ``trial`` (of a search), ``final``, ``attach`` or ``retest``.
-        trial: number of the trial, from 0; None for others.
-        options: model, dataset, options and config_files, as far as the plan has them: without the
-            samples of a trial, and without the choice of a search for a final fit.
+        trial: number of the trial, from 0; None in the other stages.
+        options: model, dataset, options and config_files that the plan gives. They lack what a
+            trial samples from a space, and what a search chooses for a final fit.
         after: names of fits that must have ended: all trials of the row, or the fit of its parent.
-        repeats: whether a trial has trained the same run: the configuration that a search has
-            chosen, with a seed of the trials.
-        name: name of the fit within the study.
+        repeats: whether a trial trains the same run: this fit has a seed of the trials, and the
+            configuration that their search chooses.
     """
 
     row: str
@@ -340,43 +348,47 @@ class Fit:
 
     @property
     def has_parent(self) -> bool:
-        """Whether it starts from the weights of another row."""
+        """Whether it starts from the weights of a fit of another row."""
         return self.stage in ("attach", "retest")
 
 
 def list_fits(plan: Plan) -> list[Fit]:
     """Return all fits of a plan, each after the fits it depends on.
 
-    All rows have their first seed before any has its second, so that an interrupted study has all
-    rows with the same seeds.
+    The trials of all rows come first. Then all rows have their first seed before any has its
+    second, so that an interrupted study has all rows with the same seeds.
     """
-    trials = {row: _list_trials(plan, row) for row in plan.order()}
-    finals = [
-        _make_final_fit(plan, row, seed, trials[row]) for seed in plan.seeds for row in trials
+    trials = {name: _list_trials(plan, name) for name in plan.sort_rows()}
+    final_fits = [
+        _make_final_fit(plan, name, seed, trials[name]) for seed in plan.seeds for name in trials
     ]
-    return [*itertools.chain.from_iterable(trials.values()), *finals]
+    return [*itertools.chain.from_iterable(trials.values()), *final_fits]
 
 
-def _list_trials(plan: Plan, row: str) -> list[Fit]:
-    """Return the trials of a row with every seed of a trial; none if it is not searched."""
-    search = plan.rows[row].search
+def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
+    """Return a fit for each trial and trial seed of a row; none if the row is not searched."""
+    search = plan.rows[row_name].search
     if not isinstance(search, Search):
         return []
-    points = search.points() if search.grid else [{}] * search.trials
+    points = search.list_points() if search.grid else [{}] * search.trials
     fits = []
     for trial, point in enumerate(points):
         for seed in plan.trial_seeds:
-            options = {**plan.options(row), **point, "seed": seed}
+            options = {**plan.make_options(row_name), **point, "seed": seed}
             suffix = f", seed {seed}" if seed != plan.seeds[0] else ""
-            fits.append(Fit(row, seed, "trial", trial, options, f"{row}, trial {trial}{suffix}"))
+            name = f"{row_name}, trial {trial}{suffix}"
+            fits.append(Fit(row_name, seed, "trial", trial, options, name))
     return fits
 
 
-def _make_final_fit(plan: Plan, row: str, seed: int, trials: list[Fit]) -> Fit:
-    """Return the fit that is tested of a row and a seed, after the trials of the row."""
-    parent, after, stage = plan.rows[row].parent, tuple(fit.name for fit in trials), "final"
-    if parent:
-        after, stage = (f"{parent}, seed {seed}",), "attach" if plan.rows[row].attach else "retest"
+def _make_final_fit(plan: Plan, row_name: str, seed: int, trials: list[Fit]) -> Fit:
+    """Return the tested fit of a row with a seed, which depends on the row's trials or parent."""
+    row = plan.rows[row_name]
+    if row.parent:
+        stage = "attach" if row.attach else "retest"
+        after: tuple[str, ...] = (f"{row.parent}, seed {seed}",)
+    else:
+        stage, after = "final", tuple(fit.name for fit in trials)
     repeats = bool(trials) and seed in plan.trial_seeds
-    options = {**plan.options(row), "seed": seed}
-    return Fit(row, seed, stage, None, options, f"{row}, seed {seed}", after, repeats)
+    options = {**plan.make_options(row_name), "seed": seed}
+    return Fit(row_name, seed, stage, None, options, f"{row_name}, seed {seed}", after, repeats)

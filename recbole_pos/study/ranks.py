@@ -1,4 +1,4 @@
-"""Ranks of the test targets of all runs of a study, their metrics, and their bins."""
+"""Ranks of test targets in the runs of a study, metrics of these ranks, and bins of targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.values import shown, suggest
 
-# Gain of a rank below the cutoff; a target is the only relevant item of its list.
+# Metric -> gain of ranks below the cutoff k; a target is the only relevant item of its list.
 _GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "hit": lambda rank, k: np.ones_like(rank),
     "recall": lambda rank, k: np.ones_like(rank),
@@ -25,10 +25,10 @@ _GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "map": lambda rank, k: 1 / (rank + 1),
 }
 _METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
-# Columns that identify targets, where runs have them, beside the user.
-_FACTS = ("item", "history", "age", "popularity")
-KINDS = ("history", "age", "popularity")  # of bins by edges
-COLD = "cold"  # the bins of cold and of other items
+# Columns of targets beside the user, which not all runs have.
+_OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")
+KINDS = ("history", "age", "popularity")  # kinds of bins that have edges
+COLD = "cold"  # kind of the two bins of cold and of other items
 
 
 def is_from_ranks(metric: str) -> bool:
@@ -38,7 +38,7 @@ def is_from_ranks(metric: str) -> bool:
 
 
 def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """Return the gain of each target, whose mean is the metric.
+    """Return the gain of each target [..., targets], whose mean is the metric.
 
     Args:
         rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
@@ -55,7 +55,8 @@ def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
             f"metric {shown(metric)} does not follow from ranks; known are "
             f"{', '.join(f'{name}@K' for name in _GAINS)}{hint}"
         )
-    rank, cutoff = np.asarray(rank, dtype=float), int(match[2])
+    rank = np.asarray(rank, dtype=float)
+    cutoff = int(match[2])
     with np.errstate(invalid="ignore"):
         return np.where(rank < cutoff, _GAINS[match[1]](rank, cutoff), 0.0)
 
@@ -66,20 +67,23 @@ def require_metrics(
     """Raise a UsageError for a metric of a test that does not agree with its ranks.
 
     Args:
-        metrics: metrics, rounded to ``decimals``; those not of ranks are not checked.
+        metrics: name -> value; a metric that does not follow from ranks is not checked.
         rank: [targets] ranks.
-        decimals: number of decimals.
+        decimals: number of decimals that the values are rounded to.
         name: name of the file, for messages.
     """
-    for metric, value in metrics.items():
-        if len(rank) and is_from_ranks(metric):
-            score = float(compute_gains(rank, metric).mean())
-            rounding_error = 0.5001 * 10.0**-decimals + 1e-9
-            if abs(score - value) > rounding_error:
-                raise UsageError(
-                    f"{name}: {metric} of these ranks is {score:.6f}, expected the {value:g} that "
-                    "the run says about its test"
-                )
+    if not len(rank):
+        return
+    rounding_error = 0.5001 * 10.0**-decimals + 1e-9
+    for metric, reported in metrics.items():
+        if not is_from_ranks(metric):
+            continue
+        computed = float(compute_gains(rank, metric).mean())
+        if abs(computed - reported) > rounding_error:
+            raise UsageError(
+                f"{name}: {metric} of these ranks is {computed:.6f}, expected the {reported:g} "
+                "that the run says about its test"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +107,15 @@ class RankTable:
         """Align the ranks of runs by target.
 
         Args:
-            frames: (row, seed) -> a line for each test target, with the columns rank and user,
-                and perhaps item, history, age, popularity. The order of lines does not matter.
+            frames: row and seed -> a line for each test target, in any order, with the columns
+                user and rank, and perhaps item, history, age and popularity.
 
         Raises:
             UsageError: naming runs of other targets, or one without ranks.
         """
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
-        targets, ranks = pd.DataFrame(), list[np.ndarray]()
+        targets = pd.DataFrame()
+        ranks: list[np.ndarray] = []
         for (row, seed), frame in frames.items():
             run_targets, rank = _sort_targets(frame, row, seed)
             if not ranks:
@@ -129,43 +134,47 @@ class RankTable:
         """Names of the rows, in the order of their runs."""
         return list(dict.fromkeys(self.runs["row"]))
 
-    def seeds(self, row: str) -> list[int]:
+    def list_seeds(self, row: str) -> list[int]:
         """Return the seeds of a row's runs, ascending."""
         return sorted(self.runs.loc[self.runs["row"] == row, "seed"])
 
-    def totals(
+    def sum_gains(
         self, metric: str, mask: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the gains of each user's targets, summed.
+        """Sum the gains of each user's targets in every run.
 
         Args:
             metric: as in :func:`compute_gains`.
             mask: [targets] whether a target counts; all if None.
 
         Returns:
-            Row -> [seeds, users] sums over targets, seeds ascending; and [users] the number of
-            targets of each user. Users without targets are left out.
+            Row -> sums [seeds, users], seeds ascending; and the number of targets of each user
+            [users]. Users without a target that counts are left out.
         """
-        mask = np.full(len(self.targets), True) if mask is None else mask
+        if mask is None:
+            mask = np.full(len(self.targets), True)
         _, user_index = np.unique(self.targets["user"].to_numpy()[mask], return_inverse=True)
         num_targets = np.bincount(user_index)
         gains = compute_gains(self.rank[:, mask], metric)
-        totals = np.stack([np.bincount(user_index, run, len(num_targets)) for run in gains])
+        sums = [np.bincount(user_index, run_gains, len(num_targets)) for run_gains in gains]
+        totals = np.stack(sums)
         runs = self.runs.sort_values("seed", kind="stable")
         by_row = {row: totals[runs.index[runs["row"] == row]] for row in self.rows}
         return by_row, num_targets
 
 
 def _sort_targets(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the targets of a run in an order that all runs share, and their ranks."""
+    """Return the targets of a run in an order that all runs share, and their ranks [targets]."""
     name = f"ranks of {row}, seed {seed}"
     if not {"user", "rank"} <= set(frame.columns):
         raise UsageError(f"{name}: expected columns user and rank, found {', '.join(frame)}")
-    targets = frame[["user", *(column for column in _FACTS if column in frame.columns)]]
+    columns = ["user", *(column for column in _OPTIONAL_COLUMNS if column in frame.columns)]
+    targets = frame[columns]
     rank = frame["rank"].to_numpy(dtype=float)
-    if not (len(rank) and (rank >= 0).all()):  # false for NaN, too
+    if not len(rank) or not (rank >= 0).all():  # NaN is not >= 0 either
         raise UsageError(f"{name}: expected numbers from 0, a rank for each target")
-    order = np.lexsort([targets[column].to_numpy() for column in reversed(targets.columns)])
+    # lexsort sorts by its last key first
+    order = np.lexsort([targets[column].to_numpy() for column in reversed(columns)])
     return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
@@ -174,8 +183,8 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
 
     Args:
         targets: targets of a :class:`RankTable`.
-        bins: history, age or popularity -> ascending edges, a value is in a bin if it is above one
-            edge and not above the next; or cold (whether the popularity is 0) -> True.
+        bins: history, age or popularity -> ascending edges; a bin has the values above one edge and
+            up to the next. Or cold -> True; cold items have a popularity of 0.
 
     Returns:
         Kind -> name of the bin -> [targets] whether a target is in it.
@@ -205,10 +214,10 @@ def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     texts = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
     names = [f"{kind} up to {texts[0]}"]
     for i in range(1, len(edges)):
-        first = math.floor(edges[i - 1]) + 1
-        if first >= edges[i]:  # one whole number
+        lowest = math.floor(edges[i - 1]) + 1  # whole number in the bin
+        if lowest >= edges[i]:
             names.append(f"{kind} {texts[i]}")
         else:
-            low = texts[i - 1] if kind == "age" else f"{first:,g}"
-            names.append(f"{kind} {low} to {texts[i]}")
+            lowest_text = texts[i - 1] if kind == "age" else f"{lowest:,g}"
+            names.append(f"{kind} {lowest_text} to {texts[i]}")
     return [*names, f"{kind} over {texts[-1]}"]

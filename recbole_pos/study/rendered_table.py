@@ -14,12 +14,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-# Seconds in a unit and its name; seconds in the next smaller unit and its name.
+# Seconds in a unit, name of the unit, and the same for the next smaller unit.
 _TIME_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def _keep_together(text: str) -> str:
-    """Return text in which no line breaks between a number and its unit or sign."""
+    """Return text with no-break spaces between numbers and their units or signs."""
     return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
 
 
@@ -35,7 +35,7 @@ PAGES.filters["keep_together"] = _keep_together
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: main text, further text in smaller letters, whether it is the best of a column."""
+    """A cell: main text, further text in smaller letters, and whether the main text is bold."""
 
     text: str = ""
     detail: str = ""
@@ -44,16 +44,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class RenderedTable:
-    """A table for people; programs read the tidy frames.
+    """A table as people read it.
 
     Attributes:
-        title: title above the table.
-        columns: names of the columns.
         lines: cells, line by line.
         notes: sentences below the table.
         text_columns: indices of the columns of words, aligned left; the others have numbers.
-        omittable: indices of columns that a narrow terminal omits, the least needed first; others
-            follow from the right, and a note names the omitted ones.
+        omittable: indices of the columns that a narrow terminal omits first, in this order; the
+            others follow from the right.
     """
 
     title: str
@@ -66,8 +64,8 @@ class RenderedTable:
     def markdown(self) -> str:
         """Return the table in markdown, with its title as a heading and its notes as a list."""
         rules = ["---" if i in self.text_columns else "---:" for i in range(len(self.columns))]
-        cells = [[_markdown_cell(cell) for cell in line] for line in self.lines]
-        lines = [[_on_one_line(name) for name in self.columns], rules, *cells]
+        cells = [[_format_markdown_cell(cell) for cell in line] for line in self.lines]
+        lines = [[_escape_markdown(name) for name in self.columns], rules, *cells]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(block for block in (f"## {self.title}", table, notes) if block)
@@ -76,11 +74,12 @@ class RenderedTable:
         return PAGES.get_template("table.html.jinja").render(table=self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table for the width of the console, in which no number is broken."""
+        """Yield the table in the width of the console: with folded numbers, then without the
+        omittable columns, if it is too wide. A note names these."""
         kept = list(range(len(self.columns)))
 
         def fits(fold: bool) -> bool:
-            width = sum(self._column_width(column, fold) + 3 for column in kept) + 1
+            width = sum(self._compute_width(column, fold) + 3 for column in kept) + 1
             return width <= options.max_width
 
         fold = not fits(fold=False)
@@ -88,7 +87,8 @@ class RenderedTable:
         while len(omittable) > 1 and not fits(fold):
             kept.remove(omittable.pop(0))
         notes = [*self.notes]
-        if omitted := [name for i, name in enumerate(self.columns) if i not in kept]:
+        omitted = [name for i, name in enumerate(self.columns) if i not in kept]
+        if omitted:
             names = join_names(omitted)
             notes.append(f"Left out for want of width: {names}; table.md has all columns.")
         table = Table(title=Text(self.title), caption=Text("\n".join(notes)))
@@ -98,30 +98,32 @@ class RenderedTable:
             if column in self.text_columns:
                 table.add_column(name, overflow="fold")
             else:
-                width = self._column_width(column, fold)
+                width = self._compute_width(column, fold)
                 table.add_column(name, justify="right", width=width)
         for line in self.lines:
-            table.add_row(*(_rich_cell(line[column], fold) for column in kept))
+            table.add_row(*(_make_rich_cell(line[column], fold) for column in kept))
         yield table
 
-    def _column_width(self, column: int, fold: bool) -> int:
+    def _compute_width(self, column: int, fold: bool) -> int:
         """Return the least width in which no word and no number of a column is broken."""
-        words = self.columns[column].split()
+        has_words = column in self.text_columns
+        parts = self.columns[column].split()
         for line in self.lines:
             for text in (line[column].text, line[column].detail):
-                is_text = column in self.text_columns
-                words += text.split() if is_text else _fold_number(text, fold).splitlines()
-        return max(map(cell_len, words), default=0)
+                parts += text.split() if has_words else _fold_number(text, fold).splitlines()
+        return max(map(cell_len, parts), default=0)
 
 
-def _on_one_line(text: str) -> str:
-    """Return text as a cell of markdown: one line, without column separators."""
+def _escape_markdown(text: str) -> str:
+    """Return text for a cell of markdown: on one line, with column separators escaped."""
     return " ".join(text.replace("|", "\\|").splitlines())
 
 
-def _markdown_cell(cell: Cell) -> str:
-    text, detail = _on_one_line(cell.text), _on_one_line(cell.detail)
-    text = f"**{text}**" if cell.bold and text else text
+def _format_markdown_cell(cell: Cell) -> str:
+    """Return a cell in markdown, with its detail in brackets."""
+    text, detail = _escape_markdown(cell.text), _escape_markdown(cell.detail)
+    if cell.bold and text:
+        text = f"**{text}**"
     return f"{text} ({detail})" if detail else text
 
 
@@ -130,13 +132,14 @@ def _fold_number(text: str, fold: bool) -> str:
     return text.replace(" ±", "\n±").replace(" [", "\n[") if fold else text
 
 
-def _rich_cell(cell: Cell, fold: bool) -> Text:
+def _make_rich_cell(cell: Cell, fold: bool) -> Text:
+    """Return a cell for a terminal, with its detail on a line of its own."""
     text = Text(_fold_number(cell.text, fold), style="bold" if cell.bold else "")
     return text.append(f"\n{_fold_number(cell.detail, fold)}", "dim") if cell.detail else text
 
 
 def format_number(value: float, sign: bool = False) -> str:
-    """Return a metric with four decimals, zero without a sign; empty for nan."""
+    """Return a metric with four decimals; ``sign`` is for all but zero, and nan is empty."""
     if math.isnan(value):
         return ""
     text = f"{value:+.4f}" if sign else f"{value:.4f}"
@@ -162,9 +165,9 @@ def format_duration(seconds: float) -> str:
     if math.isnan(seconds):
         return ""
     for unit, name, smaller_unit, smaller_name in _TIME_UNITS:
-        units, remainder = divmod(round(seconds / smaller_unit), unit // smaller_unit)
-        if units:
-            return f"{units} {name}" + (f" {remainder} {smaller_name}" if remainder else "")
+        number, remainder = divmod(round(seconds / smaller_unit), unit // smaller_unit)
+        if number:
+            return f"{number} {name}" + (f" {remainder} {smaller_name}" if remainder else "")
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 

@@ -47,38 +47,39 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
     cost of every row."""
     table, plan = comparison.table, results.plan
     means, differences = comparison.means, comparison.differences
-    titles = {metric: metric_name(metric) for metric in table.metrics}
+    titles = {metric: format_metric(metric) for metric in table.metrics}
     if table.validation:
-        titles[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
+        titles[VALIDATION] = f"{format_metric(plan.metrics[0])}, validation"
     cold_metrics = [metric for metric in means["metric"].unique() if metric.endswith(COLD)]
-    titles |= {metric: metric_name(metric) for metric in cold_metrics}
+    titles |= {metric: format_metric(metric) for metric in cold_metrics}
     columns = {
         "configuration": [Cell(row) for row in table.rows],
-        "seeds": [_seeds_cell(results, row) for row in table.rows],
+        "seeds": [_make_seeds_cell(results, row) for row in table.rows],
     }
     for metric, title in titles.items():
-        columns[title] = _metric_cells(results, comparison, metric)
+        columns[title] = _make_metric_cells(results, comparison, metric)
     notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
     from_ranks = means.dropna(subset=["targets"])
     if len(from_ranks):
         size = _describe_size(from_ranks.iloc[0], plan.unit)
         notes.append(f"{size}; {plan.unit}s are taken as independent.")
     if not differences.empty:
-        title = f"{metric_name(table.metrics[0])} - {table.reference}"
-        columns[title] = [_difference_cell(differences, row) for row in table.rows]
+        title = f"{format_metric(table.metrics[0])} - {table.reference}"
+        columns[title] = [_make_difference_cell(differences, row) for row in table.rows]
         notes.append(
             f"Differences are paired by target, with 95% intervals over {plan.unit}s and seeds; "
             "* is below 0.05 after Holm's correction over the table."
         )
-    notes += _seed_noise_notes(differences)
+    notes += _select_seed_noise_notes(differences)
     for metric in cold_metrics:
-        targets = int(means.loc[means["metric"] == metric, "targets"].max())
-        notes.append(f"Cold targets: {targets:,}, whose items have no interaction in training.")
-    costs = _cost_columns(results, table.rows)
+        num_targets = int(means.loc[means["metric"] == metric, "targets"].max())
+        notes.append(f"Cold targets: {num_targets:,}, whose items have no interaction in training.")
+    costs = _make_cost_columns(results, table.rows)
     columns |= costs
     # a narrow terminal omits costs, then metrics but the main one, then seeds
-    last = len(columns) - 1
-    omittable = (*range(last, last - len(costs), -1), *range(len(titles) + 1, 2, -1), 1)
+    cost_indices = range(len(columns) - 1, len(columns) - 1 - len(costs), -1)
+    metric_indices = range(len(titles) + 1, 2, -1)
+    omittable = (*cost_indices, *metric_indices, 1)
     return _make_table(table.title, columns, notes, omittable=omittable)
 
 
@@ -89,7 +90,7 @@ def make_differences_table(comparison: Comparison) -> RenderedTable | None:
         return None
     columns: dict[str, list[Cell]] = {}
     for line in differences.to_dict("records"):
-        difference = _difference_cell(differences, line["row"])
+        difference = _make_difference_cell(differences, line["row"])
         texts = {
             "configuration": line["row"],
             "seeds of both": f"{line['seeds']} and {line['reference_seeds']}",
@@ -106,9 +107,9 @@ def make_differences_table(comparison: Comparison) -> RenderedTable | None:
         "flips of units. Holm's correction is over this table; * is below 0.05.",
         "Minimum detectable difference: the true difference that 80% of such studies would find "
         "different from 0. Smaller ones may exist where none is significant.",
-        *_seed_noise_notes(differences),
+        *_select_seed_noise_notes(differences),
     )
-    title = f"{table.title}: difference in {metric_name(table.metrics[0])} from {table.reference}"
+    title = f"{table.title}: difference in {format_metric(table.metrics[0])} from {table.reference}"
     return _make_table(title, columns, notes, omittable=(1, 4, 6, 5))
 
 
@@ -122,37 +123,40 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
         bin_differences = differences[differences["bin"] == name]
         cells = []
         for row, mean in zip(bin_means["row"], bin_means["mean"], strict=True):
-            difference, text = _difference_cell(bin_differences, row), format_number(mean)
+            text = format_number(mean)
+            difference = _make_difference_cell(bin_differences, row)
             detail = f"{difference.text} {difference.detail}".strip()
             cells.append(Cell(text, detail, bool(text) and text == best))
         columns[f"{name} ({_describe_size(bin_means.iloc[0], unit)})"] = cells
     grouping = "of cold and of other items" if kind == "cold" else f"by {kind}"
     note = f"Below each figure: the difference to {table.reference} with its 95% interval."
-    title = f"{table.title}: {metric_name(main)} {grouping}"
-    return _make_table(title, columns, [note, *_seed_noise_notes(differences)])
+    title = f"{table.title}: {format_metric(main)} {grouping}"
+    return _make_table(title, columns, [note, *_select_seed_noise_notes(differences)])
 
 
 def make_failures_table(results: Results) -> RenderedTable | None:
-    """Return the runs that failed, with their reasons; None if none did."""
+    """Return a table of the runs that failed, with their reasons; None if none failed."""
     failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
         return None
-    names = {"configuration": "row", "seed": "seed", "reason": "reason"}
-    columns = {name: [Cell(str(v)) for v in failed[column]] for name, column in names.items()}
+    titles = {"row": "configuration", "seed": "seed", "reason": "reason"}
+    columns = {title: [Cell(str(v)) for v in failed[name]] for name, title in titles.items()}
     return _make_table("Runs that failed", columns, text_columns=(0, 2))
 
 
 def make_search_table(results: Results) -> RenderedTable | None:
-    """Return the options that the search of each row chose; None where nothing was searched."""
+    """Return a table of the options that each search chose; None if nothing was searched."""
     if results.searches.empty:
         return None
-    metrics = [metric_name(metric) for metric in results.searches["metric"].unique()]
+    metrics = [format_metric(metric) for metric in results.searches["metric"].unique()]
     columns: dict[str, list[Cell]] = {}
     for row, trials in results.searches.groupby("row", sort=False):
         options, value = "not yet", ""
-        for chosen in trials[trials["chosen"].astype(bool)].to_dict("records"):
-            options, value = chosen["options"], format_number(chosen["value"])
-        metric = metric_name(trials["metric"].iloc[0]) if len(metrics) > 1 else ""
+        chosen = trials[trials["chosen"].astype(bool)]
+        if not chosen.empty:
+            options = chosen["options"].iloc[0]
+            value = format_number(chosen["value"].iloc[0])
+        metric = format_metric(trials["metric"].iloc[0]) if len(metrics) > 1 else ""
         cells = {
             "configuration": Cell(str(row)),
             "trials": Cell(f"{len(trials)}"),
@@ -169,18 +173,19 @@ def make_search_table(results: Results) -> RenderedTable | None:
 
 def make_tables(results: Results) -> list[RenderedTable]:
     """Return all tables of a study, in the order of the report."""
-    tables = []
+    tables: list[RenderedTable | None] = []
     for comparison in results.comparisons:
         tables += make_comparison_tables(results, comparison)
-    others = make_search_table(results), make_failures_table(results)
-    return [*tables, *(table for table in others if table is not None)]
+    tables += [make_search_table(results), make_failures_table(results)]
+    return [table for table in tables if table is not None]
 
 
 def make_comparison_tables(results: Results, comparison: Comparison) -> list[RenderedTable]:
     """Return the tables for one table of the plan: metrics, differences, bins."""
     tables = [make_metrics_table(results, comparison)]
-    if (differences := make_differences_table(comparison)) is not None:
-        tables.append(differences)
+    differences_table = make_differences_table(comparison)
+    if differences_table is not None:
+        tables.append(differences_table)
     unit = results.plan.unit
     return tables + [make_bins_table(comparison, kind, unit) for kind in comparison.bins]
 
@@ -197,7 +202,8 @@ def render_markdown(results: Results) -> str:
 def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return the content of ``table.csv``: mean and difference from the reference, a line for each
     table, row, metric and bin."""
-    keys, frames = ["row", "metric", "bin"], []
+    keys = ["row", "metric", "bin"]
+    frames = []
     for comparison in comparisons:
         overall = comparison.means.assign(bin=ALL), comparison.differences
         for means, differences in [overall, *comparison.bins.values()]:
@@ -206,11 +212,11 @@ def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
                 means = means.merge(differences, on=keys, how="left")
             frames.append(means.assign(table=comparison.table.title))
     frame = concatenate(frames)
-    first = ["table", *keys]
-    return frame[[*first, *(name for name in frame if name not in first)]]
+    first_columns = ["table", *keys]
+    return frame[[*first_columns, *(name for name in frame if name not in first_columns)]]
 
 
-def metric_name(metric: str) -> str:
+def format_metric(metric: str) -> str:
     """Return the name of a metric as papers write it: HR@10 for ``hit@10``."""
     name, at, cutoff = metric.partition("@")
     return _NAMES.get(name, name.upper()) + at + cutoff
@@ -228,16 +234,17 @@ def _make_table(
     return RenderedTable(title, tuple(columns), lines, tuple(notes), text_columns, omittable)
 
 
-def _metric_cells(results: Results, comparison: Comparison, metric: str) -> list[Cell]:
-    """Return the cells of a metric: its mean, with the value of the paper in smaller letters."""
+def _make_metric_cells(results: Results, comparison: Comparison, metric: str) -> list[Cell]:
+    """Return a cell for each row: the mean of a metric, and as detail the value of the paper."""
     means = comparison.means[comparison.means["metric"] == metric].set_index("row")
-    best, cells = _format_best(comparison.means, metric), []
+    best = _format_best(comparison.means, metric)
+    cells = []
     for row in comparison.table.rows:
         paper_values = results.plan.paper.get(row, {})
         paper = f"paper {format_number(paper_values[metric])}" if metric in paper_values else ""
         if row in means.index:
             mean, deviation = means.loc[row, ["mean", "deviation"]]
-            is_best = format_number(mean) == best != ""
+            is_best = best != "" and format_number(mean) == best
             cells.append(Cell(format_mean(mean, deviation), paper, is_best))
         else:
             cells.append(Cell("", paper))
@@ -250,8 +257,8 @@ def _format_best(means: pd.DataFrame, metric: str) -> str:
     return format_number(float(values.max())) if len(values) > 1 else ""
 
 
-def _difference_cell(differences: pd.DataFrame, row: str) -> Cell:
-    """Return the cell of a row's difference: star if significant, and interval with its mark."""
+def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
+    """Return a cell with a row's difference, starred if significant, and its marked interval."""
     for line in differences[differences["row"] == row].to_dict("records"):
         text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
         interval = format_interval(line["low"], line["high"])
@@ -260,37 +267,37 @@ def _difference_cell(differences: pd.DataFrame, row: str) -> Cell:
     return Cell()
 
 
-def _seeds_cell(results: Results, row: str) -> Cell:
-    """Return the cell with the number of seeds of a row that are done, and of those that failed."""
-    planned = len(results.plan.seeds)
+def _make_seeds_cell(results: Results, row: str) -> Cell:
+    """Return a cell with the number of a row's finished runs, and as detail of the failed ones."""
+    num_seeds = len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"] == row, "status"]
-    done, failed = (status == DONE).sum(), (status == FAILED).sum()
-    text = f"{done}" if done == planned else f"{done} of {planned}"
-    return Cell(text, f"{failed} failed" if failed else "")
+    num_done, num_failed = (status == DONE).sum(), (status == FAILED).sum()
+    text = f"{num_done}" if num_done == num_seeds else f"{num_done} of {num_seeds}"
+    return Cell(text, f"{num_failed} failed" if num_failed else "")
 
 
-def _cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[Cell]]:
-    """Return the columns of cost that are known, with the median over seeds."""
+def _make_cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[Cell]]:
+    """Return title -> a cell for each row with its median cost, for the costs that are known."""
     columns = {}
-    for column, name, write in (
+    for name, title, format_cost in (
         ("epochs", "epochs", lambda value: "" if math.isnan(value) else f"{value:g}"),
         ("seconds", "training", format_duration),
         ("parameters", "parameters", format_count),
     ):
-        if column in results.runs.columns and not results.done[column].isna().all():
-            medians = results.done.groupby("row")[column].median().reindex(rows)
-            columns[name] = [Cell(write(float(value))) for value in medians]
+        if name in results.runs.columns and not results.done[name].isna().all():
+            medians = results.done.groupby("row")[name].median().reindex(rows)
+            columns[title] = [Cell(format_cost(float(value))) for value in medians]
     return columns
 
 
 def _describe_size(line: pd.Series, unit: str) -> str:
-    """Return the numbers of targets and units, in words: targets of a unit are not independent."""
+    """Return ``900 targets``, or ``900 targets of 300 users`` where users have several."""
     targets, units = line["targets"], line["units"]
     return f"{targets:,.0f} targets" + (f" of {units:,.0f} {unit}s" if targets != units else "")
 
 
-def _seed_noise_notes(differences: pd.DataFrame) -> list[str]:
-    """Return the notes on the marks of intervals in a table."""
+def _select_seed_noise_notes(differences: pd.DataFrame) -> list[str]:
+    """Return the notes that explain the marks of a table's intervals."""
     sources = set(differences["seed_noise"])
     return [note for source, note in _SEED_NOISE_NOTES.items() if source in sources]
 

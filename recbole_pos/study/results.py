@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated
 
 import numpy as np
@@ -35,7 +35,7 @@ class TieCount:
     test: Annotated[int, Field(ge=0, lt=2**64)]
 
     def describe(self, dataset: str, ties: str) -> str:
-        """Return a note for every table of the dataset, with the order that the study takes."""
+        """Return a sentence on the ties of a dataset, and the order ``ties`` that a study uses."""
         if not self.test:
             return f"No test item of {dataset} depends on the order of equal times."
         orders = {"file": "it is that of the file", "drop": "these users are excluded"}
@@ -47,16 +47,18 @@ class TieCount:
 
 
 def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount:
-    """Count the users of three interactions or more with several items at their last time.
+    """Count the users of three interactions or more, and those with several items at their last
+    time.
 
     Args:
         user, time, item: [interactions] columns.
     """
     frame = pd.DataFrame({"user": user, "time": time, "item": item})
     times = frame.groupby("user")["time"]
-    is_last = (times.transform("size") >= 3) & (frame["time"] == times.transform("max"))
-    last_items = frame[is_last].groupby("user")["item"].nunique()
-    return TieCount(len(last_items), int((last_items > 1).sum()))
+    has_test_item = times.transform("size") >= 3
+    is_last = frame["time"] == times.transform("max")
+    num_last_items = frame[has_test_item & is_last].groupby("user")["item"].nunique()
+    return TieCount(len(num_last_items), int((num_last_items > 1).sum()))
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,6 @@ class Results:
     """Runs of a study, finished or not.
 
     Attributes:
-        plan: plan of the study.
         runs: a line for each run: row, seed, status (``done``, ``failed``, or any other word while
             it is trained), and where known reason (of a failure), a column for each metric of the
             test, validation (the first metric, at the best epoch), seconds (of training),
@@ -98,8 +99,8 @@ class Results:
 
     def is_ranked(self, row: str) -> bool:
         """Return whether a row can be compared by target: all of its finished runs have ranks."""
-        done = int((self.done["row"] == row).sum())
-        return self.ranks is not None and 0 < done == len(self.ranks.seeds(row))
+        num_done = int((self.done["row"] == row).sum())
+        return self.ranks is not None and 0 < num_done == len(self.ranks.list_seeds(row))
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
@@ -112,7 +113,6 @@ class Comparison:
     """The numbers of one table.
 
     Attributes:
-        table: plan of the table.
         means: a line for each row and metric (and validation, if the table has it): row, metric,
             mean, deviation, seeds; and targets and units, if they come from ranks.
         differences: differences in the first metric, as ``statistics.compute_differences`` returns
@@ -127,8 +127,8 @@ class Comparison:
 
 
 def compare_rows(results: Results, table: TablePlan) -> Comparison:
-    """Return the numbers of one table."""
-    main, ranks, plan = table.metrics[0], results.ranks, results.plan
+    """Return the numbers of one table; no differences or bins if the reference has no ranks."""
+    main, ranks = table.metrics[0], results.ranks
     metrics = list(table.metrics)
     if table.validation:
         metrics.append(VALIDATION)
@@ -138,46 +138,53 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     rows = [row for row in table.rows if results.is_ranked(row)]
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
         return Comparison(table, means, pd.DataFrame(columns=DIFFERENCES), {})
-    others = [row for row in rows if row != table.reference]
-    reference, coupled = table.reference, plan.coupled
+    compare = partial(
+        compute_differences,
+        ranks,
+        main,
+        reference=table.reference,
+        rows=[row for row in rows if row != table.reference],
+        are_coupled=results.plan.are_coupled,
+    )
     bins = {}
-    for kind, masks in assign_bins(ranks.targets, plan.bins).items():
+    for kind, masks in assign_bins(ranks.targets, results.plan.bins).items():
         bin_means = compute_means(ranks, main, masks)
         bin_means = bin_means[bin_means["row"].isin(rows)].reset_index(drop=True)
-        bin_differences = compute_differences(ranks, main, reference, others, masks, coupled)
-        bins[kind] = bin_means, bin_differences
-    differences = compute_differences(ranks, main, reference, others, coupled=coupled)
-    return Comparison(table, means, differences, bins)
+        bins[kind] = bin_means, compare(bins=masks)
+    return Comparison(table, means, compare(), bins)
 
 
 def _has_cold_targets(results: Results, table: TablePlan) -> bool:
     """Return whether targets are cold, and a configuration of the table can score their items."""
-    ranks, plan = results.ranks, results.plan
+    ranks = results.ranks
     if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
         return False
-    has_content = any(plan.options(row).get(key) for row in table.rows for key in _CONTENT)
+    options = [results.plan.make_options(row) for row in table.rows]
+    has_content = any(row_options.get(key) for row_options in options for key in _CONTENT)
     return has_content and bool((ranks.targets["popularity"] == 0).any())
 
 
 def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
-    """Return the means of one metric of all rows, from ranks or else as their runs report it."""
+    """Return a line for each row with its mean of a metric: from ranks, or else as reported."""
     frames = [pd.DataFrame(columns=_MEANS)]
-    plain = metric.removesuffix(COLD)
-    ranked = [row for row in table.rows if results.is_ranked(row) and is_from_ranks(plain)]
-    if ranked and results.ranks is not None:
-        is_cold = metric != plain
+    base_metric = metric.removesuffix(COLD)
+    ranked = []
+    if results.ranks is not None and is_from_ranks(base_metric):
+        ranked = [row for row in table.rows if results.is_ranked(row)]
+    if results.ranks is not None and ranked:
+        is_cold = metric != base_metric
         bins = {COLD: results.ranks.targets["popularity"] == 0} if is_cold else None
-        means = compute_means(results.ranks, plain, bins)
+        means = compute_means(results.ranks, base_metric, bins)
         frames.append(means.set_index("row").loc[ranked].reset_index())
     if metric in results.runs.columns:
         reported = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
         by_row = reported.dropna(subset=[metric]).groupby("row", sort=False)[metric]
-        names = {"mean": "mean", "std": "deviation", "size": "seeds"}
-        frames.append(by_row.agg(list(names)).rename(columns=names).reset_index())
+        columns = {"mean": "mean", "std": "deviation", "size": "seeds"}
+        frames.append(by_row.agg(list(columns)).rename(columns=columns).reset_index())
     return concatenate(frames).assign(metric=metric).reindex(columns=_MEANS)
 
 
 def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return frames one below the other; empty ones do not decide the types of columns."""
+    """Return frames one below the other, with the column types of those that are not empty."""
     filled = [frame for frame in frames if not frame.empty]
     return pd.concat(filled or frames, ignore_index=True)

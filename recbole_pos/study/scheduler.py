@@ -16,8 +16,8 @@ from recbole_pos.study.configs import (
     attach_schemes,
     digest,
     digest_data_options,
-    row_config,
-    run_digest,
+    digest_run,
+    make_row_config,
 )
 from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Fit, Plan, Search, list_fits
@@ -33,25 +33,21 @@ class Job:
     """A fit that can be trained now, and its run.
 
     Attributes:
-        fit: fit of the plan.
-        config: configuration of the run.
         digest: digest of the run.
-        begin: digest of a trained run whose weights are only tested; None to train.
+        tested_run: digest of a trained run whose weights are only tested; None to train.
     """
 
     fit: Fit
     config: PosConfig
     digest: str
-    begin: str | None = None
+    tested_run: str | None = None
 
 
 class Scheduler:
     """Decides which fit of a plan is trained next, and records how fits ended.
 
     Args:
-        plan: plan of the study.
-        folder: folder of the study.
-        rows: names of rows to train, with those they are made of; all if empty.
+        rows: names of rows to train, besides the rows they start from; all if empty.
         packed: packed studies, whose runs need no training.
 
     Attributes:
@@ -73,7 +69,7 @@ class Scheduler:
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
-        needed = {row for name in rows or plan.rows for row in plan.ancestors(name)}
+        needed = {row for name in rows or plan.rows for row in plan.list_ancestors(name)}
         self.rows = [name for name in plan.rows if name in needed]
         self.fits = [fit for fit in list_fits(plan) if fit.row in needed]
         self.waiting = list(self.fits)
@@ -115,12 +111,14 @@ class Scheduler:
             except UsageError as error:
                 self.end(fit, FAILED, str(error))
                 continue
-            facts = self._find_finished(job, restore)
-            if facts.get("status") != DONE and (reason := self._explain_no_weights(fit)):
-                self.end(fit, FAILED, reason)  # it has no run for the tables to show
+            facts = self._find_facts(job, restore)
+            is_done = facts.get("status") == DONE
+            if not is_done and (reason := self._explain_no_weights(fit)):
+                self.end(fit, FAILED, reason)  # without a digest, since it has no run to show
                 continue
-            self.digests[fit.name], self.configs[job.digest] = job.digest, job.config
-            if facts.get("status") != DONE:  # a run that failed is tried again
+            self.digests[fit.name] = job.digest
+            self.configs[job.digest] = job.config
+            if not is_done:  # a run that failed before is trained again
                 return job
             self.end(fit, DONE, facts=facts)
         return None
@@ -131,11 +129,11 @@ class Scheduler:
             self.end(job.fit, FAILED, _UNTRAINED)
         self.only_reports = True
 
-    def unmade(self) -> dict[str, str]:
-        """Return names and reasons of fits that failed before their run had a folder."""
+    def explain_unmade(self) -> dict[str, str]:
+        """Return name -> reason of the fits that failed without a run; empty for a report."""
         if self.only_reports:
             return {}
-        return {name: why for name, why in self.reasons.items() if name not in self.digests}
+        return {name: text for name, text in self.reasons.items() if name not in self.digests}
 
     def preview(self) -> dict[str, str]:
         """Return the state of every fit for a preview, which ends this scheduler.
@@ -149,20 +147,22 @@ class Scheduler:
         """
         states = {}
         while job := self.next_job(sample=False, restore=False):
-            if self.folder.is_begun(job.digest):
+            if self.folder.has_checkpoint(job.digest):
                 states[job.fit.name] = CONTINUED
             else:
-                is_trained = job.fit.repeats and job.begin
+                is_trained = job.fit.repeats and job.tested_run
                 states[job.fit.name] = DONE if is_trained else NEW
         for fit in self.fits:
-            is_open = fit.stage == "final" and fit.after
-            state = DONE if self.status.get(fit.name) == DONE else OPEN if is_open else NEW
+            if self.status.get(fit.name) == DONE:
+                state = DONE
+            else:
+                state = OPEN if fit.stage == "final" and fit.after else NEW
             states.setdefault(fit.name, state)
         return states
 
-    def _find_finished(self, job: Job, restore: bool) -> dict[str, Any]:
-        """Return the facts of a finished run in the folder or a packed study; empty if in none."""
-        facts = self.folder.fit(job.digest)
+    def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
+        """Return the facts of a run: of the folder if it is finished there, else of a pack."""
+        facts = self.folder.read_fit(job.digest)
         packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in packed_studies:
             packed.used.add(job.digest)
@@ -172,11 +172,11 @@ class Scheduler:
         if restore:
             packed.restore(job.digest, self.folder, job.config, dataset)
         else:
-            packed.ranks(job.digest, job.config, dataset)
+            packed.read_ranks(job.digest, job.config, dataset)  # raises if the run is damaged
         return packed.fits[job.digest]
 
     def _explain_failure(self, fit: Fit) -> str:
-        """Return why the fits that a fit depends on leave it nothing to train; empty if they do."""
+        """Return why a fit cannot be trained after those it depends on; empty if it can."""
         if fit.has_parent:
             (parent,) = fit.after
             is_failed = self.status[parent] == FAILED
@@ -184,19 +184,19 @@ class Scheduler:
         if not fit.after:
             return ""
         if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
-            return _UNTRAINED  # other trials may be better
-        if self.searches[fit.row].best() is None:
-            first = self.reasons.get(fit.after[0], "no trial has a validation value")
-            return f"all trials failed; the first one: {first}"
+            return _UNTRAINED  # the best trial may be among those not trained
+        if self.searches[fit.row].find_best() is None:
+            first_reason = self.reasons.get(fit.after[0], "no trial has a validation value")
+            return f"all trials failed; the first one: {first_reason}"
         return ""
 
     def _explain_no_weights(self, fit: Fit) -> str:
-        """Return why a fit cannot start from weights of another; empty if it can or need not."""
+        """Return why a fit cannot start from its parent's weights; empty if it can or need not."""
         if not fit.has_parent:
             return ""
         (parent,) = fit.after
         digest = self.digests[parent]
-        known_from = self.folder.fit(digest).get(KNOWN_FROM)
+        known_from = self.folder.read_fit(digest).get(KNOWN_FROM)
         if not known_from:
             return ""
         return (
@@ -214,18 +214,18 @@ class Scheduler:
         search = self.searches[fit.row]
         if search.is_grid or fit.trial in search.asked:
             return None
-        digest = self.earlier.get(fit.name, {}).get("run", "")
-        runs = [(digest, self.folder.fit(digest))]
+        earlier_digest = self.earlier.get(fit.name, {}).get("run", "")
+        runs = [(earlier_digest, self.folder.read_fit(earlier_digest))]
         for packed in self.packed:
-            for digest, facts in packed.fits.items():
+            for run_digest, facts in packed.fits.items():
                 if all(facts.get(key) == getattr(fit, key) for key in ("row", "trial", "seed")):
-                    runs.append((digest, facts))
-        for digest, facts in runs:
+                    runs.append((run_digest, facts))
+        for run_digest, facts in runs:
             sampled = search.select_sampled(facts.get("searched") or {})
-            is_same = facts.get("space", search.space) == search.space  # runs of 0.2 lack it
-            if sampled is not None and is_same:
-                config = row_config(fit.options, {**search.fixed, **sampled})
-                if self._digest(config, True) == digest:
+            has_same_space = facts.get("space", search.space) == search.space  # runs of 0.2 lack it
+            if sampled is not None and has_same_space:
+                config = make_row_config(fit.options, {**search.fixed, **sampled})
+                if self._digest(config, is_trial=True) == run_digest:
                     return sampled
         return None
 
@@ -237,12 +237,12 @@ class Scheduler:
             self.datasets[key].build()
         return self.datasets[key]
 
-    def _digest(self, config: PosConfig, *others: Any) -> str:
-        """Return the digest of a run."""
-        return run_digest(config, self.prepare(config).identity, *others)
+    def _digest(self, config: PosConfig, *, is_trial: bool) -> str:
+        """Return the digest of a run that does not start from another."""
+        return digest_run(config, self.prepare(config).identity, is_trial)
 
     def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
-        """Record how a fit ended, and why it failed; tell its search the score in its facts."""
+        """Record how a fit ended; a trial's search is told the validation value in ``facts``."""
         self.status[fit.name] = status
         if reason:
             self.reasons[fit.name] = reason
@@ -251,85 +251,86 @@ class Scheduler:
             score = _find_score(facts, search.metric) if status == DONE else None
             search.tell(fit.trial, score)
 
-    def chosen(self) -> dict[str, int | None]:
-        """Return the chosen trial of each searched row; None while trials are left."""
-        unfinished = {
-            fit.row
-            for fit in self.fits
-            if fit.trial is not None
-            if fit.name not in self.status or self.reasons.get(fit.name) == _UNTRAINED
-        }
+    def find_chosen(self) -> dict[str, int | None]:
+        """Return searched row -> its best trial; None while trials are left, or if all failed."""
+        unfinished = set()
+        for fit in self.fits:
+            is_ended = fit.name in self.status and self.reasons.get(fit.name) != _UNTRAINED
+            if fit.trial is not None and not is_ended:
+                unfinished.add(fit.row)
         return {
-            row: None if row in unfinished else search.best()
+            row: None if row in unfinished else search.find_best()
             for row, search in self.searches.items()
         }
 
     def _make_job(self, fit: Fit) -> Job:
-        """Return a fit with its run, after the fits it depends on have ended."""
+        """Return the job of a fit, once the fits it depends on have ended."""
         if fit.has_parent:
-            return self._make_job_of_parent(fit)
-        if fit.row not in self.searches:
-            config = row_config(fit.options)
-            return Job(fit, config, self._digest(config, False))
-        search, trained_run = self.searches[fit.row], None
-        if fit.trial is not None:
-            options = search.ask(fit.trial, self._recall(fit))
+            return self._make_child_job(fit)
+        search, tested_run = self.searches.get(fit.row), None
+        if search is None:
+            config = make_row_config(fit.options)
+        elif fit.trial is not None:
+            config = make_row_config(fit.options, search.ask(fit.trial, self._recall(fit)))
         else:
-            best = search.best()
-            assert best is not None  # else the fit has failed
-            options = search.asked[best]
-            for trial in self.fits:
-                if (trial.row, trial.trial, trial.seed) == (fit.row, best, fit.seed):
-                    trained_run = self.digests.get(trial.name)
-        config = row_config(fit.options, options)
-        begin = trained_run if trained_run and self.folder.has_weights(trained_run) else None
-        return Job(fit, config, self._digest(config, fit.stage == "trial"), begin)
+            best_trial = search.find_best()
+            assert best_trial is not None  # else the fit has failed
+            config = make_row_config(fit.options, search.asked[best_trial])
+            tested_run = self._find_trained_run(fit, best_trial)
+        digest = self._digest(config, is_trial=fit.trial is not None)
+        return Job(fit, config, digest, tested_run)
 
-    def _make_job_of_parent(self, fit: Fit) -> Job:
-        """Return the job of a fit that starts from weights of another."""
-        parent = self.digests[fit.after[0]]
-        parent_options = self.configs[parent].plain
+    def _find_trained_run(self, fit: Fit, best_trial: int) -> str | None:
+        """Return the digest of a trial's run with the seed of ``fit``; None without weights."""
+        for trial in self.fits:
+            if (trial.row, trial.trial, trial.seed) == (fit.row, best_trial, fit.seed):
+                digest = self.digests.get(trial.name, "")
+                return digest if self.folder.has_weights(digest) else None
+        return None
+
+    def _make_child_job(self, fit: Fit) -> Job:
+        """Return the job of a fit that starts from the weights of its parent."""
+        parent_run = self.digests[fit.after[0]]
+        parent_options = self.configs[parent_run].plain
         schemes = fit.options["attach"]
         options = {key: value for key, value in fit.options.items() if key != "attach"}
         if schemes:
-            position = row_config(parent_options).plain["position"]
+            position = make_row_config(parent_options).plain["position"]
             options["position"] = attach_schemes(position, schemes)
-            options["init_from"] = str(self.folder.run(parent).path.resolve())
+            options["init_from"] = str(self.folder.run(parent_run).path.resolve())
             options["train_only"] = list(schemes)
-        config = row_config(parent_options, options)
-        return Job(fit, config, self._digest(config, parent), None if schemes else parent)
+        config = make_row_config(parent_options, options)
+        digest = digest_run(config, self.prepare(config).identity, parent_run)
+        return Job(fit, config, digest, None if schemes else parent_run)
 
-    def metric(self, row: str) -> str:
-        """Return the validation metric by which the runs of a row are shown."""
+    def find_metric(self, row: str) -> str:
+        """Return the validation metric of a row: that of its search, else the study's first."""
         return self.searches[row].metric if row in self.searches else self.plan.metrics[0]
 
     def describe(self, fit: Fit) -> dict[str, Any]:
-        """Return the facts of a fit that are known before it is trained."""
+        """Return the facts of a fit that are known before it is trained, by name."""
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if search := self.searches.get(fit.row):
-            trial = search.best() if fit.trial is None else fit.trial
+            trial = search.find_best() if fit.trial is None else fit.trial
             searched = {} if trial is None else search.asked.get(trial, {})
             facts |= {"searched": searched, "space": search.space}
         return facts
 
 
 class RowSearch:
-    """The trials of a row, chosen by validation only: none of them has test interactions.
+    """The trials of a row, which have no test interactions and are compared by validation.
 
-    A grid is tried point by point, a space is sampled by Optuna (TPE).
-
-    Args:
-        plan: plan of the study.
-        name: name of a row with a search.
+    A grid is tried point by point; a space is sampled, by default by Optuna (TPE).
 
     Raises:
         UsageError: for options that the row's model does not take, or that are given and searched.
 
     Attributes:
-        metric: validation metric that chooses, which is that of early stopping.
-        mode: max or min.
+        num_seeds: number of seeds of every trial.
+        metric: validation metric of early stopping, by which trials are compared.
+        mode: max or min, whichever is better.
         asked: trial -> options that the search gives it.
-        values: trial -> validation value with each seed that has ended, None if it failed.
+        values: trial -> best validation value of each seed that has ended, None if it failed.
         is_grid: whether the trials are the points of a grid.
         searcher: where the options of trials come from.
         fixed: options that a space sets for all trials.
@@ -340,37 +341,40 @@ class RowSearch:
     def __init__(self, plan: Plan, name: str) -> None:
         search = plan.rows[name].search
         assert isinstance(search, Search)
-        config = row_config(plan.first_options(name))
-        self.seeds = len(plan.trial_seeds)
+        config = make_row_config(plan.make_first_options(name))
+        self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"
         self.asked: dict[int, dict[str, Any]] = {}
         self.values: dict[int, list[float | None]] = {}
         self.fixed: dict[str, Any] = {}
-        self.searched, self.space = Space([]), ""
-        self.searcher = Searcher(iter(search.points()))
+        self.searched = Space([])
+        self.space = ""
+        self.searcher = Searcher(iter(search.list_points()))
         self.is_grid = not search.space
         if search.space:
             if isinstance(search.space, str):
                 self.searched = read_space(find_space_file(search.space, ""))
             else:
-                self.searched = parse_space(search.space, plan.search_lines(name))
+                self.searched = parse_space(search.space, plan.locate_searched(name))
             self._sample_space(plan, name, search, config)
         for option in search.grid or self.searched.names:
             _require_not_given(plan, name, option)
 
     def _sample_space(self, plan: Plan, name: str, search: Search, config: PosConfig) -> None:
-        """Set up the sampling of a row's space, whose fixed options yield to those of the row."""
-        space, seed = self.searched, plan.seeds[0] if search.seed is None else search.seed
+        """Set ``fixed``, ``searcher`` and ``space``; given options win over fixed ones."""
+        space = self.searched
+        seed = plan.seeds[0] if search.seed is None else search.seed
         given = config.external_config_dict
         self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
-        options = {**plan.options(name), "seed": plan.seeds[0]}
-        check_space(space, lambda sampled: row_config(options, {**self.fixed, **sampled}))
+        options = {**plan.make_options(name), "seed": plan.seeds[0]}
+        check_space(space, lambda sampled: make_row_config(options, {**self.fixed, **sampled}))
         self.searcher = make_searcher(search.searcher, space, self.mode, seed)
         parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
-        others = [] if search.searcher == "optuna" else [search.searcher]
         content = {"space": parameters, "given": space.context}
-        self.space = digest(content, seed, self.mode, *others)
+        # optuna, the default, is not in the digest
+        searcher_name = [] if search.searcher == "optuna" else [search.searcher]
+        self.space = digest(content, seed, self.mode, *searcher_name)
 
     def select_sampled(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the options of a run that the space samples.
@@ -379,15 +383,16 @@ class RowSearch:
         """
         sampled: dict[str, Any] = {}
         for parameter in self.searched.parameters:
-            if self.searched.exists(parameter, sampled):  # some depend on the values of others
-                if parameter.name not in options or not parameter.has(options[parameter.name]):
-                    return None
-                sampled[parameter.name] = options[parameter.name]
+            if not self.searched.exists(parameter, sampled):
+                continue  # it is not sampled with these values of other parameters
+            if parameter.name not in options or not parameter.has(options[parameter.name]):
+                return None
+            sampled[parameter.name] = options[parameter.name]
         return sampled
 
     def ask(self, trial: int, sampled: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the options of a trial; ``sampled`` are those that it had before, if any."""
-        if trial not in self.asked:  # else the trial has another seed already
+        """Return the options of a trial; ``sampled`` are those of an earlier call, if any."""
+        if trial not in self.asked:
             if sampled is None:
                 sampled = self.searcher.ask(trial)
             else:
@@ -399,18 +404,18 @@ class RowSearch:
         """Record the best validation value of a trial with one of its seeds; None if it failed."""
         values = self.values.setdefault(trial, [])
         values.append(value)
-        if len(values) == self.seeds:
-            self.searcher.tell(trial, average_seeds(values, self.seeds))
+        if len(values) == self.num_seeds:
+            self.searcher.tell(trial, average_seeds(values, self.num_seeds))
 
-    def best(self) -> int | None:
-        """Return the trial with the best mean over its seeds, the first of equals, or None."""
-        scores = {}
+    def find_best(self) -> int | None:
+        """Return the trial with the best mean of all its seeds, the first of equals; or None."""
+        means = {}
         for trial, values in sorted(self.values.items()):
-            mean = average_seeds(values, self.seeds)
+            mean = average_seeds(values, self.num_seeds)
             if mean is not None:
-                scores[trial] = mean
-        best = max if self.mode == "max" else min
-        return best(scores, key=scores.__getitem__, default=None)
+                means[trial] = mean
+        select_best = max if self.mode == "max" else min
+        return select_best(means, key=means.__getitem__, default=None)
 
 
 def _require_not_given(plan: Plan, row: str, option: str) -> None:
@@ -424,13 +429,14 @@ def _require_not_given(plan: Plan, row: str, option: str) -> None:
             )
 
 
-def average_seeds(values: Sequence[float | None], seeds: int) -> float | None:
+def average_seeds(values: Sequence[float | None], num_seeds: int) -> float | None:
     """Return the mean validation value of a trial over its seeds; None unless each has a value."""
-    scores = [value for value in values if value is not None]
-    return math.fsum(scores) / seeds if len(scores) == seeds else None
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / num_seeds if len(known) == num_seeds else None
 
 
 def _find_score(facts: Mapping[str, Any] | None, metric: str) -> float | None:
     """Return the best validation value of a run from its facts; None if it has no finite one."""
-    value = ((facts or {}).get("best_valid") or {}).get(metric)
+    best_valid = (facts or {}).get("best_valid") or {}
+    value = best_valid.get(metric)
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None

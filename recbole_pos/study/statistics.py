@@ -46,11 +46,12 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
         [..., units] values whose mean and variance are computed as if each unit had one target;
         the totals themselves if each has one (Quenouille; Tukey).
     """
-    if (num_targets == 1).all() or len(num_targets) == 1:
+    num_units = len(num_targets)
+    if (num_targets == 1).all() or num_units == 1:
         return totals / num_targets
-    units, targets = len(num_targets), num_targets.sum()
-    total = totals.sum(-1, keepdims=True)
-    return units * total / targets - (units - 1) * (total - totals) / (targets - num_targets)
+    total, all_targets = totals.sum(-1, keepdims=True), num_targets.sum()
+    without_unit = (num_units - 1) * (total - totals) / (all_targets - num_targets)
+    return num_units * total / all_targets - without_unit
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ class SeedNoise:
 
     Attributes:
         between: variance of the means of runs with different seeds.
-        within: part of ``between`` that comes from the units, and that the variance between units
-            has already.
+        within: part of ``between`` that the variance between units covers already.
         df: degrees of freedom of ``between``.
         level: mean of the metric over seeds and units.
     """
@@ -73,20 +73,22 @@ class SeedNoise:
     @classmethod
     def from_values(cls, values: np.ndarray) -> SeedNoise | None:
         """Estimate the noise from values [seeds, units] of one row; None for a single seed."""
-        seeds, units = values.shape
-        if seeds < 2:
+        num_seeds, num_units = values.shape
+        if num_seeds < 2:
             return None
-        seed_means, unit_means = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
+        seed_means = values.mean(1, keepdims=True)
+        unit_means = values.mean(0, keepdims=True)
         residuals = values - seed_means - unit_means + values.mean()
-        within = (residuals**2).sum() / ((seeds - 1) * max(units - 1, 1)) / units
-        return cls(float(seed_means.var(ddof=1)), float(within), seeds - 1, float(values.mean()))
+        df = num_seeds - 1
+        within = (residuals**2).sum() / (df * max(num_units - 1, 1)) / num_units
+        return cls(float(seed_means.var(ddof=1)), float(within), df, float(values.mean()))
 
     @classmethod
     def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
         """Average the noise of rows, each [seeds, units] values, weighted by degrees of freedom.
 
-        A row whose runs are all equal (Pop does not depend on the seed) is left out; None if no row
-        has two seeds with different means.
+        Rows whose runs are all equal are left out, such as Pop, which does not depend on the seed.
+        Return None if no row has two seeds with different means.
         """
         estimates = [cls.from_values(values) for values in rows]
         noises = [noise for noise in estimates if noise is not None and noise.between > 0]
@@ -99,22 +101,22 @@ class SeedNoise:
         )
         return cls(between, within, df, level)
 
-    def factor(self, level: float) -> float:
-        """Return the factor of the variances for a row with a mean of ``level``: noise grows with
-        the metric, and is not reduced for a row below the others."""
+    def compute_factor(self, level: float) -> float:
+        """Return how much larger variances of a row with a mean of ``level`` are, at least 1."""
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The difference of two means, row less reference.
+    """A difference of two means.
 
     Attributes:
-        error: standard error; nan where it cannot be estimated (one unit, or none that differs).
-        df: degrees of freedom.
+        difference: mean of the row, less the mean of the reference.
+        error: standard error; nan for a single unit, or if no value varies.
+        df: degrees of freedom; nan without an error.
         seed_noise: source of the noise between seeds: ``own`` (both sides have several seeds),
-            ``pooled`` (over the study's rows, since a side has one seed) or ``unknown`` (no row has
-            several: the error covers the units only, and is too small).
+            ``pooled`` (a side has one seed, and takes the noise of the study's other rows) or
+            ``unknown`` (no row has several seeds, and the error covers only the units).
     """
 
     difference: float
@@ -122,69 +124,72 @@ class Estimate:
     df: float
     seed_noise: str
 
+    @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95% confidence interval of the difference, low and high."""
-        half = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.df))
-        return self.difference - half, self.difference + half
+        """Low and high end of the 95% confidence interval; nan without an error."""
+        half_width = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.df))
+        return self.difference - half_width, self.difference + half_width
 
     @property
     def p(self) -> float:
         """Two-sided p-value of a t-test that the difference is zero; nan without an error."""
         return float(2 * stats.t.sf(abs(self.difference) / self.error, self.df))
 
+    @property
     def detectable(self) -> float:
-        """Return the minimum detectable difference: the interval of a true difference of this size
-        excludes zero in 80% of all studies."""
+        """Minimum detectable difference at 80% power; nan without an error."""
         quantiles = stats.t.ppf([(1 + LEVEL) / 2, POWER], self.df)
         return self.error * float(quantiles.sum())
 
 
-def estimate(
+def estimate_difference(
     row: np.ndarray,
     reference: np.ndarray,
     pooled: SeedNoise | None = None,
-    coupled: bool = False,
+    is_coupled: bool = False,
 ) -> Estimate:
     """Estimate the difference of two rows and its error.
 
     Args:
         row, reference: [seeds, units] values of the same units.
         pooled: noise between seeds over the study, for a side that has one seed.
-        coupled: whether seed s of a side was made from seed s of the other, so that they share its
-            noise: then it is estimated from the differences of each seed, not from the two sides.
+        is_coupled: whether seed s of a side was made from seed s of the other. The two share the
+            noise of that seed, so it is estimated from the differences between them.
     """
-    difference, units = float(row.mean() - reference.mean()), row.shape[1]
-    if units < 2:
-        return Estimate(difference, float("nan"), float("nan"), "unknown")
-    # the noise of one coupled seed is unknown; that of two independent sides is an upper bound
-    is_coupled = coupled and row.shape == reference.shape and len(row) > 1
-    sides = [row - reference] if is_coupled else [row, reference]
-    between_units = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / units
-    # extra variance of seeds, and the denominator of Satterthwaite's degrees of freedom
-    extra, weight = 0.0, between_units**2 / (units - 1)
-    lowest_df = units - 1  # degrees of freedom of a sum are never below those of its parts
-    pooled_factor = 0.0  # sum of the factors by which the pooled variances are taken
+    difference, num_units = float(row.mean() - reference.mean()), row.shape[1]
+    if num_units < 2:
+        return Estimate(difference, math.nan, math.nan, "unknown")
+    # one pair of coupled seeds shows no noise; the noise of independent sides is an upper bound
+    uses_paired_seeds = is_coupled and row.shape == reference.shape and len(row) > 1
+    sides = [row - reference] if uses_paired_seeds else [row, reference]
+    unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / num_units
+    seed_variance = 0.0  # beyond the variance between units
+    df_denominator = unit_variance**2 / (num_units - 1)  # of Satterthwaite's formula
+    lowest_df = num_units - 1  # degrees of freedom of a sum are never below those of its parts
+    single_seed_sides = []
     for side in sides:
         noise = SeedNoise.from_values(side)
         if noise is None:
-            pooled_factor += pooled.factor(float(side.mean())) if pooled is not None else 1.0
+            single_seed_sides.append(side)
             continue
-        extra += (noise.between - noise.within) / len(side)
-        weight += (noise.between / len(side)) ** 2 / noise.df
+        seed_variance += (noise.between - noise.within) / len(side)
+        df_denominator += (noise.between / len(side)) ** 2 / noise.df
         lowest_df = min(lowest_df, noise.df)
-    seed_noise = "own"
-    if pooled_factor:
+    if not single_seed_sides:
+        seed_noise = "own"
+    elif pooled is None:
         seed_noise = "unknown"
-        if pooled is not None:
-            seed_noise = "pooled"
-            extra += pooled_factor * (pooled.between - pooled.within)
-            weight += (pooled_factor * pooled.between) ** 2 / pooled.df
-            lowest_df = min(lowest_df, pooled.df)
-    variance = between_units + max(extra, 0.0)
+    else:
+        seed_noise = "pooled"
+        factor = sum(pooled.compute_factor(float(side.mean())) for side in single_seed_sides)
+        seed_variance += factor * (pooled.between - pooled.within)
+        df_denominator += (factor * pooled.between) ** 2 / pooled.df
+        lowest_df = min(lowest_df, pooled.df)
+    variance = unit_variance + max(seed_variance, 0.0)
     if not variance or not (row.any() or reference.any()):
         # equal values, such as zeros where no cold item is found, do not mean a precise estimate
-        return Estimate(difference, float("nan"), float("nan"), seed_noise)
-    df = max(variance**2 / weight, lowest_df)
+        return Estimate(difference, math.nan, math.nan, seed_noise)
+    df = max(variance**2 / df_denominator, lowest_df)
     return Estimate(difference, float(np.sqrt(variance)), float(df), seed_noise)
 
 
@@ -193,51 +198,53 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
 
     If the two rows were exchangeable, each unit could have the opposite sign (Fisher's
     randomisation test). All flips are tried where few units differ, otherwise random
-    ones. The test is of these trained models: it does not cover the noise of seeds.
+    ones. The test is of these trained models and does not cover the noise of seeds.
 
     Args:
         differences: [units, comparisons] sums over the targets of a unit; all comparisons get the
             same random flips.
 
     Returns:
-        [comparisons] two-sided p-values.
+        [comparisons] two-sided p-values; 1 where no unit differs.
     """
     differences = np.asarray(differences, dtype=float)
     p_values = np.ones(differences.shape[1])
     sampled = []  # comparisons with too many units to try all flips
-    for comparison, values in enumerate(differences.T):
-        values = values[values != 0]
+    for comparison, column in enumerate(differences.T):
+        values = column[column != 0]
         if len(values) > _FEW:
             sampled.append(comparison)
         elif len(values):
-            flips = np.arange(2 ** len(values))[:, None] >> np.arange(len(values))
-            sums = np.abs((1 - 2 * (flips & 1)) @ values)
+            is_flipped = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
+            sums = np.abs((1 - 2 * is_flipped) @ values)
             p_values[comparison] = (sums >= _just_below(abs(values.sum()))).mean()
     if sampled:
-        values = differences[:, sampled]
-        p_values[sampled] = _sample_flips(values[(values != 0).any(1)])
+        columns = differences[:, sampled]
+        p_values[sampled] = _sample_flips(columns[(columns != 0).any(1)])
     return p_values
 
 
 def _sample_flips(values: np.ndarray) -> np.ndarray:
     """Return p-values [comparisons] of random sign flips of values [units, comparisons]."""
     rng = np.random.default_rng(0)
-    units = len(values)
-    observed = _just_below(np.abs(values.sum(0)))
-    num_reached = np.zeros(values.shape[1])
-    step = max(_CELLS // units, 1)  # flips at a time
-    for start in range(0, _ROUNDS, step):
-        count = min(step, _ROUNDS - start)
-        bits = np.frombuffer(rng.bytes(math.ceil(count * units / 8)), dtype=np.uint8)
-        stays = np.unpackbits(bits, count=count * units).reshape(count, units).astype(np.float32)
-        # sum of +-v is twice the sum of those that stay, less the sum of all
-        sums = 2 * (stays @ values.astype(np.float32)) - values.sum(0)
-        num_reached += (np.abs(sums) >= observed).sum(0)
+    num_units, num_comparisons = values.shape
+    threshold = _just_below(np.abs(values.sum(0)))
+    num_reached = np.zeros(num_comparisons)
+    chunk_size = max(_CELLS // num_units, 1)
+    for start in range(0, _ROUNDS, chunk_size):
+        num_flips = min(chunk_size, _ROUNDS - start)
+        num_signs = num_flips * num_units
+        bits = np.frombuffer(rng.bytes(math.ceil(num_signs / 8)), dtype=np.uint8)
+        signs = np.unpackbits(bits, count=num_signs).reshape(num_flips, num_units)
+        keeps_sign = signs.astype(np.float32)
+        # the sum of all +-v is twice the sum of those that keep their sign, less the sum of all v
+        sums = 2 * (keeps_sign @ values.astype(np.float32)) - values.sum(0)
+        num_reached += (np.abs(sums) >= threshold).sum(0)
     return (num_reached + 1) / (_ROUNDS + 1)
 
 
 def _just_below(value: np.ndarray) -> np.ndarray:
-    """Return a threshold that sums reach which are equal to ``value`` but for rounding."""
+    """Return a threshold below ``value`` that equal sums reach in spite of rounding."""
     return value * (1 - 1e-6) - 1e-12
 
 
@@ -245,13 +252,14 @@ def correct_by_holm(p: np.ndarray) -> np.ndarray:
     """Correct p-values for multiple tests (Holm, A simple sequentially rejective procedure, 1979).
 
     Args:
-        p: [tests] p-values; nan where there is no test, which does not count.
+        p: [tests] p-values; nan where there is no test, which does not count and stays nan.
     """
-    adjusted = np.full(p.shape, np.nan)
-    order = np.argsort(p, kind="stable")[: np.count_nonzero(~np.isnan(p))]  # nan are last
-    corrected = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
-    adjusted[order] = np.minimum(corrected, 1.0)
-    return adjusted
+    corrected = np.full(p.shape, np.nan)
+    num_tests = np.count_nonzero(~np.isnan(p))
+    order = np.argsort(p, kind="stable")[:num_tests]  # argsort has nan last
+    ascending = np.maximum.accumulate(p[order] * np.arange(num_tests, 0, -1))
+    corrected[order] = np.minimum(ascending, 1.0)
+    return corrected
 
 
 def compute_means(
@@ -260,23 +268,23 @@ def compute_means(
     """Return the mean of a metric of each row.
 
     Args:
-        table: ranks of the study's runs.
         metric: a name such as ``ndcg@10``.
         bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
 
     Returns:
-        A line for each row and bin: row, metric, bin, mean (over seeds and targets), deviation
-        (between seeds; nan of one), seeds, targets, units.
+        A line for each row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
+        bin), deviation (between seeds; nan for a single seed), seeds, targets, units.
     """
     lines = []
     masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
     for bin_name, mask in masks.items():
-        totals, num_targets = table.totals(metric, mask)
+        totals, num_targets = table.sum_gains(metric, mask)
         units, targets = len(num_targets), int(num_targets.sum())
-        for row, values in totals.items():
-            by_seed = pd.Series(values.sum(1) / targets if units else np.nan)
-            means = by_seed.mean(), by_seed.std()
-            lines.append((row, metric, bin_name, *means, len(values), targets, units))
+        for row, row_totals in totals.items():
+            by_seed = pd.Series(row_totals.sum(1) / targets if units else np.nan)
+            mean, deviation = by_seed.mean(), by_seed.std()
+            seeds = len(row_totals)
+            lines.append((row, metric, bin_name, mean, deviation, seeds, targets, units))
     columns = ["row", "metric", "bin", "mean", "deviation", "seeds", "targets", "units"]
     return pd.DataFrame(lines, columns=columns)
 
@@ -287,25 +295,22 @@ def compute_differences(
     reference: str,
     rows: Sequence[str],
     bins: Mapping[str, np.ndarray] | None = None,
-    coupled: Callable[[str, str], bool] = lambda row, other: False,
+    are_coupled: Callable[[str, str], bool] = lambda row, other: False,
 ) -> pd.DataFrame:
     """Return the difference of each row from the reference, paired by target.
 
-    The interval covers the noise between units and between seeds. Where a row has one seed, the
-    noise between seeds is that of the study's rows with several; where no row has several it is
-    unknown, and the interval, for these trained models only, too narrow. The p-value is the larger
-    of two: of the t-test that belongs to the interval, and of sign flips over the units, which
-    assume no distribution. A star needs two seeds on both sides and a p-value below 0.05 after
-    Holm's correction over all lines.
+    The interval covers the noise between units and between seeds. A row with one seed takes the
+    noise of the study's rows with several. If no row has several, the noise between seeds is
+    unknown, and the interval is too narrow. The p-value is the larger of two: that of the t-test
+    that belongs to the interval, and that of sign flips over the units, which assume no
+    distribution. A star needs two seeds on both sides and a p-value below 0.05 after Holm's
+    correction over all lines.
 
     Args:
-        table: ranks of the study's runs.
-        metric: a name such as ``ndcg@10``.
-        reference: row that the others are compared to.
-        rows: rows to compare.
-        bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
-        coupled: returns whether two rows share the noise of a seed, since one was made from runs of
-            the other or both from runs of a third.
+        metric, bins: as for :func:`compute_means`.
+        reference: row that all ``rows`` are compared to.
+        are_coupled: returns whether two rows share the noise of a seed, since one was made from
+            runs of the other or both from runs of a third.
 
     Returns:
         A line for each row and bin: row, reference, metric, bin, difference, low, high (the 95%
@@ -316,8 +321,8 @@ def compute_differences(
     lines: list[dict[str, Any]] = []
     masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
     for bin_name, mask in masks.items():
-        totals, num_targets = table.totals(metric, mask)
-        for line in _compare_rows(table, totals, num_targets, reference, rows, coupled):
+        totals, num_targets = table.sum_gains(metric, mask)
+        for line in _compare_rows(table, totals, num_targets, reference, rows, are_coupled):
             lines.append({**line, "metric": metric, "bin": bin_name})
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
@@ -332,22 +337,20 @@ def _compare_rows(
     num_targets: np.ndarray,
     reference: str,
     rows: Sequence[str],
-    coupled: Callable[[str, str], bool],
+    are_coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of a table of differences from sums and numbers of targets in one bin."""
+    """Return the lines of a table of differences, from sums and numbers of targets in a bin."""
     units, targets = len(num_targets), int(num_targets.sum())
     values, pooled = {}, None
     if units:
         values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
-        pooled = SeedNoise.pool(values[row] for row in _select_independent(values, coupled))
-    lines, differences = [], []
-    reference_seeds = np.array(table.seeds(reference))
+        pooled = SeedNoise.pool(values[row] for row in _select_independent(values, are_coupled))
+    lines: list[dict[str, Any]] = []
+    unit_differences = []
     for row in rows:
-        seeds = np.array(table.seeds(row))
-        index, reference_index = np.arange(len(seeds)), np.arange(len(reference_seeds))
-        is_coupled = coupled(row, reference)
-        if is_coupled and np.isin(seeds, reference_seeds).any():  # only the seeds of both
-            _, index, reference_index = np.intersect1d(seeds, reference_seeds, return_indices=True)
+        is_coupled = are_coupled(row, reference)
+        row_seeds, reference_seeds = table.list_seeds(row), table.list_seeds(reference)
+        index, reference_index = _match_seeds(row_seeds, reference_seeds, is_coupled)
         line: dict[str, Any] = {
             **{"row": row, "reference": reference, "seeds": len(index)},
             **{"reference_seeds": len(reference_index), "targets": targets, "units": units},
@@ -356,26 +359,35 @@ def _compare_rows(
         if not units:  # no target is in the bin
             continue
         sides = values[row][index], values[reference][reference_index]
-        result = estimate(*sides, pooled, is_coupled)
+        result = estimate_difference(*sides, pooled, is_coupled)
         by_unit = totals[row][index].mean(0) - totals[reference][reference_index].mean(0)
-        differences.append(by_unit)
+        unit_differences.append(by_unit)
         difference = float(by_unit.sum() / targets)
-        # of the jackknife from the mean; zero for units of equal size
+        # the interval is about the jackknife's mean, which differs if units differ in size
         shift = difference - result.difference
-        low, high = result.interval()
+        low, high = result.interval
         line |= {"difference": difference, "low": low + shift, "high": high + shift}
         line |= {"error": result.error, "df": result.df, "p_t": result.p}
-        line |= {"detectable": result.detectable(), "seed_noise": result.seed_noise}
-    if differences:
-        for line, p in zip(lines, flip_signs(np.stack(differences, axis=1)), strict=True):
+        line |= {"detectable": result.detectable, "seed_noise": result.seed_noise}
+    if unit_differences:
+        for line, p in zip(lines, flip_signs(np.stack(unit_differences, axis=1)), strict=True):
             line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
     return lines
 
 
-def _select_independent(rows: Iterable[str], coupled: Callable[[str, str], bool]) -> list[str]:
-    """Return one row of each group of coupled ones, which share the noise of their seeds."""
+def _match_seeds(
+    seeds: list[int], reference_seeds: list[int], is_coupled: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices of the compared seeds: those that coupled rows share, if any, else all."""
+    if is_coupled and set(seeds) & set(reference_seeds):
+        return np.intersect1d(seeds, reference_seeds, return_indices=True)[1:]
+    return np.arange(len(seeds)), np.arange(len(reference_seeds))
+
+
+def _select_independent(rows: Iterable[str], are_coupled: Callable[[str, str], bool]) -> list[str]:
+    """Return one row of each group of coupled rows, which share the noise of their seeds."""
     selected: list[str] = []
     for row in rows:
-        if not any(coupled(row, other) for other in selected):
+        if not any(are_coupled(row, other) for other in selected):
             selected.append(row)
     return selected

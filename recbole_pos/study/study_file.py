@@ -17,17 +17,17 @@ from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import parse_scalar
 
 # Options that a trained model may be tested again with.
-_RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
+_RETEST_OPTIONS = ("mask_history", "inference_relations", "eval_batch_size")
 _KEYS = {key for layout in (Plan, TablePlan, Attach) for key in layout.model_fields}
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Return the plan in a yaml file; a UsageError names file and line of what is wrong with it."""
+    """Return the plan in a yaml file; a UsageError names file and line of a mistake."""
     return make_plan(read_source(path))
 
 
 def make_plan(source: Source) -> Plan:
-    """Return the plan of a study from its source; errors as of :func:`read_plan`."""
+    """Return the complete plan of a study from its source; errors as of :func:`read_plan`."""
     plan = _validate(source)
     plan.source = source
     for name, row in plan.rows.items():
@@ -48,26 +48,26 @@ def make_plan(source: Source) -> Plan:
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))
-    plan.order()
+    plan.sort_rows()  # raises if rows are made of each other
     _require_equal_trials(plan)
     return plan
 
 
 def _validate(source: Source) -> Plan:
-    """Return the content of a study with checked types; an error names the line."""
+    """Return the content of a study with checked types; a UsageError names the line."""
     try:
         return Plan.model_validate(source.content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        path = tuple(key for key in first["loc"] if key != "[key]")
+        details = error.errors(include_url=False, include_context=False)[0]
+        path = tuple(key for key in details["loc"] if key != "[key]")
         name = ": ".join(map(str, path))
-        if first["type"] == "extra_forbidden":
+        if details["type"] == "extra_forbidden":
             problem = f"unknown key {shown(path[-1])}{suggest(str(path[-1]), _KEYS)}"
-        elif first["type"] == "missing":
+        elif details["type"] == "missing":
             problem = f"{name}: it is missing"
         else:
-            message = first["msg"].removeprefix("Value error, ")
-            problem = f"{name}: {message}; found {shown(first['input'])}"
+            message = details["msg"].removeprefix("Value error, ")
+            problem = f"{name}: {message}; found {shown(details['input'])}"
         raise source.error(path, problem) from error
 
 
@@ -84,9 +84,9 @@ def _check_row(plan: Plan, name: str) -> None:
     plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
     if not row.attach:
-        refused |= set(row.options) - set(_RETESTED)
+        refused |= set(row.options) - set(_RETEST_OPTIONS)
         if not row.options:
-            problem = f"it is {row.parent} again: give it one of {', '.join(_RETESTED)}"
+            problem = f"it is {row.parent} again: give it one of {', '.join(_RETEST_OPTIONS)}"
             raise plan.source.error(path, f"{name}: {problem}")
     for key in sorted(refused & {*row.options, *row.model_fields_set}):
         problem = f"{key}: it is made of the models of {row.parent}; leave it out"
@@ -94,34 +94,35 @@ def _check_row(plan: Plan, name: str) -> None:
 
 
 def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:
-    """Complete a table by what the study says, and require that its rows exist."""
+    """Set the keys that a table lacks from the study; raise a UsageError for an unknown row."""
     for name in table.rows:
         plan.source.require_choice((*path, "rows"), name, plan.rows)
     table.title = table.title or ", ".join(table.rows or plan.rows)
     table.rows = table.rows or tuple(plan.rows)
     table.metrics = table.metrics or plan.metrics
-    first = plan.reference if plan.reference in table.rows else table.rows[0]
-    table.reference = table.reference or first
+    default_reference = plan.reference if plan.reference in table.rows else table.rows[0]
+    table.reference = table.reference or default_reference
     plan.source.require_choice((*path, "reference"), table.reference, table.rows)
 
 
 def _require_equal_trials(plan: Plan) -> None:
     """Require the same number of trials for all searched rows, and enough seeds for them."""
-    searches = {name: row.search for name, row in plan.rows.items()}
-    trials = {name: s.trials for name, s in searches.items() if isinstance(s, Search)}
-    if plan.search_seeds > (len(plan.seeds) if trials else 1):
+    num_trials = {
+        name: row.search.trials for name, row in plan.rows.items() if isinstance(row.search, Search)
+    }
+    if plan.search_seeds > (len(plan.seeds) if num_trials else 1):
         raise plan.source.error(
             ("search_seeds",),
             f"search_seeds: expected a search, and at most its {len(plan.seeds)} seeds; found "
             f"{plan.search_seeds}",
         )
-    first = next(iter(trials), "")
-    for name, count in trials.items():
-        if count != trials[first]:
+    first = next(iter(num_trials), "")
+    for name, number in num_trials.items():
+        if number != num_trials[first]:
             raise plan.source.error(
                 ("rows", name, "search"),
-                f"{name} is searched with {count} trials and {first} with {trials[first]}; give "
-                "all as many, or those that need none `search: false`",
+                f"{name} is searched with {number} trials and {first} with {num_trials[first]}; "
+                "give all as many, or those that need none `search: false`",
             )
 
 
@@ -129,70 +130,70 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     """Return a plan with other keys and other options of its base.
 
     Args:
-        plan: plan of a study.
-        changes: keys of a study, over those of the plan. A number of seeds keeps the first of the
-            study's own, and continues after the largest.
+        changes: keys of a study, over those of the plan. A number of seeds selects the first of the
+            study's list of seeds; further seeds follow its largest.
         base: options over those of its base; its config_files are read after those of the base.
     """
-    if "dataset" in changes:  # figures of the paper are of the other dataset
+    if "dataset" in changes:  # the paper's values are of the plan's dataset
         changes = {"paper": None, **changes}
     content = {**plan.source.content, **changes}
     content["base"] = {**(content.get("base") or {}), **base}
     if base.get("config_files"):
         files = [*plan.base.config_files, *base["config_files"]]
+        # a file that is given twice is read only at its last place
         content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
-    seeds, count = plan.source.content.get("seeds"), changes.get("seeds")
-    if isinstance(seeds, list) and count is not None and count > 0:
-        content["seeds"] = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count)][:count]
+    seeds, num_seeds = plan.source.content.get("seeds"), changes.get("seeds")
+    if isinstance(seeds, list) and num_seeds is not None and num_seeds > 0:
+        further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
+        content["seeds"] = [*seeds, *further][:num_seeds]
     return make_plan(replace(plan.source, content=content))
 
 
-def plan_of_models(
+def plan_models(
     dataset: str,
     models: Sequence[str],
     vary: Sequence[str] = (),
     seeds: int = 1,
     base: dict[str, Any] | None = None,
-    **others: Any,
+    **keys: Any,
 ) -> Plan:
     """Return a plan with a row for every model, or for every model and varied value.
 
     Args:
-        dataset: name of the dataset.
-        models: names of the models.
         vary: ``option=value,value,...``; values are yaml, ``position=[nope],[rope,kernel]``. Every
             combination of several is a row.
         seeds: number of seeds.
         base: options of all rows, with config_files.
-        others: further keys of a study's file: reference, metrics, bins, title.
+        keys: further keys of a study's file: reference, metrics, bins, title.
 
     Raises:
         UsageError: for a value that cannot be read, or a name that is given twice.
     """
     if not models:
         raise UsageError("-m: name the models that are compared, as in -m FPARec,SASRec")
-    varied = [_parse_vary(text) for text in vary]
-    names = [name for name, _ in varied]
+    parsed = [_parse_vary(text) for text in vary]
+    names = [name for name, _ in parsed]
     if repeated := find_repeated([*names, *models]):
         raise UsageError(f"{repeated[0]} is given twice")
     rows = {}
-    for model, *values in itertools.product(models, *(values for _, values in varied)):
+    for model, *values in itertools.product(models, *(values for _, values in parsed)):
         options = dict(zip(names, values, strict=True))
         words = [] if len(models) == 1 and options else [model]
-        words += [_name_option(name, value, len(names) > 1) for name, value in options.items()]
+        for name, value in options.items():
+            words.append(_describe_option(name, value, with_name=len(names) > 1))
         rows[" ".join(words)] = {"model": model, **options}
-    compared = ", ".join(models) + (f" by {' and '.join(names)}" if names else "")
-    title = f"{compared} on {dataset}"
+    by_options = f" by {' and '.join(names)}" if names else ""
+    title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
-    content |= {"base": base or {}, **others}
+    content |= {"base": base or {}, **keys}
     return make_plan(Source("command line", content))
 
 
 def _parse_vary(text: str) -> tuple[str, list[Any]]:
     """Return option and values of ``option=value,value,...``; raise a UsageError for other text."""
-    name, _, written = text.partition("=")
+    name, _, values_text = text.partition("=")
     name = name.strip().removeprefix("--")
-    values = parse_scalar(f"[{written}]", f"--vary: {name}")
+    values = parse_scalar(f"[{values_text}]", f"--vary: {name}")
     if not name or not isinstance(values, list) or len(values) < 2:
         raise UsageError(
             f"--vary: {name}: expected option=value,value,..., two values or more; found "
@@ -203,8 +204,11 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
     return name, values
 
 
-def _name_option(name: str, value: Any, several: bool) -> str:
-    """Return the words for a varied option in the name of a row: its value, or name=value."""
-    text = "+".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-    is_name = isinstance(value, str) or (isinstance(value, list) and value)
-    return text if is_name and not several else f"{name}={text}"
+def _describe_option(name: str, value: Any, with_name: bool) -> str:
+    """Return ``name=value``, or only a value that has words if ``with_name`` is false."""
+    if isinstance(value, list):
+        text = "+".join(map(str, value)) or "none"
+    else:
+        text = str(value)
+    has_words = isinstance(value, str) or (isinstance(value, list) and value)
+    return text if has_words and not with_name else f"{name}={text}"

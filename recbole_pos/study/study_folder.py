@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import write_json
-from recbole_pos.study.configs import request_digests
+from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED, TieCount
 from recbole_pos.study.study_file import make_plan
@@ -26,6 +26,7 @@ from recbole_pos.values import short, shown
 
 KNOWN_FROM = "known_from"  # key of a run's facts for the packed study that it was taken from
 MOST_BYTES = 2**24  # largest file of json or of validation by epoch, in bytes
+_MAX_TITLE = 60  # most characters of a title in the path of a folder
 _Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # a folder name that cannot leave its parent
 _Name = Annotated[str, Field(max_length=10_000)]
 _Count = Annotated[int, Field(ge=0, lt=2**64)]
@@ -47,7 +48,7 @@ class _Device(Layout):
 
 
 class RunFacts(Layout):
-    """``fit.json``: the fit, status and results of a run, as far as tables show them."""
+    """``fit.json``: the fit, status and results of a run."""
 
     status: _Name = ""
     reason: str = ""
@@ -76,7 +77,7 @@ class Epoch(Layout):
 
 
 class StudyFacts(Layout):
-    """``facts.json``: facts of the data, and the choices of the searches; see also ``Results``.
+    """``facts.json``: facts of the data, as in ``Results``, and the choices of the searches.
 
     Attributes:
         chosen: row -> trial that its search has chosen; None while trials are left.
@@ -115,19 +116,19 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
 def parse(layout: type[_Parsed], content: bytes | str, name: str) -> _Parsed:
-    """Return the content of a json text; a UsageError names file and field of another layout."""
+    """Return a json text as validated by ``layout``; a UsageError has ``name`` and the field."""
     try:
         return layout.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(key) for key in first["loc"] if key != "[key]")
+        details = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(key) for key in details["loc"] if key != "[key]")
         prefix = f"{short(field)}: " if field else ""
-        found = "" if first["type"] == "json_invalid" else f", found {shown(first['input'])}"
-        raise UsageError(f"{short(name)}: {prefix}{first['msg']}{found}") from error
+        found = "" if details["type"] == "json_invalid" else f", found {shown(details['input'])}"
+        raise UsageError(f"{short(name)}: {prefix}{details['msg']}{found}") from error
 
 
 def read_bounded(file: Path) -> bytes:
-    """Return the content of a file of a study; empty if there is none. A large one is refused."""
+    """Return the content of a file, empty if there is none; a UsageError refuses a large one."""
     try:
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
@@ -141,17 +142,20 @@ def read_bounded(file: Path) -> bytes:
 
 
 def parse_epochs(content: bytes, name: str) -> list[Epoch]:
-    """Return the epochs in a ``metrics.jsonl``, validated line by line."""
+    """Return the epochs in a ``metrics.jsonl``; a UsageError names file and line of a mistake."""
     lines = enumerate(content.splitlines(), 1)
     return [parse(Epoch, line, f"{name}, line {number}") for number, line in lines]
 
 
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
-    """Return epoch, from 1 on -> validation value of a run."""
+    """Return epoch (from 1) -> validation value of a run, for the epochs that were validated."""
     content = read_bounded(run.metrics)
-    complete_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
-    epochs = parse_epochs(complete_lines, str(run.metrics))
-    return {e.epoch + 1: e.valid[metric] for e in epochs if e.valid and metric in e.valid}
+    complete_lines = content[: content.rfind(b"\n") + 1]  # the run may be writing the last line
+    curve = {}
+    for epoch in parse_epochs(complete_lines, str(run.metrics)):
+        if epoch.valid and metric in epoch.valid:
+            curve[epoch.epoch + 1] = epoch.valid[metric]
+    return curve
 
 
 class StudyFolder:
@@ -163,13 +167,13 @@ class StudyFolder:
 
     @classmethod
     def from_plan(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
-        """Return the folder at a path, or if None saved/<dataset>/studies/<title>/ of a plan."""
+        """Return the study folder at ``path``; by default saved/<dataset>/studies/<title>/."""
         if path is None:
-            title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")[:60] or "study"
-            path = Path("saved") / plan.dataset / "studies" / title
+            title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")
+            path = Path("saved") / plan.dataset / "studies" / (title[:_MAX_TITLE] or "study")
         return cls(path)
 
-    def is_begun(self, digest: str) -> bool:
+    def has_checkpoint(self, digest: str) -> bool:
         """Return whether a run has a checkpoint to resume from."""
         return self.run(digest).checkpoint.is_file()
 
@@ -187,44 +191,46 @@ class StudyFolder:
         return RunFolder(self.runs / digest)
 
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
-        """Write facts of a run, over those of an earlier attempt."""
-        merged = {**self.fit(digest), **facts, "digest": digest}
-        if merged.get("status") != FAILED:  # reasons of an earlier attempt
+        """Write facts of a run; other facts of an earlier attempt are kept."""
+        merged = {**self.read_fit(digest), **facts, "digest": digest}
+        if merged.get("status") != FAILED:  # an earlier attempt may have failed
             merged.pop("reason", None)
             merged.pop("lost", None)
         self._write(f"runs/{digest}/fit.json", merged)
 
-    def fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run; empty if it has none."""
+    def read_fit(self, digest: str) -> dict[str, Any]:
+        """Return the facts of a run, as :func:`read_run_facts`; empty for an empty digest."""
         return read_run_facts(self.run(digest)) if digest else {}
 
     def has_weights(self, digest: str) -> bool:
         """Return whether a run is finished and has its weights, not only its results."""
-        facts = self.fit(digest)
-        return facts.get("status") == DONE and not facts.get(KNOWN_FROM) and self.is_begun(digest)
+        facts = self.read_fit(digest)
+        is_trained_here = facts.get("status") == DONE and not facts.get(KNOWN_FROM)
+        return is_trained_here and self.has_checkpoint(digest)
 
     def read_current(self) -> dict[str, dict[str, str]]:
         """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
         current = self._read(_Current, "current.json")
         return current.model_dump() if current else {}
 
-    def current_digests(self, plan: Plan) -> dict[str, str]:
-        """Return name of a fit -> digest of its run, of runs made for what the plan asks now."""
-        current, digests = self.read_current(), {}
-        for name, request in request_digests(plan).items():
+    def find_current_digests(self, plan: Plan) -> dict[str, str]:
+        """Return name of a fit -> digest of its run; a run made for another request is left out."""
+        current = self.read_current()
+        digests = {}
+        for name, request in digest_requests(plan).items():
             if name in current and current[name]["asked"] == request:
                 digests[name] = current[name]["run"]
         return digests
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
-        """Write name of a fit -> digest of its run; other fits keep theirs."""
+        """Write the digests of runs by the names of their fits; other fits keep their runs."""
         current = self.read_current()
-        for name, request in request_digests(plan).items():
+        for name, request in digest_requests(plan).items():
             if name in digests:
                 current[name] = {"run": digests[name], "asked": request}
         self._write("current.json", current)
 
-    def facts(self) -> StudyFacts:
+    def read_facts(self) -> StudyFacts:
         """Return the facts of the study: data, versions, and choices of searches."""
         return self._read(StudyFacts, "facts.json") or StudyFacts()
 
@@ -233,7 +239,7 @@ class StudyFolder:
         self._write("facts.json", facts.model_dump(exclude_unset=True))
 
     def _read(self, layout: type[_Parsed], name: str) -> _Parsed | None:
-        """Return the content of a json file in the folder; None if there is no file."""
+        """Return the content of a json file; None without a file, a UsageError if damaged."""
         content = read_bounded(self.path / name)
         try:
             return parse(layout, content, str(self.path / name)) if content else None
@@ -241,12 +247,14 @@ class StudyFolder:
             raise UsageError(f"{error}; delete it, and run `compare` without --report") from error
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        make_folder((self.path / name).parent)
-        write_json(self.path / name, content)
+        """Write a json file in the folder, which is made if need be."""
+        file = self.path / name
+        make_folder(file.parent)
+        write_json(file, content)
 
 
 def read_run_facts(run: RunFolder) -> dict[str, Any]:
-    """Return the facts in the folder of a run; empty if there are none, a UsageError if damaged."""
+    """Return the facts in a run's folder; empty if it has none, a UsageError if damaged."""
     file = run.path / "fit.json"
     content = read_bounded(file)
     try:

@@ -8,10 +8,10 @@ from recbole_pos.study.charts import draw_charts
 from recbole_pos.study.plan import Plan, Search
 from recbole_pos.study.rendered_table import PAGES, format_duration, format_number, join_names
 from recbole_pos.study.result_tables import (
+    format_metric,
     make_comparison_tables,
     make_failures_table,
     make_search_table,
-    metric_name,
 )
 from recbole_pos.study.results import DONE, FAILED, Comparison, Results
 
@@ -35,7 +35,7 @@ def render_report(results: Results) -> str:
 
 
 def write_findings(results: Results, comparison: Comparison) -> list[str]:
-    """Return the findings of a table, in sentences."""
+    """Return sentences on a table: its best row, unfinished runs, and significant differences."""
     table, main = comparison.table, comparison.table.metrics[0]
     means = comparison.means[comparison.means["metric"] == main].dropna(subset=["mean"])
     if means.empty:
@@ -43,13 +43,13 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
     best = means.loc[means["mean"].idxmax()]
     seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
     value = f"{best['row']}, {format_number(best['mean'])} (mean of {seeds})"
-    findings = [f"Highest {metric_name(main)}: {value}."]
-    runs = len(table.rows) * len(results.plan.seeds)
+    findings = [f"Highest {format_metric(main)}: {value}."]
+    num_runs = len(table.rows) * len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
-    unfinished = runs - int(status.isin((DONE, FAILED)).sum())
-    if unfinished > 0:
+    num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
+    if num_unfinished > 0:
         findings.append(
-            f"{unfinished} of {runs} runs are not finished; these figures are preliminary."
+            f"{num_unfinished} of {num_runs} runs are not finished; these figures are preliminary."
         )
     if not comparison.differences.empty:
         findings += _describe_differences(comparison)
@@ -59,6 +59,7 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
 def _describe_differences(comparison: Comparison) -> list[str]:
     """Return sentences on the significance of the differences in a table."""
     differences, reference = comparison.differences, comparison.table.reference
+    num_rows = len(differences)
     sentences = []
     significant = [
         f"{line['row']} ({format_number(line['difference'], sign=True)})"
@@ -66,27 +67,29 @@ def _describe_differences(comparison: Comparison) -> list[str]:
     ]
     suffix = f"significantly from {reference} (Holm-corrected)"
     if significant:
-        count = f"{len(significant)} of {len(differences)}"
-        sentences.append(f"{count} configurations differ {suffix}: {join_names(significant)}.")
+        sentences.append(
+            f"{len(significant)} of {num_rows} configurations differ {suffix}: "
+            f"{join_names(significant)}."
+        )
     else:
-        sentences.append(f"None of {len(differences)} configurations differs {suffix}.")
+        sentences.append(f"None of {num_rows} configurations differs {suffix}.")
     detectable = differences["detectable"].dropna()
-    if len(detectable) and len(significant) < len(differences):
+    if len(detectable) and len(significant) < num_rows:
         low, high = format_number(detectable.min()), format_number(detectable.max())
         sizes = low if low == high else f"{low} to {high}, by configuration"
         sentences.append(
             f"Minimum detectable difference (80% power): {sizes}; smaller ones may exist."
         )
-    one_seed = (differences["seeds"] < 2) | (differences["reference_seeds"] < 2)
-    if one_seed.any():
-        rows = join_names(differences.loc[one_seed, "row"])
+    has_one_seed = (differences["seeds"] < 2) | (differences["reference_seeds"] < 2)
+    if has_one_seed.any():
+        rows = join_names(differences.loc[has_one_seed, "row"])
         sentences.append(f"No statement on {rows}: it needs two seeds on both sides.")
     return sentences
 
 
 def describe_protocol(results: Results) -> list[str]:
-    """Return the protocol of the study, in sentences that follow from its plan."""
-    plan, seeds = results.plan, len(results.plan.seeds)
+    """Return sentences on the data, training, search, warnings and statistics of a study."""
+    plan, num_seeds = results.plan, len(results.plan.seeds)
     sentences = []
     if results.data:
         facts = []
@@ -95,8 +98,8 @@ def describe_protocol(results: Results) -> list[str]:
             facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
     sentences.append(
-        f"{len(plan.rows)} configurations, each trained with {seeds} seed{'s' * (seeds > 1)} "
-        f"({join_names(map(str, plan.seeds))})."
+        f"{len(plan.rows)} configurations, each trained with {num_seeds} "
+        f"seed{'s' * (num_seeds > 1)} ({join_names(map(str, plan.seeds))})."
     )
     sentences.append(_describe_search(plan))
     sentences += [f"Warning: {text}." for text in results.warnings]
@@ -116,27 +119,30 @@ def _describe_search(plan: Plan) -> str:
     if not searches:
         return "Nothing was searched: every configuration has the options given in the study."
     unsearched = [name for name, row in plan.rows.items() if not row.search and not row.parent]
-    others = f" ({join_names(unsearched)}: none)" if unsearched else ""
-    is_same = all(search == searches[0] for search in searches)
-    budget = "the same tuning budget" if is_same else "a search of its own"
-    seeds = f"seed {plan.seeds[0]}"
-    if plan.search_seeds > 1:
+    exceptions = f" ({join_names(unsearched)}: none)" if unsearched else ""
+    is_same_search = all(search == searches[0] for search in searches)
+    budget = "the same tuning budget" if is_same_search else "a search of its own"
+    num_trials = searches[0].trials  # the same for all searches of a plan
+    if plan.search_seeds == 1:
+        seeds = f"seed {plan.seeds[0]}"
+    else:
         seeds = f"seeds {join_names(map(str, plan.trial_seeds))} each"
     return (
-        f"Every configuration had {budget}, {searches[0].trials} trials{others} with {seeds}, and "
-        "was chosen on validation only."
+        f"Every configuration had {budget}, {num_trials} trials{exceptions} with {seeds}, and was "
+        "chosen on validation only."
     )
 
 
 def _dump_study(plan: Plan) -> str:
-    """Return a study as yaml, without the place of its data."""
-    base = {k: v for k, v in (plan.source.content.get("base") or {}).items() if k != "data_path"}
+    """Return a study as yaml, without its ``data_path``."""
+    base = dict(plan.source.content.get("base") or {})
+    base.pop("data_path", None)
     content = {**plan.source.content, "base": base}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _collect_facts(results: Results) -> dict[str, str]:
-    """Return names and values of the facts of the runs: versions, device, commit, training time."""
+    """Return name -> text of the facts of the runs: versions, device, commit, training time."""
     facts = dict(results.versions)
     for column in ("device", "commit"):
         if column in results.runs.columns:

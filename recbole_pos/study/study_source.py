@@ -23,7 +23,7 @@ class Source:
     Attributes:
         name: the file, or another word for where the study is from.
         content: values of the study.
-        lines: path of keys and places in lists -> file and line.
+        lines: path of a part (keys, and indices of lists) -> its file and line.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Source:
     lines: dict[_Path, str] = field(default_factory=dict)
 
     def where(self, *path: Any) -> str:
-        """Return file and line of a part, or of the smallest part around it with a line."""
+        """Return file and line of the smallest part around ``path`` with a line, else the name."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
@@ -42,7 +42,7 @@ class Source:
         return UsageError(f"{self.where(*path)}: {problem}")
 
     def require_choice(self, path: _Path, name: Any, rows: Collection[str]) -> None:
-        """Raise a UsageError, with the line of ``path``, for what is not the name of a row."""
+        """Raise a UsageError, with the line of ``path``, if ``name`` is not the name of a row."""
         if not isinstance(name, str) or name not in rows:
             raise self.error(
                 path, f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
@@ -50,48 +50,48 @@ class Source:
 
 
 def read_source(path: str | Path, above: tuple[Path, ...] = ()) -> Source:
-    """Return the study in a file, with the content it inherits from the study it is like.
+    """Return the study in a file, with the content that it inherits by its key ``like``.
 
     Args:
-        path: path of the file.
-        above: files that are like it.
+        above: files that inherit from this one.
 
     Raises:
-        UsageError: naming the line, if a file cannot be read, is not yaml or has no mapping.
+        UsageError: naming the line, if a file cannot be read, is not yaml or has no mapping, or if
+            files inherit from each other.
     """
     path = Path(path)
     source = Source(str(path), *read_with_lines(path, "study"))
     if LIKE not in source.content:
         return source
     name = source.content.pop(LIKE)
-    other = path.parent / str(name)
-    if not isinstance(name, str) or not name or not other.is_file():
+    parent_path = path.parent / str(name)
+    if not isinstance(name, str) or not name or not parent_path.is_file():
         problem = f"expected the file of another study, found {shown(name)}"
         raise source.error((LIKE,), f"{LIKE}: {problem}")
     above = (*above, path.resolve())
-    if other.resolve() in above:
+    if parent_path.resolve() in above:
         raise source.error((LIKE,), f"{LIKE}: {shown(name)} goes round in a circle")
-    parent = read_source(other, above)
+    parent = read_source(parent_path, above)
     return Source(source.name, _merge(source, parent), {**parent.lines, **source.lines})
 
 
 def _merge(source: Source, parent: Source) -> dict[str, Any]:
-    """Return the content of a study over that of its parent; options of base and rows one by one"""
-    own, inherited = source.content, parent.content
-    merged = {**inherited, **own}
-    if merged.get("dataset") != inherited.get("dataset") and "paper" not in own:
-        merged.pop("paper", None)  # values of a paper are of one dataset
+    """Return the content of a study and its parent; base and rows are merged option by option."""
+    content, inherited = source.content, parent.content
     for key in _MERGED:
         if not isinstance(inherited.get(key) or {}, dict):
             raise parent.error((key,), f"{key}: expected a mapping")
-    merged["base"] = _merge_options(inherited.get("base"), own.get("base"))
-    inherited_rows, rows = inherited.get("rows") or {}, own.get("rows")
+    merged = {**inherited, **content}
+    if merged.get("dataset") != inherited.get("dataset") and "paper" not in content:
+        merged.pop("paper", None)  # values of a paper are of one dataset
+    merged["base"] = _merge_options(inherited.get("base"), content.get("base"))
+    inherited_rows, rows = inherited.get("rows") or {}, content.get("rows")
     if isinstance(rows, (list, str)):
         names = [rows] if isinstance(rows, str) else rows
         for name in names:
             source.require_choice(("rows",), name, inherited_rows)
         merged["rows"] = {name: inherited_rows[name] for name in names}
-        for key in {"reference", "tables", "paper"} - set(own):
+        for key in {"reference", "tables", "paper"} - set(content):
             merged[key] = _restrict(merged.get(key), names)
     elif rows is None or isinstance(rows, dict):
         rows = rows or {}
@@ -102,23 +102,29 @@ def _merge(source: Source, parent: Source) -> dict[str, Any]:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _merge_options(inherited: Any, own: Any) -> Any:
-    """Return inherited options with own ones, which win; None inherits all."""
-    if isinstance(inherited, dict) and isinstance(own, dict):
-        return {**inherited, **own}
-    return inherited if own is None else own
+def _merge_options(inherited: Any, options: Any) -> Any:
+    """Return options over inherited ones; None inherits all, and other values replace them."""
+    if isinstance(inherited, dict) and isinstance(options, dict):
+        return {**inherited, **options}
+    return inherited if options is None else options
 
 
 def _restrict(value: Any, names: list[str]) -> Any:
-    """Return an inherited reference, paper or tables with only some rows; None without any."""
+    """Return an inherited reference, paper or tables for the named rows; None if none is left."""
     if isinstance(value, str):
         return value if value in names else None
     if isinstance(value, dict):
         return {row: values for row, values in value.items() if row in names}
-    tables = []
-    for table in value if isinstance(value, list) else ():
-        if isinstance(table, dict) and isinstance(table.get("rows", names), list):
-            rows = [row for row in table.get("rows", names) if row in names]
-            if rows and table.get("reference", rows[0]) in rows:
-                tables.append({**table, "rows": rows} if "rows" in table else table)
-    return tables or None
+    tables = value if isinstance(value, list) else []
+    restricted = [_restrict_table(table, names) for table in tables]
+    return [table for table in restricted if table is not None] or None
+
+
+def _restrict_table(table: Any, names: list[str]) -> dict[str, Any] | None:
+    """Return a table with the named rows; None if it has none of them, or loses its reference."""
+    if not isinstance(table, dict) or not isinstance(table.get("rows", names), list):
+        return None
+    rows = [row for row in table.get("rows", names) if row in names]
+    if not rows or table.get("reference", rows[0]) not in rows:
+        return None
+    return {**table, "rows": rows} if "rows" in table else table

@@ -58,7 +58,7 @@ def read_trials(scheduler: Scheduler) -> list[Trial]:
 def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
     """Return a trial with its curve; None if it has not begun."""
     reason, digest = scheduler.reasons.get(fit.name, ""), scheduler.digests.get(fit.name, "")
-    facts, metric = scheduler.folder.fit(digest), scheduler.metric(fit.row)
+    facts, metric = scheduler.folder.read_fit(digest), scheduler.find_metric(fit.row)
     number, options = fit.trial or 0, scheduler.describe(fit)["searched"]
     if not facts:  # options that do not go together have no run
         return Trial(number, options, "failed", reason) if reason else None

@@ -12,7 +12,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH
 from recbole_pos.plain import to_plain
 from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, read_space
-from recbole_pos.study.configs import check_plan, row_config
+from recbole_pos.study.configs import check_plan, make_row_config
 from recbole_pos.study.plan import SEARCHERS, Plan
 from recbole_pos.study.study_file import change_plan, make_plan
 from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_bounded
@@ -134,7 +134,7 @@ def plan_search(
     lines: dict[tuple, str] = {("search", "space", p.name): p.where for p in searched.parameters}
     lines |= {("base", key): whole_space.lines[key] for key in whole_space.fixed}
     plan = make_plan(Source("search", content, lines))
-    check_plan(plan, lambda options: row_config(options).plain)
+    check_plan(plan, lambda options: make_row_config(options).plain)
     return plan, overruled
 
 

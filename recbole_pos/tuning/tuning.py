@@ -30,7 +30,7 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import live_view, show_options
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET
-from recbole_pos.study.configs import digest_data_options, row_config
+from recbole_pos.study.configs import digest_data_options, make_row_config
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE
@@ -168,7 +168,7 @@ def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
 def _prepare_data(scheduler: Scheduler) -> None:
     """Prepare the data, and a model without sampled options, so that wrong input fails now."""
     (row,) = scheduler.plan.rows
-    config = row_config(scheduler.plan.first_options(row))
+    config = make_row_config(scheduler.plan.make_first_options(row))
     if config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
     experiment = prepare(config)
@@ -210,7 +210,7 @@ def _run_trials(trials: Trials, facts: SearchFacts, scheduler: Any) -> Job | Non
     runs = trials.runs
     tuner = _make_tuner(trials, facts, scheduler)
     try:
-        with live_view(runs.reporter, runs.lines):
+        with live_view(runs.reporter, runs.describe_progress):
             tuner.fit()
     except Exception as error:  # Ray raises errors of callbacks as text with their stack
         problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -242,8 +242,8 @@ def _make_tuner(trials: Trials, facts: SearchFacts, scheduler: Any) -> tune.Tune
         tune.with_parameters(
             run_trial,
             resources=resources,
-            packed=runs.packed[config["model"]],
-            data=[runs.share(config, False)],
+            packed=runs.code[config["model"]],
+            data=[runs.share(config, with_test=False)],
         ),
         {"CPU": resources.cpus, "GPU": resources.gpus},
     )
@@ -327,7 +327,7 @@ def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
     """Write best/, best.yaml and test.json; return the best trial's number and test metrics."""
     folder, final = scheduler.folder, scheduler.fits[-1]
     (row,) = scheduler.plan.rows
-    number = scheduler.chosen()[row]
+    number = scheduler.find_chosen()[row]
     if scheduler.status[final.name] != DONE or number is None:
         table = folder.path / "trials.csv"
         raise TrainingError(f"{scheduler.reasons[final.name]}. {table} has the reasons of all")
@@ -335,11 +335,11 @@ def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
     copy_run(folder.run(digest), RunFolder(folder.path / "best"), with_results=True)
     plain = {k: v for k, v in scheduler.configs[digest].plain.items() if k not in QUIET}
     write_text(folder.path / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
-    test = folder.fit(digest).get("test") or None  # there may be no test data
+    test = folder.read_fit(digest).get("test") or None  # there may be no test data
     content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}
     earlier = []  # tests of trials that were best in earlier calls
     for path in sorted(folder.runs.iterdir()):
-        facts = folder.fit(path.name)
+        facts = folder.read_fit(path.name)
         if facts["stage"] == "final" and facts["status"] == DONE and facts["digest"] != digest:
             earlier.append({"options": facts["searched"], "test": facts["test"]})
     content |= {"earlier": earlier} if earlier else {}
