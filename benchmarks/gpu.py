@@ -101,7 +101,7 @@ def measure_epoch(size: Size, seconds: float, **options: Any) -> dict[str, Any]:
     timed = time_steps(trainer, loader, seconds)
     epoch_seconds = loader.num_targets / timed.targets * timed.seconds
     dtype = torch.bfloat16 if trainer.precision.name == "bf16" else torch.float32
-    with trainer.precision.steps():
+    with trainer.precision.rounded_products():
         peak = peak_flops(trainer.device, dtype, 8192 if trainer.device.type == "cuda" else 256)
     return {
         "precision": trainer.precision.name,

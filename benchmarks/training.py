@@ -105,7 +105,7 @@ def make_trainer(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
 
 def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any], None]:
     """Return a function that makes a trainer's step with a batch and its ``loss``."""
-    watch, numbers = LossWatch(partial(trainer._refuse, 0)), itertools.count()
+    watch, numbers = LossWatch(partial(trainer._refuse_loss, 0)), itertools.count()
     return lambda batch: trainer._step(loss, batch, watch, next(numbers))
 
 
@@ -132,14 +132,17 @@ def time_steps(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timed:
     """Train to the end of an epoch, or until the time is up, after ``warm`` steps."""
-    watch, loss = LossWatch(partial(trainer._refuse, 0)), trainer.adapter.choose_loss(loader.packed)
+    watch, loss = (
+        LossWatch(partial(trainer._refuse_loss, 0)),
+        trainer.adapter.choose_loss(loader.packed),
+    )
     trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
     trainer.model.train()
     loader.set_epoch(0)
     warm = min(warm, len(loader) // 2)
     targets, number, begun = 0, -1, clock()
     started = begun
-    with trainer.precision.steps(), trainer.steps_in_rows():
+    with trainer.precision.rounded_products(), trainer.steps_in_rows():
         batches = loader.iterate_batches(trainer.device, trainer.config["data_on_device"])
         for number, batch in enumerate(batches):
             if number == warm:

@@ -37,7 +37,7 @@ def test_a_step_is_one_graph(experiment, model: str, options: dict[str, Any]) ->
     loss = trainer.adapter.choose_loss(packed=True)
 
     def forward(batch: Any) -> torch.Tensor:
-        with trainer.precision.forward():
+        with trainer.precision.autocast():
             return loss(batch)
 
     trainer.model.train()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recbole_pos.distributed import Shard, SharedLoss, make_global_loss
 from recbole_pos.experiment.environment import Rank
-from recbole_pos.experiment.launch import free_port
+from recbole_pos.experiment.launch import find_free_port
 from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
@@ -104,7 +104,7 @@ def _member(rank: int, port: int, folder: Path) -> None:
 
 def test_what_two_processes_share(tmp_path) -> None:
     """In one start of processes, which takes longer than what they do."""
-    torch.multiprocessing.spawn(_member, (free_port(), tmp_path), SIZE)
+    torch.multiprocessing.spawn(_member, (find_free_port(), tmp_path), SIZE)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
     _require_sums([gradients for gradients, _ in found])
     for parts in zip(*(losses for _, losses in found), strict=True):

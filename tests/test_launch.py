@@ -28,7 +28,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
 from recbole_pos.experiment.environment import Rank, find_rank
-from recbole_pos.experiment.launch import choose_gpu, free_port
+from recbole_pos.experiment.launch import choose_gpu, find_free_port
 from recbole_pos.experiment.rendezvous import Rendezvous
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -115,7 +115,7 @@ def test_one_of_torchrun_is_killed(tiny, tmp_path, whole) -> None:
 @pytest.mark.parametrize("launcher", ["by hand", "mpirun"])
 def test_two_programs_are_one_run(tiny, tmp_path, whole, launcher) -> None:
     """Two launchers as on two machines, one of which loses a process; two processes of mpirun."""
-    port, ends, by_hand = free_port(), [], launcher == "by hand"
+    port, ends, by_hand = find_free_port(), [], launcher == "by hand"
     for rank in (1, 0):  # in any order
         more, environ = [f"--port={port}", f"--run_dir={tmp_path / 'run'}"], dict(os.environ)
         if by_hand:
@@ -216,7 +216,7 @@ def test_gpu_of_a_process(monkeypatch, gpu_id, visible, expected) -> None:
     ],
 )
 def test_a_process_that_does_not_come(tiny, tmp_path, monkeypatch, capsys, offset, output) -> None:
-    port, folder = free_port(), tmp_path / "x"
+    port, folder = find_free_port(), tmp_path / "x"
     more = ["--ip=127.0.0.1", f"--port={port}", "--join_timeout=0.2", f"--run_dir={folder}"]
     if offset is None:
         for name, value in {**TORCHRUN, "RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
@@ -241,7 +241,7 @@ def test_a_port_that_another_program_has(tiny, tmp_path, capsys) -> None:
 
 
 def test_the_first_error_of_a_process_is_that_of_the_run() -> None:
-    port = free_port()
+    port = find_free_port()
     kept = Rendezvous("localhost", port, True, 0.1)
     for error in (CheckpointError("damaged"), ValueError("later")):
         with pytest.raises(type(error)), kept.joined(Rank(0, 1, 0, 1, "localhost", port), False):

@@ -91,7 +91,7 @@ def test_training_ends_with_the_same_bits(experiment, monkeypatch, model: str, o
 
         def checked(*given: Any, step=step, trainer=trainer, kept=kept) -> None:
             step(*given)
-            assert (trainer.kept is not None) == kept
+            assert (trainer.kept_gradient is not None) == kept
 
         monkeypatch.setattr(trainer, "_step", checked)
         trainer._train_epoch(trainer.training_loader(made.loaders["train"]), 0)
@@ -109,7 +109,7 @@ def test_which_tables_are_kept(experiment, monkeypatch) -> None:
     assert made.trainer.adapter.find_kept_table() is made.model.item_embedding.weight
     made.trainer.shard = Shard(0, 2)
     with made.trainer.steps_in_rows():
-        assert made.trainer.kept is None
+        assert made.trainer.kept_gradient is None
     made.model.item_embedding.weight.requires_grad_(False)
     assert made.trainer.adapter.find_kept_table() is None
 

@@ -215,7 +215,9 @@ def test_validation_every_few_epochs(experiment, eval_step, validated, whole) ->
     patience = {"stopping_step": 99} if validated else {}
     made = experiment("FPARec", epochs=5, eval_step=eval_step, **patience)
     ended = []
-    trainer = fit(made, callback_fn=lambda epoch, _: ended.append((epoch, made.trainer.finished)))
+    trainer = fit(
+        made, callback_fn=lambda epoch, _: ended.append((epoch, made.trainer.is_finished))
+    )
     assert [line["epoch"] for line in trainer.progress.history if line["valid"]] == validated
     assert ended == [(epoch, epoch + 1 == whole) for epoch in validated]
     assert trainer.progress.best_epoch in (validated or [4])
@@ -230,7 +232,7 @@ def test_a_metric_that_is_better_when_smaller(experiment) -> None:
     progress = fit(made).progress
     scores = [line["valid"]["averagepopularity@10"] for line in progress.history]
     assert scores[progress.best_epoch] == min(scores) == progress.best_score
-    assert progress.stopped and made.trainer.finished and len(scores) < 60
+    assert progress.stopped and made.trainer.is_finished and len(scores) < 60
 
 
 def test_numbers_that_are_none(experiment, tiny, tmp_path, monkeypatch) -> None:

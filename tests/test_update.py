@@ -21,7 +21,7 @@ from test_trainer import assert_same
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.experiment.warm_start import fill_new
+from recbole_pos.experiment.warm_start import fill_new_items
 from recbole_pos.serve.holder import ModelHolder
 
 
@@ -95,7 +95,7 @@ def test_means_of_shared_tokens() -> None:
     tokens[29] = 8  # no one else's
     start = torch.randn(30, 4, dtype=torch.float64)
     found = start.clone()
-    fill_new(found, 20, tokens)
+    fill_new_items(found, 20, tokens)
     assert torch.equal(found[:20], start[:20]) and torch.equal(found[29], start[29])
     for new in range(20, 29):
         means = []

@@ -1,8 +1,7 @@
 """Files of ``torch.save``, read without running anything that they name.
 
-``torch.load`` reads the archive and makes the tensors. The unpickler that it is given knows the
-classes of tensors and mappings; of any other the caller says what stands for it. What a file can
-cost in time and memory follows from its size.
+``torch.load`` reads the archive, with an unpickler that makes only tensors and mappings. The caller
+says what stands for any other class. The size of a file limits its cost in time and memory.
 """
 
 from __future__ import annotations
@@ -25,31 +24,33 @@ _MAX_DEPTH = 150  # of values nested in values
 
 
 class Refused(Exception):
-    """A file is refused; the message says why, as it follows the file's name."""
+    """A file is refused. The message gives the reason and follows the name of the file."""
 
 
-def read(path: str | Path, stand_in: Callable[[str], Any]) -> Any:
-    """Read a file of ``torch.save`` onto the CPU; its tensors are mapped into memory.
+def read(path: str | Path, make_stand_in: Callable[[str], Any]) -> Any:
+    """Return the value in a file of ``torch.save``, on the CPU; tensors are mapped into memory.
 
     Args:
         path: the file.
-        stand_in: returns what replaces a class that is not torch's, given ``module.name``; it
-            raises :class:`Refused` for one that must not be there.
+        make_stand_in: returns what replaces a class that is not torch's, given ``module.name``;
+            raises :class:`Refused` for a class that must not be there.
 
     Raises:
         CheckpointError: if the file is missing, damaged or refused.
     """
     path = Path(path)
-    if not os.path.isfile(path):  # no OSError of a name that is too long
+    if not os.path.isfile(path):  # False if the name is too long, where pathlib may raise
         raise CheckpointError(f"no checkpoint at {path}")
     try:
         _require_archive(path)
-        unpickler = type("_Unpickler", (_Unpickler,), {"stand_in": staticmethod(stand_in)})
+        methods = {"make_stand_in": staticmethod(make_stand_in)}
+        unpickler = type("_Unpickler", (_Unpickler,), methods)
         module = SimpleNamespace(__name__="restricted", Unpickler=unpickler)
         value = torch.load(
             str(path), map_location="cpu", pickle_module=module, weights_only=False, mmap=True
         )
-        _require_tree(value, max_values=max(path.stat().st_size, 10**6))  # a byte each, at least
+        # each value takes at least a byte of the file
+        _require_tree(value, max_values=max(path.stat().st_size, 10**6))
         return value
     except Refused as error:
         raise CheckpointError(f"{path} {error}") from None
@@ -60,7 +61,6 @@ def read(path: str | Path, stand_in: Callable[[str], Any]) -> Any:
 
 def _require_archive(path: Path) -> None:
     """Refuse a file that is not a complete archive as ``torch.save`` writes it."""
-    # torch itself compares no checksums, and would unpack what is compressed
     with path.open("rb") as file:
         if not b"PK\3\4".startswith(file.read(4)):
             raise Refused(
@@ -71,6 +71,7 @@ def _require_archive(path: Path) -> None:
         members = archive.infolist()
         if any(member.filename.endswith("/constants.pkl") for member in members):
             raise Refused("is a program (TorchScript) and not a checkpoint")
+        # torch would unpack compressed members, and compares no checksums
         if sum(member.file_size for member in members) > path.stat().st_size:
             raise Refused("is damaged: its members are compressed, or overlap")
         if damaged_member := archive.testzip():
@@ -78,10 +79,10 @@ def _require_archive(path: Path) -> None:
 
 
 def _refuse_tuple_keys(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Wrap a step of an unpickler that hashes ``keys`` of its stack; tuples are refused."""
+    """Return ``load``, which hashes ``keys`` of an unpickler's stack, so that it refuses tuples."""
 
     def load_checked(unpickler: Any) -> None:
-        # tuples may share their parts, and hashing them could go on without end
+        # nested tuples may share their parts, and hashing them could take forever
         if any(isinstance(key, (tuple, frozenset)) for key in unpickler.stack[keys]):
             raise Refused("has lists as keys, as no checkpoint has")
         load(unpickler)
@@ -89,9 +90,9 @@ def _refuse_tuple_keys(load: Callable[[Any], None], keys: slice) -> Callable[[An
     return load_checked
 
 
-# Python's own unpickler in Python: the one in C makes room for whatever number a memo has.
-_Python: Any = pickle._Unpickler
-_HASHED = {  # instruction of a pickle -> what it hashes of the stack
+# The unpickler written in Python: the one in C makes room for whatever number a memo has.
+_PythonUnpickler: Any = pickle._Unpickler
+_HASHED = {  # opcode of a pickle -> the values of the stack that it hashes
     pickle.SETITEM: slice(-2, -1),
     pickle.SETITEMS: slice(None, None, 2),
     pickle.DICT: slice(None, None, 2),
@@ -100,17 +101,17 @@ _HASHED = {  # instruction of a pickle -> what it hashes of the stack
 }
 
 
-class _Unpickler(_Python):
-    """An unpickler that knows tensors and mappings; what else is named becomes a stand-in."""
+class _Unpickler(_PythonUnpickler):
+    """An unpickler that makes tensors and mappings, and a stand-in of any other class."""
 
-    stand_in: Callable[[str], Any]
-    dispatch = _Python.dispatch | {
-        opcode[0]: _refuse_tuple_keys(_Python.dispatch[opcode[0]], keys)
+    make_stand_in: Callable[[str], Any]
+    dispatch = _PythonUnpickler.dispatch | {
+        opcode[0]: _refuse_tuple_keys(_PythonUnpickler.dispatch[opcode[0]], keys)
         for opcode, keys in _HASHED.items()
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a new function each time: a file can change what it is given."""
+        """Return what stands for a class, a new object each time, as the file can change it."""
         path = f"{module}.{name}"
         if path == "torch._utils._rebuild_tensor_v2":
             return lambda storage, offset, size, stride, requires_grad, hooks: (
@@ -118,16 +119,17 @@ class _Unpickler(_Python):
             )
         if path == "collections.OrderedDict":
             return lambda: OrderedDict()
-        return self.stand_in(path)
+        return self.make_stand_in(path)
 
 
 def _require_tree(value: Any, max_values: int) -> None:
     """Refuse values that contain themselves or nest deeply, and tensors larger than their data."""
     stack = [(value, 0)]
+    num_values = 0
     while stack:
         item, depth = stack.pop()
-        max_values -= 1
-        if max_values < 0 or depth > _MAX_DEPTH:
+        num_values += 1
+        if num_values > max_values or depth > _MAX_DEPTH:
             raise Refused("holds lists that are nested in each other without end")
         if isinstance(item, Tensor):
             if item.numel() * item.element_size() > item.untyped_storage().nbytes():
@@ -137,6 +139,6 @@ def _require_tree(value: Any, max_values: int) -> None:
             children: Any = item.values()
         elif isinstance(item, (list, tuple)):
             children = item
-        else:  # a stand-in has parts, other values none
+        else:  # only a stand-in has parts
             children = () if isinstance(item, type) else getattr(item, "parts", ())
         stack += ((child, depth + 1) for child in children)

@@ -27,7 +27,7 @@ from recbole_pos.experiment.memory import (
     require_scores,
 )
 from recbole_pos.experiment.trainer import PosTrainer
-from recbole_pos.experiment.warm_start import start_from, update_weights, updated_run
+from recbole_pos.experiment.warm_start import apply_start_options, require_updatable, update_weights
 from recbole_pos.model.training import make_adapter
 from recbole_pos.values import listed, shown
 
@@ -62,8 +62,8 @@ def prepare(
 
     Args:
         config: configuration of the run.
-        fresh: whether the run starts from the beginning. Otherwise weights come from a checkpoint,
-            and ``init_from`` and ``update_from`` are not read.
+        fresh: whether the run starts from the beginning. Otherwise the caller loads weights from a
+            checkpoint, and ``init_from`` and ``update_from`` are not read.
         dataset: a dataset of this configuration; read from its files if None.
 
     Raises:
@@ -82,7 +82,7 @@ def prepare(
             "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
         )
     train = make_training_loader(config, train_data, make_adapter(config, model).requirements())
-    start_from(model, config, dataset.identity, with_weights=fresh)
+    apply_start_options(model, config, dataset.identity, with_weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
     trainer = PosTrainer(config, model)
@@ -94,9 +94,10 @@ def prepare(
 def _prepare_data(
     config: PosConfig, fresh: bool, dataset: PosDataset | PosSequentialDataset | None
 ) -> tuple[PosDataset | PosSequentialDataset, Any, dict[str, Any]]:
-    """Return the dataset, its training part, and loaders of validation and test by phase."""
+    """Return the dataset, its training part, and the held-out loaders by phase (valid, test)."""
     try:
-        dataset = read_dataset(config) if dataset is None else dataset
+        if dataset is None:
+            dataset = read_dataset(config)
         parts = dict(zip(PHASES, dataset.build(), strict=True))
         if fresh and config.expected_counts:
             require_counts(config["dataset"], config.expected_counts, dataset)
@@ -105,13 +106,8 @@ def _prepare_data(
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
-    except KeyError as error:  # alias_of_item_id and others name fields
-        field = error.args[0] if error.args else ""
-        options = [key for key, value in config.plain.items() if f"'{field}'" in str([value])]
-        raise UsageError(
-            f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
-            f"{shown(field)}"
-        ) from error
+    except KeyError as error:
+        raise _explain_missing_field(error, config) from error
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
@@ -120,26 +116,37 @@ def _prepare_data(
     return dataset, parts["train"], loaders
 
 
+def _explain_missing_field(error: KeyError, config: PosConfig) -> UsageError:
+    """Return the error to raise where options such as alias_of_item_id name a missing field."""
+    field = error.args[0] if error.args else ""
+    quoted = f"'{field}'"
+    options = [key for key, value in config.plain.items() if quoted in repr(value)]
+    return UsageError(
+        f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
+        f"{shown(field)}"
+    )
+
+
 def read_dataset(
     config: PosConfig, folder: RunFolder | None = None, hold_out_later: bool = False
 ) -> PosDataset | PosSequentialDataset:
-    """Read the interactions from their files; ``build`` is still to be called.
+    """Return the dataset of a configuration, read from its files, before ``build``.
 
     Args:
         config: configuration of the run.
-        folder: an earlier run, whose names keep their ids; if None, that in ``update_from``.
+        folder: an earlier run, whose users and items keep their ids; by default ``update_from``.
         hold_out_later: whether interactions that the earlier run did not have are held out.
     """
     vocabulary = None if folder is None else load_vocabulary(folder, config)
     if vocabulary is None and config["update_from"]:
-        vocabulary = load_vocabulary(updated_run(config["update_from"]), config)
+        vocabulary = load_vocabulary(require_updatable(config["update_from"]), config)
     is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     dataset_class = PosSequentialDataset if is_sequential else PosDataset
     return dataset_class(config, vocabulary, hold_out_later)
 
 
 def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
-    """Return the vocabulary of a run; None in the folders of earlier versions."""
+    """Return the vocabulary of a run; None if an earlier version wrote its folder."""
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
@@ -147,7 +154,7 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
     """Build the model of a configuration for the training part of a dataset, on its device.
 
     Raises:
-        UsageError: if it cannot be built. Errors of custom code are raised unchanged.
+        UsageError: if the model cannot be built. Errors of custom code are raised unchanged.
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
@@ -157,13 +164,13 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
     try:
         with limited_memory():
             model = config.model_class(config, train_data)
-        # training keeps a gradient of each weight, and what its optimiser needs
+        # training keeps a gradient as large as each weight
         if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > get_memory_limit():
             raise MemoryError
         return model.to(config["device"])
     except UsageError:
         raise
-    except Exception as error:  # whatever a model raises for options that it cannot work with
+    except Exception as error:  # a model may raise anything for options it cannot work with
         if is_from_custom_code(error):
             if missing := sorted(config.asked_for):
                 logging.getLogger(__name__).warning(
@@ -183,7 +190,7 @@ def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) 
             f"memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
             "MAX_ITEM_LIST_LENGTH and the like"
         )
-    if isinstance(error, KeyError):  # a field is missing
+    if isinstance(error, KeyError):  # its text is the missing field
         loaded = listed(map_fields_to_tables(dataset))
         return UsageError(
             f"{name} needs {error}, but the fields loaded are {loaded}; "

@@ -1,4 +1,4 @@
-"""What follows a training run: the hooks of :class:`Callback`."""
+"""Callbacks: what a user runs during a training, at the hooks of :class:`Callback`."""
 
 from __future__ import annotations
 
@@ -22,25 +22,19 @@ class Callback:
         """Act before the first epoch: configuration, dataset, model and trainer are there."""
 
     def on_step(self, step: int, loss: Tensor) -> None:
-        """Act after an optimiser step, counted from 1 over all epochs.
-
-        Its loss is on the device, and reading it waits for the device.
-        """
+        """Act after a step, counted from 1 in all epochs; reading ``loss`` waits for the device."""
 
     def on_validation(self, epoch: int, metrics: dict[str, float]) -> bool | None:
-        """Act after a validation; True ends the training after this epoch."""
+        """Act after a validation; return True to end the training after this epoch."""
 
     def on_epoch(self, epoch: dict[str, Any]) -> bool | None:
-        """Act after an epoch, with its line of metrics.jsonl; True ends the training."""
+        """Act after an epoch, with its line of metrics.jsonl; return True to end the training."""
 
     def on_end(self, experiment: Any, result: Any) -> None:
-        """Act after the test, when the model has its best weights.
-
-        ``result`` is None of a run that was interrupted or failed.
-        """
+        """Act after the test, with the best weights; ``result`` is None if the run was stopped."""
 
 
 def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
-    """Call a hook of every callback; return whether one of them ends the training."""
+    """Call the method ``hook`` of every callback; return whether one of them ends the training."""
     answers = [getattr(callback, hook)(*args) for callback in callbacks]
     return any(answers)

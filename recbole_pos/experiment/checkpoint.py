@@ -86,12 +86,9 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """
     path = Path(path)
     state = _read_file(path)
-    best_file = state.pop("best_file", None)  # 0.2.0 kept the best weights beside it
+    best_file = state.pop("best_file", None)
     if best_file is not None and (not required or "best_weights" in required):
-        best = _read_file(path.parent / Path(str(best_file)[:200]).name)
-        if best.get("token") != str(best_file).rpartition("-")[2]:
-            raise CheckpointError(f"{path}: {best_file} is of another checkpoint")
-        state["best_weights"] = best.get("weights")
+        state["best_weights"] = _read_best_file(path, str(best_file))
     if missing := [name for name in required if name not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     for name, part_type in _PART_TYPES.items():
@@ -100,8 +97,16 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     return state
 
 
+def _read_best_file(path: Path, name: str) -> Any:
+    """Return the best weights, which 0.2.0 wrote into a file beside the checkpoint."""
+    best = _read_file(path.parent / Path(name[:200]).name)
+    if best.get("token") != name.rpartition("-")[2]:
+        raise CheckpointError(f"{path}: {name} is of another checkpoint")
+    return best.get("weights")
+
+
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read a file that this package wrote."""
+    """Return the parts of a file that this package wrote, by name."""
     state = archive.read(path, _refuse_class)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
@@ -109,6 +114,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _refuse_class(name: str) -> None:
+    """Refuse any class: a checkpoint of this package has none."""
     raise archive.Refused(
         "holds a pickled object, which could run code when loaded; it was refused and nothing in "
         "it was run. Checkpoints of this package hold tensors and plain values only; one of "
@@ -117,7 +123,7 @@ def _refuse_class(name: str) -> None:
 
 
 def make_progress(fields: dict[str, Any], path: Path | str) -> Progress:
-    """Return the progress in a checkpoint, whose fields must be as :class:`Progress` says."""
+    """Return the progress of a checkpoint; a CheckpointError if a field is missing or wrong."""
     from pydantic import TypeAdapter, ValidationError  # whose import takes a tenth of a second
 
     try:
@@ -131,7 +137,7 @@ def make_progress(fields: dict[str, Any], path: Path | str) -> Progress:
 
 
 def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str | Path) -> None:
-    """Refuse weights trained on other interactions, splits or fields than ``identity`` has."""
+    """Raise a CheckpointError if a checkpoint was trained on other data than ``identity``."""
     if changed := describe_changes(state, identity):
         raise CheckpointError(
             f"{path} was trained on other data or another split: {changed} have changed since, so "
@@ -154,7 +160,7 @@ def get_random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Put all random number generators into the states of :func:`get_random_state`."""
     kind, words, position, *rest = state["numpy"]
-    if words.shape != (624,) or not 0 <= position <= 624:  # numpy would read beyond its words
+    if words.shape != (624,) or not 0 <= position <= 624:  # numpy would read past the end
         raise ValueError("expected 624 words of numpy's generator")
     np.random.set_state((kind, words.numpy().astype(np.uint32), position, *rest))
     torch.set_rng_state(state["torch"])
@@ -167,9 +173,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 class CheckpointWriter:
     """Writes the checkpoints of a training, in at most a twentieth of its time.
 
-    An epoch that ends sooner after the last write is kept in memory, where a later one takes its
-    place; it is written if the training is stopped. So ``kill -9`` costs an epoch, or twenty times
-    what it takes to write one.
+    An epoch that ends too soon after the last write is kept in memory, where a later epoch replaces
+    it; it is written if the training is stopped. So ``kill -9`` costs an epoch, or twenty times the
+    time of a write.
 
     Args:
         file: the checkpoint; None to write nothing.
@@ -183,33 +189,37 @@ class CheckpointWriter:
         self._next_write = 0.0  # time from which there may be another write
 
     def keep(self) -> None:
-        """Write the state after an epoch, or copy it until there is time."""
+        """Write the state after an epoch, or keep a copy of it in memory if it is too soon."""
         if self.file is None:
             return
-        self._unwritten = None  # its memory is free for the next one
+        self._unwritten = None  # frees its memory before the next state is captured
         state = self._unwritten = self.capture()
         if time.monotonic() >= self._next_write:
             self.flush()
             return
-        best = state["best_weights"]
+        best_weights = state["best_weights"]  # never changed, so not copied
         self._unwritten = {
-            name: part if part is best else _copy_to_cpu(part) for name, part in state.items()
+            name: part if part is best_weights else _copy_to_cpu(part)
+            for name, part in state.items()
         }
 
     def flush(self) -> None:
-        """Write the newest epoch, whether or not it is time; also one whose write was stopped."""
+        """Write the newest state at once, unless it is written; also after an interrupted write."""
         if self._unwritten is None or self.file is None:
             return
         started = time.monotonic()
         save(self.file, self._unwritten)
-        self._unwritten, ended = None, time.monotonic()
+        self._unwritten = None
+        ended = time.monotonic()
         self._next_write = ended + (ended - started) / WRITING_SHARE
 
 
 def _copy_to_cpu(value: Any) -> Any:
-    """Copy a tree of lists, mappings and tensors onto the CPU."""
+    """Return a copy of a tree of lists, mappings and tensors, on the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: _copy_to_cpu(part) for key, part in value.items()}
-    return type(value)(map(_copy_to_cpu, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_copy_to_cpu, value))
+    return value

@@ -25,11 +25,12 @@ ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
 
 
 def check_device(config: PosConfig) -> None:
-    """Check before a run that its device is there and has its precision.
+    """Raise a UsageError if the device of a run is missing or does not have its precision.
 
-    RecBole would silently take the CPU for a GPU that torch does not see.
+    RecBole would silently use the CPU if torch does not see the GPU.
     """
-    gpu_id, on_cpu = str(config.plain["gpu_id"]).strip(), config["device"].type == "cpu"
+    gpu_id = str(config.plain["gpu_id"]).strip()
+    on_cpu = config["device"].type == "cpu"
     if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", gpu_id):
         raise UsageError(
             f"gpu_id: expected numbers of GPUs such as 0 or '0,1', or nothing; found "
@@ -50,20 +51,19 @@ def check_device(config: PosConfig) -> None:
 
 
 def describe_device(config: Options) -> dict[str, Any]:
-    """Describe what a run computes on: ``name``, ``processor`` of a CPU, ``threads``, precision."""
+    """Return ``name``, ``threads`` and ``precision`` of the device, and ``processor`` of a CPU."""
     device = config["device"]
     if device.type == "cuda":
         hardware = {"name": torch.cuda.get_device_name(device)}
     else:
         hardware = {"name": device.type, "processor": _describe_cpu()}
-    precision = Precision.from_config(config).words
+    precision = _WORDS[Precision.from_config(config).name]
     return {**hardware, "threads": torch.get_num_threads(), "precision": precision}
 
 
 def _describe_cpu() -> str:
     """Return the model and vector instructions of the CPU: ``AMD EPYC, AVX512``."""
-    # they decide how sums are rounded: on another CPU the same run differs, more from epoch to
-    # epoch
+    # both decide how sums are rounded: on another CPU the same run ends with other weights
     model = platform.processor()
     with suppress(OSError, UnicodeDecodeError):
         line = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
@@ -99,7 +99,7 @@ class Precision:
     def from_config(cls, config: Options) -> Precision:
         """Return the precision of a configuration; ``auto`` is tf32, or bf16 under ``enable_amp``.
 
-        On other devices than CUDA tf32 is fp32, as their products have full precision.
+        On devices other than CUDA, tf32 becomes fp32: their products have full precision.
         """
         device, name = config["device"].type, config["precision"]
         if name == "auto":
@@ -108,14 +108,9 @@ class Precision:
             name = "fp32"
         return cls(name, device)
 
-    @property
-    def words(self) -> str:
-        """The precision in words, for reports."""
-        return _WORDS[self.name]
-
     @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Compute a loss in this precision in a ``with`` block; its gradient has the same types."""
+    def autocast(self) -> Iterator[None]:
+        """Compute losses in this precision in a ``with`` block."""
         if self.name not in _DTYPES:
             yield
             return
@@ -123,8 +118,8 @@ class Precision:
             yield
 
     @contextmanager
-    def steps(self) -> Iterator[None]:
-        """Let float32 products of training steps round to TF32 on a GPU, in a ``with`` block."""
+    def rounded_products(self) -> Iterator[None]:
+        """Let a GPU round float32 products to TF32 in a ``with`` block, except under fp32."""
         before = torch.get_float32_matmul_precision()
         if self.device == "cuda" and self.name != "fp32":
             torch.set_float32_matmul_precision("high")
@@ -133,6 +128,6 @@ class Precision:
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def scaler(self) -> torch.amp.GradScaler:
-        """Return a scaler of losses, which keeps small float16 gradients; it does nothing else."""
+    def make_scaler(self) -> torch.amp.GradScaler:
+        """Return a scaler of losses, which keeps small gradients; it is enabled under fp16 only."""
         return torch.amp.GradScaler(self.device, enabled=self.name == "fp16")

@@ -17,32 +17,30 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
 
-_MIN_CHANGE = 1e-5  # relative change of states; that of sums in another order is below
+_MIN_CHANGE = 1e-5  # relative change of states; rounding changes them less
 
 
-def log_notices(model: nn.Module, every_position: bool) -> None:
+def log_notices(model: nn.Module, trains_every_position: bool) -> None:
     """Log a model's ``notices`` about its data and options, in the first process only.
 
-    Args:
-        model: the model before its first epoch.
-        every_position: whether it is trained at every position of its input; then custom models and
-            schemes are tested for looking ahead.
+    If every position of its input has a target, custom models and schemes are tested for looking
+    ahead.
     """
-    if current_shard().rank:
+    if current_shard().rank != 0:
         return
     notices = list(getattr(model, "notices", ()))
-    if every_position and isinstance(model, PosRecommender):
+    if trains_every_position and isinstance(model, PosRecommender):
         notices += _find_looking_ahead(model)
     for notice in notices:
         logging.getLogger(__name__).warning(notice)
 
 
 def _find_looking_ahead(model: PosRecommender) -> list[str]:
-    """Return a warning if a custom model or scheme computes states from later interactions."""
+    """Return a list with a warning if a custom model or scheme looks ahead, else an empty list."""
     schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
     classes = {type(module) for module in (model, *schemes)}
-    names = sorted(c.__name__ for c in classes if not c.__module__.startswith("recbole_pos."))
-    if not names or not model.causal or model.needs_events:
+    custom = [cls for cls in classes if not cls.__module__.startswith("recbole_pos.")]
+    if not custom or not model.causal or model.needs_events:
         return []
     try:
         change = looks_ahead(model)
@@ -50,6 +48,7 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
         return []
     if change <= _MIN_CHANGE:
         return []
+    names = sorted(cls.__name__ for cls in custom)
     return [
         f"{', '.join(names)}: looks ahead. When only later interactions change, the states of "
         f"earlier ones move by {change:.1g} of their size; trained at every position, the model "
@@ -61,10 +60,10 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
 def is_from_custom_code(error: BaseException) -> bool:
     """Return whether an exception passed through code of a custom model or scheme.
 
-    Its author needs the traceback, so such an error is not turned into a message.
+    The author of that code needs the traceback, so callers raise the error unchanged.
     """
-    custom = (*ADDED.added.values(), *SCHEMES.added.values())
-    modules = {registration.cls.__module__ for registration in custom}
+    registrations = (*ADDED.added.values(), *SCHEMES.added.values())
+    modules = {registration.cls.__module__ for registration in registrations}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__") in modules for frame in frames)
 
@@ -72,19 +71,16 @@ def is_from_custom_code(error: BaseException) -> bool:
 def looks_ahead(model: Any) -> float:
     """Measure how much states of a PosRecommender change with later interactions.
 
-    Two short random histories are encoded, and again with other items at other times in their newer
-    halves. Neither weights nor random states are changed.
-
-    Args:
-        model: a :class:`~recbole_pos.model.base.PosRecommender`; read without dropout.
+    Two short random histories are encoded twice, the second time with other items at other times in
+    their newer halves. Neither weights nor random states are changed.
 
     Returns:
-        The largest difference between states of the older halves, as a part of the largest state;
-        0 for a causal model, up to rounding, and for one that samples even in evaluation.
+        The largest change of a state in the older halves, divided by the largest state. It is 0, up
+        to rounding, for a causal model, and 0 for a model that samples in evaluation mode.
     """
-    longest = min(12, model.max_seq_length)
+    max_length = min(12, model.max_seq_length)
     device = model.item_embedding.weight.device
-    lengths = torch.tensor([longest, max(longest - 3, 1)])
+    lengths = torch.tensor([max_length, max(max_length - 3, 1)])
     generator = torch.Generator().manual_seed(0)
     items = torch.randint(1, model.n_items, (int(lengths.sum()),), generator=generator)
     hours = torch.rand(len(items), generator=generator, dtype=torch.float64).cumsum(0)
@@ -101,37 +97,35 @@ def looks_ahead(model: Any) -> float:
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            states, repeated = encode(items, hours), encode(items, hours)
+            states = encode(items, hours)
+            repeated_states = encode(items, hours)
             other_items = torch.where(is_later, items % (model.n_items - 1) + 1, items)
-            changed = encode(other_items, hours + 30 * is_later)
+            changed_states = encode(other_items, hours + 30 * is_later)
     finally:
         model.train(was_training)
-    if not torch.equal(states, repeated):
+    if not torch.equal(states, repeated_states):
         return 0.0
-    return float((states - changed)[~is_later].abs().max() / states.abs().max())
+    return float((states - changed_states)[~is_later].abs().max() / states.abs().max())
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
-    """Return the likely cause of a loss that is not finite.
+    """Return a sentence with the likely cause of a loss that is not finite, and what to do.
 
-    Args:
-        batch: the batch of the loss, a :class:`SequenceBatch` or RecBole's Interaction.
-        model: the model.
-        learning_rate: the run's, for the advice.
+    ``batch`` is a :class:`SequenceBatch`, or RecBole's Interaction.
     """
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
-    infinite = [
+    bad_columns = [
         name
         for name, column in columns.items()
         if isinstance(column, Tensor) and not column.double().isfinite().all()
     ]
-    if infinite:
-        return f"the data: {', '.join(infinite)} holds values that are not finite"
-    infinite = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if infinite:
+    if bad_columns:
+        return f"the data: {', '.join(bad_columns)} holds values that are not finite"
+    bad_weights = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if bad_weights:
         return (
-            f"an earlier step made {len(infinite)} weights not finite (first: {infinite[0]}); "
-            f"learning_rate {learning_rate} may be too high, or set clip_grad_norm: "
+            f"an earlier step made {len(bad_weights)} weights not finite (first: {bad_weights[0]});"
+            f" learning_rate {learning_rate} may be too high, or set clip_grad_norm: "
             "{max_norm: 1.0}"
         )
     return (

@@ -18,7 +18,7 @@ from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-PORT = 5678  # where several machines meet, as in RecBole
+PORT = 5678  # at which several machines meet by default, as in RecBole
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Rank:
     """One of the processes of a run.
 
     Attributes:
-        rank, size: number of the process, of how many.
+        rank, size: number of the process, from 0, and number of processes.
         local_rank, local_size: the same among the processes of this machine.
         ip, port: address where the processes meet.
-        attempt: how often all processes were started before.
+        attempt: number of times that all processes were restarted.
         has_store: whether a launcher, rather than process 0, keeps the store at the address.
-        visible_gpus: GPUs that the launcher has left visible; None of a process that we started.
+        visible_gpus: GPUs that the launcher has left visible; None if this package started it.
         gpu: the GPU it trains on; empty for CPUs.
     """
 
@@ -48,7 +48,7 @@ class Rank:
 
 
 class Launched(NamedTuple):
-    """What the environment says of a process that a launcher has started among several."""
+    """What a launcher has set in the environment of one of several processes; see :class:`Rank`."""
 
     launcher: str
     rank: int
@@ -74,11 +74,12 @@ _LAUNCHERS = {
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launched | None:
-    """Return what a launcher has told this process of several; None without a launcher."""
+    """Return what a launcher has set for this process; None if it is not one of several."""
     for launcher, (rank_key, size_key, local_rank_key, local_size_key) in _LAUNCHERS.items():
         if rank_key not in environ or size_key not in environ:
             continue
-        rank, size = _read_number(environ, rank_key), _read_number(environ, size_key)
+        rank = _read_number(environ, rank_key)
+        size = _read_number(environ, size_key)
         if rank >= size:
             raise UsageError(
                 f"{rank_key}={rank} and {size_key}={size} in the environment: expected a process "
@@ -92,50 +93,58 @@ def find_launcher(environ: Mapping[str, str]) -> Launched | None:
 
 
 def find_rank(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
-    """Return which process of a run this one is; None unless another program started several.
+    """Return which process of a run this one is; None unless a launcher started several.
 
-    ``ip`` and ``port`` of the arguments win over the environment.
+    ``ip`` and ``port`` of the arguments win over the environment. A UsageError says what the
+    arguments contradict, or what is missing.
     """
     launched = find_launcher(environ)
     if launched is None:
         return None
-    launcher, size, local_size = launched.launcher, launched.size, launched.local_size
     if args.nproc != 1 or args.world_size not in (-1, None):
         raise UsageError(
-            f"--nproc, --world_size: {launcher} has started {size} processes; leave them out"
-        )
-    ip = args.ip if args.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
-    ip = ip or _first_host(environ) or ("localhost" if local_size == size else "")
-    if not ip:
-        raise UsageError(
-            f"{launcher} has started {size} processes on several machines, and nothing says where "
-            "process 0 is: give --ip, or set MASTER_ADDR"
+            f"--nproc, --world_size: {launched.launcher} has started {launched.size} processes; "
+            "leave them out"
         )
     job = environ.get("SLURM_JOB_ID", "")
-    # two jobs on one machine should not meet each other
+    # the port depends on the job, so that two jobs on one machine do not meet
     default_port = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
     port = args.port or environ.get("MASTER_PORT") or default_port
     return Rank(
         launched.rank,
-        size,
+        launched.size,
         launched.local_rank,
-        local_size,
-        ip,
+        launched.local_size,
+        _find_ip(environ, args, launched),
         check_port(port, "--port, MASTER_PORT"),
         attempt=_read_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        visible_gpus=_visible_gpus(environ),
+        visible_gpus=_list_visible_gpus(environ),
     )
 
 
+def _find_ip(environ: Mapping[str, str], args: RunArguments, launched: Launched) -> str:
+    """Return the address of process 0; a UsageError if nothing gives it."""
+    ip = args.ip if args.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
+    ip = ip or _read_first_host(environ)
+    if not ip and launched.local_size == launched.size:
+        ip = "localhost"
+    if not ip:
+        raise UsageError(
+            f"{launched.launcher} has started {launched.size} processes on several machines, and "
+            "nothing says where process 0 is: give --ip, or set MASTER_ADDR"
+        )
+    return ip
+
+
 def check_port(port: object, name: str) -> int:
-    """Return a port as a number; a UsageError if it is not one."""
+    """Return a port as a number; a UsageError about ``name`` if it is not a port."""
     if not (str(port).isdigit() and 1 <= int(str(port)) <= 65535):
         raise UsageError(f"{name}: expected a number from 1 to 65535, found {shown(port)}")
     return int(str(port))
 
 
-def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _list_visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs that a scheduler has left visible; counting them does not initialise CUDA."""
     import torch
 
@@ -144,8 +153,8 @@ def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _first_host(environ: Mapping[str, str]) -> str:
-    """Return the first host of SLURM's list, ``node03`` of ``node[03-07,11],other``; or nothing."""
+def _read_first_host(environ: Mapping[str, str]) -> str:
+    """Return the first host of SLURM's list, ``node03`` of ``node[03-07,11],other``; "" if none."""
     hosts = environ.get("SLURM_STEP_NODELIST", "")
     match = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", hosts)
     return "".join(part or "" for part in match.groups()) if match else ""
@@ -165,13 +174,13 @@ def _read_number(environ: Mapping[str, str], name: str, default: int | None = No
 
 @contextmanager
 def handle_signals(handler: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
-    """Handle signals by a function in a ``with`` block; only in the main thread."""
+    """Let ``handler`` handle signals in a ``with`` block; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [signal.signal(number, handler) for number in numbers]
+    former_handlers = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, former in zip(numbers, before, strict=True):
-            signal.signal(number, former)
+        for number, former_handler in zip(numbers, former_handlers, strict=True):
+            signal.signal(number, former_handler)

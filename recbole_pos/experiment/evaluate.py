@@ -1,4 +1,4 @@
-"""Metrics of a trained run, without training: from its kept ranks, or by its best weights."""
+"""Metrics of a trained run, computed from the ranks it has kept or with its best weights."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Compute metrics of a trained run, those that it was tested with or others.
 
-    They are computed from the ranks that the run has kept where these suffice: for metrics of the
-    test targets' ranks, up to the largest cutoff of the run, with the same items left out.
-    Otherwise the best weights are evaluated, which needs the dataset.
+    The ranks of test targets that the run has kept suffice for metrics of ranks, up to the largest
+    cutoff of the run, with the same items left out. For other metrics the best weights are
+    evaluated, which needs the dataset.
 
     Examples:
         >>> metrics = recbole_pos.evaluate("mine", metrics=["Hit", "MRR"], topk=[1, 5])
@@ -57,11 +57,11 @@ def evaluate(
         dataset: dataset of the run, after ``build``; read from its files if None.
 
     Returns:
-        Values by name, ``ndcg@10``.
+        Values by name, such as ``ndcg@10``.
 
     Raises:
-        UsageError: for an unknown metric, a wrong cutoff, a part without targets, or if the
-            dataset is needed and not there.
+        UsageError: if a metric is unknown, a cutoff is wrong, the part has no targets, or the
+            dataset is needed and missing.
         CheckpointError: if the data that the model was trained on have changed.
     """
     check_choice("part", part, PARTS)
@@ -74,16 +74,13 @@ def evaluate(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "
             "under its own mask_history; leave part and mask_history out"
         )
-    custom = _call_functions(functions, _read_ranks(folder) + 1) if functions else {}
-    if custom and not names:
-        return custom
+    custom_values = _call_functions(functions, _read_ranks(folder) + 1) if functions else {}
+    if custom_values and not names:
+        return custom_values
     trained = load_config(folder)
     names = trained["metrics"] if metrics is None else names
     cutoffs = trained["topk"] if topk is None else _to_list(topk)
-    options: dict[str, Any] = {"metrics": names, "topk": cutoffs}
-    if names and cutoffs:  # else the configuration refuses them
-        with_cutoff = [str(name) for name in names if str(name).lower() != "gauc"]
-        options["valid_metric"] = f"{with_cutoff[0]}@{cutoffs[0]}" if with_cutoff else "GAUC"
+    options = _make_options(names, cutoffs)
     if mask_history is not None:
         options["mask_history"] = mask_history
     if data_path is not None:
@@ -92,20 +89,30 @@ def evaluate(
     if part == "test" and _has_ranks_for(folder, trained, config):
         ranks = _read_ranks(folder)
         if _reproduces_result(ranks, folder, trained):
-            return _compute_metrics(ranks, config) | custom
+            return _compute_metrics(ranks, config) | custom_values
     experiment = load(folder.path, options=options, dataset=dataset)
     values = experiment.trainer.evaluate(experiment.loaders[part])
     if values is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
-    return values | custom
+    return values | custom_values
 
 
 def _to_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, and another value as the only one of a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def _make_options(names: list[Any], cutoffs: list[Any]) -> dict[str, Any]:
+    """Return the options for metrics and cutoffs, whose ``valid_metric`` is one of them."""
+    options: dict[str, Any] = {"metrics": names, "topk": cutoffs}
+    if names and cutoffs:  # the configuration refuses an empty list
+        with_cutoff = [str(name) for name in names if str(name).lower() != "gauc"]
+        options["valid_metric"] = f"{with_cutoff[0]}@{cutoffs[0]}" if with_cutoff else "GAUC"
+    return options
+
+
 def _call_functions(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
-    """Return custom metrics by the name of their function, given ranks from 1."""
+    """Return the values of custom metrics by the name of the function; ranks count from 1."""
     values = {}
     for function in functions:
         name = getattr(function, "__name__", type(function).__name__)
@@ -114,35 +121,36 @@ def _call_functions(functions: list[RankMetric], ranks: np.ndarray) -> dict[str,
 
 
 def _has_ranks_for(folder: RunFolder, trained: PosConfig, config: PosConfig) -> bool:
-    """Return whether a finished run has kept ranks from which the metrics follow."""
-    follow_from_ranks = all(metric_information[m.lower()] == [TOPK] for m in config["metrics"])
-    # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
-    are_ordered = max(config["topk"]) <= max(trained["topk"])
-    rank_same_items = masks_history(trained) == masks_history(config)
+    """Return whether a run trained as ``trained`` has kept ranks that suffice for ``config``."""
+    has_rank_metrics = all(metric_information[m.lower()] == [TOPK] for m in config["metrics"])
+    # beyond the largest cutoff of the run, ranks leave items of equal scores without an order
+    has_ordered_ranks = max(config["topk"]) <= max(trained["topk"])
+    ranks_same_items = masks_history(trained) == masks_history(config)
     is_finished = folder.ranks.is_file() and folder.result.is_file() and not is_unfinished(folder)
-    return follow_from_ranks and are_ordered and rank_same_items and is_finished
+    return has_rank_metrics and has_ordered_ranks and ranks_same_items and is_finished
 
 
 def _reproduces_result(ranks: np.ndarray, folder: RunFolder, trained: PosConfig) -> bool:
     """Return whether ranks ([targets], 0 for the first) give the metrics of the run's result."""
     result = read_result(folder)
     is_complete = np.issubdtype(ranks.dtype, np.integer) and len(ranks) == result.test_targets
-    if not is_complete or not len(ranks) or ranks.min() < 0:
+    if not is_complete or len(ranks) == 0 or ranks.min() < 0:
         return False
-    values, test = _compute_metrics(ranks, trained), result.test or {}
+    values = _compute_metrics(ranks, trained)
+    test = result.test or {}
     return all(test.get(name) == value for name, value in values.items())
 
 
 def _read_ranks(folder: RunFolder) -> np.ndarray:
-    """Read the test ranks of a run, [targets], 0 for the first."""
+    """Return the test ranks of a run ([targets], 0 for the first); a UsageError if damaged."""
     try:
         return pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
-    except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
+    except (OSError, ValueError, KeyError) as error:  # pyarrow raises these kinds
         raise UsageError(f"{folder.ranks} is damaged: {error}") from error
 
 
 def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
-    """Compute those of RecBole's metrics that follow from ranks ([targets], 0 for the first)."""
+    """Return the metrics of a configuration that follow from ranks ([targets], from 0), by name."""
     cutoff = max(config["topk"])
     hits = torch.zeros(len(ranks), cutoff + 1, dtype=torch.long)
     hits[:, -1] = 1  # RecBole's last column: number of relevant items

@@ -75,9 +75,11 @@ class EvaluatingTrainer(Trainer):
                 load_best(self.model, model_file or self.loaded_from or self.saved_model_file)
             else:
                 self.load_weights(self.best_weights)
-        self.eval_log = eval_data._dataset.log
-        reporter, phase = self.reporter or Reporter(show_progress), eval_data._dataset.phase
-        self.eval_collector.keeps_ranks = phase == PHASES[-1]  # of the test only
+        dataset = eval_data._dataset
+        phase = dataset.phase
+        reporter = self.reporter or Reporter(show_progress)
+        self.eval_log = dataset.log
+        self.eval_collector.keeps_ranks = phase == PHASES[-1]  # in the test only
         is_native = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
@@ -99,7 +101,7 @@ class EvaluatingTrainer(Trainer):
         return PART if scores_in_parts else None
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
-        """Score a batch as RecBole does, with past items masked as ``mask_history`` says."""
+        """Return rows, scores (-inf for masked items) and targets of a batch, in RecBole's form."""
         self.task.advance()
         interaction, history, positive_u, positive_i = batched_data
         if not masks_history(self.config):
@@ -118,12 +120,12 @@ class EvaluatingTrainer(Trainer):
 
 @dataclass(frozen=True)
 class StreamedScores:
-    """Scores of a batch whose rows have one target each, computed a part of the items at a time.
+    """Scores of a batch with one target a row, computed for one part of the items at a time.
 
     Attributes:
         states: [b, d] states of the rows, whose products with item vectors are the scores.
         vectors: [items, d] vectors of items; the first is the padding item's, which is not ranked.
-        excluded: [p] rows and [p] items of pairs that are not ranked; None for none.
+        excluded: rows [p] and items [p] of p pairs that are not ranked; None for none.
     """
 
     states: Tensor
@@ -131,20 +133,20 @@ class StreamedScores:
     excluded: tuple[Tensor, Tensor] | None
 
     def iter_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield ids [c] and scores [b, c] of one part of the items after the other."""
+        """Yield ids [c] and scores [b, c] of each part of the items."""
         all_items = Choice(torch.arange(1, len(self.vectors), device=self.vectors.device))
         return score_parts(
             lambda items: products(self.states, self.vectors, items), all_items, self.excluded
         )
 
     def find_best(self, k: int) -> Tensor:
-        """Return [b, k] ids of the items with the highest scores."""
+        """Return the ids [b, k] of the items with the highest scores, best first."""
         return select_best(self.iter_parts(), k)[1]
 
     def count_higher(self, targets: Tensor) -> Tensor:
-        """Return [b] numbers of items with a higher score than the target ([b] ids)."""
-        # scores are computed twice, so that a target's own score comes from the same product as
-        # those it is compared with
+        """Return how many items of each row [b] have a higher score than its target ([b] ids)."""
+        # scores are computed twice, so that the score of a target comes from the same product as
+        # the scores that it is compared with
         target_scores = self.states.new_empty(len(targets))
         for items, scores in self.iter_parts():
             has_target = (targets >= items[0]) & (targets <= items[-1])
@@ -157,12 +159,12 @@ class TargetCollector(Collector):
     """RecBole's collector, faster where every row has one target, as rows of the plugin do.
 
     RecBole marks the targets in a matrix [rows, items] and sums its rows, a third of the time of
-    an evaluation on 12,000 items. Here an item is a hit if it is the target. What the evaluator is
-    given is the same, bit by bit.
+    an evaluation on 12,000 items. Here an item is a hit if it is the target. The evaluator gets the
+    same data, bit by bit.
 
     Attributes:
         keeps_ranks: whether the rank of every target is collected, too.
-        last: data struct of the last evaluation.
+        last: RecBole's DataStruct of the last evaluation; None before.
     """
 
     def __init__(self, config: Options) -> None:
@@ -185,40 +187,46 @@ class TargetCollector(Collector):
         positive_u: Tensor,
         positive_i: Tensor,
     ) -> None:
-        """Collect what metrics need of a batch; RecBole's arguments.
+        """Collect the data that metrics need of a batch; the arguments are RecBole's.
 
         Args:
             scores_tensor: [rows, items] scores, -inf for items that are not ranked.
             interaction: the rows.
             positive_u, positive_i: [targets] row and item of each target.
         """
-        target = positive_i[positive_u.argsort()]
-        best: Tensor | None = None
+        targets = positive_i[positive_u.argsort()]
+        best: Tensor | None = None  # without a metric that has a cutoff
         if isinstance(scores_tensor, StreamedScores):
-            target = target.to(scores_tensor.states.device)
             best = scores_tensor.find_best(max(self.topk))
             if self.needs_items:
                 self.data_struct.update_tensor(ITEMS, best)
-        else:
-            is_single = len(positive_u) == len(scores_tensor) == len(positive_u.unique())
-            # hits of rows with one target each are collected below, faster than by RecBole
-            setattr(self.register, TOPK, self.needs_topk and not is_single)
-            super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
-            if not is_single:
-                return
-            target = target.to(scores_tensor.device)
+            targets = targets.to(scores_tensor.states.device)
+            self._collect_targets(scores_tensor, interaction, targets, best)
+            return
+        has_one_each = len(positive_u) == len(scores_tensor) == len(positive_u.unique())
+        # RecBole is not to collect hits of rows with one target each: _collect_targets is faster
+        setattr(self.register, TOPK, self.needs_topk and not has_one_each)
+        super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
+        if has_one_each:
+            targets = targets.to(scores_tensor.device)
             if self.needs_topk:
                 best = scores_tensor.topk(max(self.topk), dim=-1).indices
+            self._collect_targets(scores_tensor, interaction, targets, best)
+
+    def _collect_targets(
+        self, scores: Tensor | StreamedScores, rows: Any, targets: Tensor, best: Tensor | None
+    ) -> None:
+        """Collect hits and ranks of rows with one target each; see :func:`rank_targets`."""
         if self.needs_topk and best is not None:
-            hits = best == target[:, None]
-            relevant = torch.ones_like(hits[:, :1])  # number of relevant items
-            self.data_struct.update_tensor(TOPK, torch.cat((hits, relevant), 1).long())
-        if self.keeps_ranks and TARGET_EVENT in interaction:
-            self.data_struct.update_tensor(RANK, rank_targets(scores_tensor, target, best))
-            self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
+            hits = best == targets[:, None]
+            num_relevant = torch.ones_like(hits[:, :1])
+            self.data_struct.update_tensor(TOPK, torch.cat((hits, num_relevant), 1).long())
+        if self.keeps_ranks and TARGET_EVENT in rows:
+            self.data_struct.update_tensor(RANK, rank_targets(scores, targets, best))
+            self.data_struct.update_tensor(EVENT, rows[TARGET_EVENT])
 
     def get_data_struct(self) -> Any:
-        """Return what all processes have collected, as RecBole does, and forget the ranks in it."""
+        """Return what all processes have collected; ranks are not kept for the next evaluation."""
         self.last = super().get_data_struct()
         if not current_shard().is_alone:
             collected = self.last._data_dict.items()
@@ -232,43 +240,47 @@ class TargetCollector(Collector):
 
 
 def rank_targets(
-    scores: Tensor | StreamedScores, target: Tensor, best: Tensor | None = None
+    scores: Tensor | StreamedScores, targets: Tensor, best: Tensor | None = None
 ) -> Tensor:
-    """Return the rank of each target, [B] int64, 0 for the first.
+    """Return the rank of each target, [b] int64, 0 for the first.
 
     Args:
-        scores: [B, items] scores, -inf for items that are not ranked.
-        target: [B] ids of the targets.
-        best: [B, K] ids of the first items as metrics count them, which decide the order of equal
-            scores; None where no metric has a cutoff. Beyond them only higher scores count.
+        scores: [b, items] scores, -inf for items that are not ranked.
+        targets: [b] ids of the targets.
+        best: [b, k] ids of the first items in the order that metrics use, equal scores included;
+            None where no metric has a cutoff. A target beyond them is ranked by the number of
+            higher scores.
     """
     if isinstance(scores, StreamedScores):
-        num_higher = scores.count_higher(target)
+        num_higher = scores.count_higher(targets)
     else:
-        num_higher = (scores > scores.gather(1, target[:, None])).sum(1)
+        num_higher = (scores > scores.gather(1, targets[:, None])).sum(1)
     if best is None:
         return num_higher
-    hits = best == target[:, None]
+    hits = best == targets[:, None]
     return torch.where(hits.any(1), hits.long().argmax(1), num_higher.clamp(min=best.size(1)))
 
 
 def collect_test_ranks(
     collector: TargetCollector, dataset: Any, time_unit: str
 ) -> pd.DataFrame | None:
-    """Return the :func:`rank_table` of a collector's last test; None if it has no ranks."""
+    """Return the :func:`make_rank_table` of a collector's last test; None if it has no ranks."""
     if collector.last is None or RANK not in collector.last:
         return None
-    event, rank = (collector.last.get(name).cpu().numpy() for name in (EVENT, RANK))
-    return rank_table(dataset, event, rank, time_unit)
+    targets = collector.last.get(EVENT).cpu().numpy()
+    ranks = collector.last.get(RANK).cpu().numpy()
+    return make_rank_table(dataset, targets, ranks, time_unit)
 
 
-def rank_table(dataset: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -> pd.DataFrame:
+def make_rank_table(
+    dataset: Any, targets: np.ndarray, ranks: np.ndarray, time_unit: str
+) -> pd.DataFrame:
     """Make the table of ``test_ranks.parquet``, a row for each target in the order of the dataset.
 
     Args:
         dataset: the dataset of the phase.
-        event: [targets] indices of the targets in its log.
-        rank: [targets] their ranks, 0 for the first.
+        targets: [targets] indices of the targets in its log.
+        ranks: [targets] their ranks, 0 for the first.
         time_unit: unit of the time field, such as seconds.
 
     Returns:
@@ -276,15 +288,17 @@ def rank_table(dataset: Any, event: np.ndarray, rank: np.ndarray, time_unit: str
         interactions of the user; ``age``, seconds since the newest of them; ``popularity``, number
         of training interactions of the item.
     """
-    order = np.argsort(event, kind="stable")
-    event, log = event[order], dataset.log
-    user, item, time = log.users.numpy()[event], log.items.numpy()[event], log.times.numpy()
+    log = dataset.log
+    order = np.argsort(targets, kind="stable")
+    targets = targets[order]
+    users, items = log.users.numpy()[targets], log.items.numpy()[targets]
+    times = log.times.numpy()
     columns = {
-        "user": dataset.field2id_token[dataset.uid_field][user].astype(str),
-        "item": dataset.field2id_token[dataset.iid_field][item].astype(str),
-        "rank": rank[order],
-        "history": log.ranks[event],
-        "age": (time[event] - time[event - 1]) * SECONDS[time_unit],
-        "popularity": dataset.popularity[item],
+        "user": dataset.field2id_token[dataset.uid_field][users].astype(str),
+        "item": dataset.field2id_token[dataset.iid_field][items].astype(str),
+        "rank": ranks[order],
+        "history": log.ranks[targets],
+        "age": (times[targets] - times[targets - 1]) * SECONDS[time_unit],
+        "popularity": dataset.popularity[items],
     }
     return pd.DataFrame(columns)

@@ -18,7 +18,7 @@ from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import is_unfinished, read_result
 from recbole_pos.experiment.run import load_config, run, warn_of_unfinished
-from recbole_pos.experiment.warm_start import updated_run
+from recbole_pos.experiment.warm_start import require_updatable
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import shown
@@ -60,11 +60,12 @@ def attach(
     Raises:
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.
     """
-    source, options = RunFolder(trained).require(), dict(config_dict or {})
+    source = RunFolder(trained).require()
+    options = dict(config_dict or {})
     warn_of_unfinished(source)
     config = source.read_config()
-    if decided := {"position", "init_from", "train_only"} & options.keys():
-        raise UsageError(f"{min(decided)}: attach decides it; use run with init_from instead")
+    if refused := {"position", "init_from", "train_only"} & options.keys():
+        raise UsageError(f"{min(refused)}: attach decides it; use run with init_from instead")
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
     allow(options.get("plugins"))
@@ -76,7 +77,8 @@ def attach(
     options |= {"position": [*present, *added], "train_only": added}
     options["init_from"] = str(source.path.resolve())
     args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
-    return run(None, None, [str(source.config)], options, run_dir, settings=args)
+    files = [str(source.config)]
+    return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
 
 
 def update(
@@ -115,57 +117,70 @@ def update(
     Raises:
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
     """
-    source = updated_run(trained)
+    source = require_updatable(trained)
     files = [str(source.config)]
     options = {"epochs": 5, **(config_dict or {}), "init_from": None, "train_only": None}
     options |= {"update_from": str(source.path.resolve()), "new_items": new_items}
     allow(options.get("plugins"))
     args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
     run_dir = run_dir or args.run_dir
-    if run_dir is None or not (begun := RunFolder(run_dir)).holds_run:
-        return run(None, None, files, options, run_dir, settings=args)
+    if run_dir is not None and RunFolder(run_dir).holds_run:
+        return _continue_update(RunFolder(run_dir), files, options, args)
+    return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
+
+
+def _continue_update(
+    folder: RunFolder, files: list[str], options: dict[str, Any], args: RunArguments
+) -> Any:
+    """Return the result of an update that was begun in a folder: read, resumed or repeated."""
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
-    config = _require_same_update(begun, PosConfig(None, None, files, options).plain, options)
-    has_changed = _has_other_data(begun, config)
-    if begun.result.is_file() and not is_unfinished(begun):
+    requested = PosConfig(config_file_list=files, config_dict=options).plain
+    config = _require_same_update(folder, requested, options)
+    has_changed = _has_other_data(folder, config)
+    if folder.result.is_file() and not is_unfinished(folder):
         if has_changed:
             raise UsageError(
-                f"{begun.path} is finished, and the data have changed since; choose another "
+                f"{folder.path} is finished, and the data have changed since; choose another "
                 "--run_dir"
             )
-        reporter.line(f"{begun.path} is finished, on the data as they are: nothing to do")
-        return read_result(begun)
+        reporter.line(f"{folder.path} is finished, on the data as they are: nothing to do")
+        return read_result(folder)
     if has_changed:
-        reporter.line(f"{begun.path}: the data have changed since it began: from the beginning")
-        with begun.held():
-            begun.clear()
-        return run(None, None, files, options, run_dir, settings=args)
-    reporter.line(f"{begun.path}: unfinished, is resumed")
+        reporter.line(f"{folder.path}: the data have changed since it began: from the beginning")
+        with folder.locked():
+            folder.clear()
+        return run(config_file_list=files, config_dict=options, run_dir=folder.path, settings=args)
+    reporter.line(f"{folder.path}: unfinished, is resumed")
     moved: dict[str, Any] = {k: options[k] for k in ("data_path", "plugins") if k in options}
-    return run(None, None, None, moved, settings=replace(args, run_dir=None, resume=begun.path))
+    args = replace(args, run_dir=None, resume=folder.path)
+    return run(config_dict=moved, settings=args)
 
 
 def _require_same_update(
-    begun: RunFolder, requested: dict[str, Any], options: dict[str, Any]
+    folder: RunFolder, requested: dict[str, Any], given: dict[str, Any]
 ) -> PosConfig:
-    """Return the configuration of an update in progress, if it is the requested one."""
-    # ``requested`` are all options of the requested update, ``options`` those that were given
-    earlier = begun.read_config() if begun.config.is_file() else {}
+    """Return the configuration of the update in a folder; a UsageError if it is not the same.
+
+    ``requested`` has all options of the requested update, ``given`` those that the caller gave.
+    """
+    earlier = folder.read_config() if folder.config.is_file() else {}
     if earlier.get("update_from") != requested["update_from"]:
-        begun.require_unused()
-    for key in options.keys() & requested.keys() - {"data_path", "plugins"}:
+        folder.require_unused()
+    for key in given.keys() & requested.keys() - {"data_path", "plugins"}:
         if requested[key] != earlier.get(key):
             raise UsageError(
-                f"{key}: {begun.path} was begun with {shown(earlier.get(key))}, now it is "
-                f"{shown(requested[key])}; {begun.how_to_finish}, or choose another --run_dir"
+                f"{key}: {folder.path} was begun with {shown(earlier.get(key))}, now it is "
+                f"{shown(requested[key])}; {folder.how_to_finish}, or choose another --run_dir"
             )
-    return load_config(begun, {key: options[key] for key in ("data_path",) if key in options})
+    options = {"data_path": given["data_path"]} if "data_path" in given else {}
+    return load_config(folder, options)
 
 
-def _has_other_data(begun: RunFolder, config: PosConfig) -> bool:
+def _has_other_data(folder: RunFolder, config: PosConfig) -> bool:
     """Return whether a run has no checkpoint yet, or the data have changed since its last one."""
-    if not begun.checkpoint.is_file():
+    if not folder.checkpoint.is_file():
         return True
-    dataset = read_dataset(config, begun)
+    dataset = read_dataset(config, folder)
     dataset.build()
-    return bool(describe_changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))
+    state = checkpoint.load(folder.checkpoint, ("data",))
+    return bool(describe_changes(state, dataset.identity))

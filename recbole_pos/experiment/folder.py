@@ -1,4 +1,4 @@
-"""The output of a run: its folder, and on what it ran."""
+"""The output folder of a run, and facts about the process: package versions and peak memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
-OLD_BEST = "checkpoint.pt.best-"  # how files begin in which 0.2.0 kept the best weights
+OLD_BEST = "checkpoint.pt.best-"  # start of the names of files with the best weights, in 0.2.0
 SEARCH = "search.json"  # a file that only the folder of a search has
 
 
@@ -53,8 +53,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
-        """Create the folder of a new run, saved/<dataset>/<model>/<time>/ when no path is given."""
-        path = unused_path(dataset, model) if path is None else path
+        """Create the folder of a new run, saved/<dataset>/<model>/<time>/ if ``path`` is None."""
+        path = find_unused_path(dataset, model) if path is None else path
         if not str(path):
             raise UsageError("run_dir is empty; name a folder, or leave it out")
         folder = cls(path)
@@ -68,9 +68,10 @@ class RunFolder:
         return self.checkpoint.exists() or self.metrics.exists()
 
     @property
-    def only_begun(self) -> bool:
+    def is_only_begun(self) -> bool:
         """Whether the folder holds a run that was stopped before an epoch was kept."""
-        has_epoch = os.path.exists(self.checkpoint) or os.path.exists(self.result)  # no OSError
+        # os.path returns False if the name is too long, where pathlib may raise
+        has_epoch = os.path.exists(self.checkpoint) or os.path.exists(self.result)
         return os.path.isfile(self.config) and not has_epoch
 
     @property
@@ -79,13 +80,13 @@ class RunFolder:
         return not any(part.startswith(TEMPORARY) for part in self.path.parts)
 
     @property
-    def old_best(self) -> list[Path]:
-        """Files of best weights that 0.2.0 kept beside a checkpoint."""
+    def old_best_files(self) -> list[Path]:
+        """Files beside the checkpoint in which 0.2.0 kept the best weights."""
         return sorted(self.path.glob(f"{OLD_BEST}*"))
 
     @property
     def how_to_finish(self) -> str:
-        """The end of a message about an unfinished run: the command that finishes it."""
+        """The command that finishes an unfinished run, as the end of a message."""
         return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
 
     def require_unused(self) -> None:
@@ -100,30 +101,30 @@ class RunFolder:
 
     def require(self, option: str = "") -> RunFolder:
         """Return this folder; raise a UsageError about ``option`` if it holds no trained run."""
-        where = f"{option}: " if option else ""
-        if self.only_begun:
-            raise UsageError(f"{where}{self.path} has no finished epoch yet; {self.how_to_finish}")
-        if not (os.path.isfile(self.config) and os.path.isfile(self.checkpoint)):  # no OSError
+        prefix = f"{option}: " if option else ""
+        if self.is_only_begun:
+            raise UsageError(f"{prefix}{self.path} has no finished epoch yet; {self.how_to_finish}")
+        if not (os.path.isfile(self.config) and os.path.isfile(self.checkpoint)):
             raise UsageError(
-                f"{where}{self.path} is not a run folder: no "
+                f"{prefix}{self.path} is not a run folder: no "
                 f"{self.config.name} with {self.checkpoint.name}"
             )
         return self
 
     def require_vectors(self) -> Path:
-        """Return the file of content vectors; a UsageError if it is missing, or its names."""
+        """Return the file of content vectors; a UsageError if it or its item list is missing."""
         for file in (self.vectors, self.vectors.with_suffix(".txt")):
             if not file.is_file():
                 raise UsageError(f"item_vectors: {file} is missing; copy it from the trained run")
         return self.vectors
 
     def clear(self) -> None:
-        """Remove the files of a run, so that another can begin; can be repeated if killed."""
-        for file in (self.result, self.ranks, *self.old_best, self.checkpoint, self.metrics):
+        """Remove checkpoint, metrics and results, so that another run can begin there."""
+        for file in (self.result, self.ranks, *self.old_best_files, self.checkpoint, self.metrics):
             file.unlink(missing_ok=True)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the folder for training in a ``with`` block, and remove unfinished files in it."""
         with lock_folder(self.path, "trained"):
             remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
@@ -144,7 +145,7 @@ class RunFolder:
         return plain
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
-        """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""
+        """Replace metrics.jsonl by the given epochs: a resumed run drops the epochs after them."""
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
@@ -153,17 +154,17 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def write_ranks(self, ranks: pd.DataFrame) -> None:
-        """Write the ranks of the test targets, a table of ``evaluation.rank_table``."""
+        """Write the ranks of the test targets, a table of ``evaluation.make_rank_table``."""
         with atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
     def write_vocabulary(self, vocabulary: Vocabulary, user_field: str, item_field: str) -> None:
-        """Write names by id, interactions of users and training interactions of items."""
+        """Write the names of users and items by id, and how many interactions each of them has."""
         with atomic_write(self.known, text=False) as file:
             vocabulary.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
-        """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions."""
+        """Read what :meth:`write_vocabulary` wrote; None if an earlier version wrote the folder."""
         if not self.known.is_file():
             return None
         try:
@@ -173,10 +174,11 @@ class RunFolder:
             raise CheckpointError(f"{self.known} is damaged: {problem}") from error
 
 
-def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
+def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
     """Return the path saved/<dataset>/<model>/<prefix><time>, with a number if that exists."""
     first = Path("saved", dataset, model, f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
-    path, number = first, 0
+    path = first
+    number = 0
     while path.exists():
         number += 1
         path = first.with_name(f"{first.name}-{number}")
@@ -184,22 +186,22 @@ def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, unless they exist; a UsageError if the system refuses."""
+    """Create a folder and its parents, unless they exist; a UsageError if that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot create {path}: {error.strerror}") from error
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that results depend on."""
+def find_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that results depend on, by name."""
     packages = ("recbole", "torch", "numpy", "pandas", "scipy")
-    own = {"python": platform.python_version(), "recbole_pos": __version__}
-    return own | {package: version(package) for package in packages}
+    versions = {"python": platform.python_version(), "recbole_pos": __version__}
+    return versions | {package: version(package) for package in packages}
 
 
 def peak_rss_mb() -> float | None:
-    """Return the most memory this process ever held, in MB; None where it is unknown."""
+    """Return the largest memory of this process so far, in MB; None if the system does not say."""
     try:
         import resource
     except ImportError:  # Windows

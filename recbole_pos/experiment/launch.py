@@ -1,9 +1,9 @@
-"""Data-parallel training: several processes, each with a part of every batch, one model.
+"""Data-parallel training: several processes train one model, each with a part of every batch.
 
-Each process has all the data and makes the same batches; of a batch it takes every n-th row, and
-gradients are summed with each process's share as weight. So a step is the step that one process
-would make, up to rounding and dropout. RecBole's DistributedSampler would instead repeat rows until
-their number divides evenly, and train on those twice.
+Each process has all the data and makes the same batches. Each of n processes takes every n-th row
+of a batch, and gradients are summed, weighted by the share of its targets. So a step is the step
+that one process would make, up to rounding and dropout. RecBole's DistributedSampler would instead
+repeat rows until their number divides evenly, and train on those twice.
 
 ``torch.multiprocessing`` starts and watches the processes of a machine; when one is lost, those of
 all machines are started again and resume from the last checkpoint. The first writes and prints.
@@ -42,19 +42,21 @@ from recbole_pos.values import is_whole
 
 _ENDED = 3  # exit code of a process whose training did not finish
 _GRACE = 30  # seconds that a process has to write its checkpoint when it is to end
-_RENDEZVOUS: dict[tuple[str, int], Rendezvous] = {}  # kept to the end, as others may still read
-_RUNS = itertools.count()  # numbers of runs: all processes run the same script and count alike
+# By address, to the end of this process: other processes may still read the store.
+_RENDEZVOUS: dict[tuple[str, int], Rendezvous] = {}
+_RUN_NUMBERS = itertools.count()  # equal in all processes, which run the same script
 
 
 def check_processes(args: RunArguments) -> RunArguments:
-    """Return the arguments of a run with ``world_size`` and ``port`` filled in."""
+    """Check the arguments about processes; return them with ``world_size`` and ``port`` set."""
     nproc, offset = args.nproc, args.group_offset
     world_size = nproc if args.world_size in (-1, None) else args.world_size
-    for name, value, minimum in (
-        ("nproc", nproc, 1),
-        ("world_size", world_size, nproc),
-        ("max_restarts", args.max_restarts, 0),
-    ):
+    values_and_minimums = {
+        "nproc": (nproc, 1),
+        "world_size": (world_size, nproc),
+        "max_restarts": (args.max_restarts, 0),
+    }
+    for name, (value, minimum) in values_and_minimums.items():
         if not is_whole(value) or value < minimum:
             raise UsageError(
                 f"--{name}: expected a whole number of at least {minimum}, found {value}"
@@ -68,11 +70,11 @@ def check_processes(args: RunArguments) -> RunArguments:
         )
     port = args.port
     if port is None:
-        port = free_port() if world_size == nproc else PORT
+        port = find_free_port() if world_size == nproc else PORT
     return replace(args, world_size=world_size, port=check_port(port, "--port"))
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -80,21 +82,22 @@ def free_port() -> int:
 
 
 def choose_gpu(config: PosConfig, rank: Rank) -> str:
-    """Return the GPU of a process; empty where it is to use CPUs.
+    """Return the number of the GPU of a process; "" if it is to use CPUs.
 
     The GPUs in ``gpu_id``, or by default those that a launcher leaves visible, are divided among
-    the processes of a machine. A scheduler may show each process only its own.
+    the processes of a machine. A scheduler may show each process only one GPU.
     """
-    gpu_id, visible = str(config.plain["gpu_id"]).strip(), rank.visible_gpus
+    gpu_id = str(config.plain["gpu_id"]).strip()
+    visible = rank.visible_gpus
     names = visible if gpu_id == ANY_GPU and visible is not None else gpu_id.split(",")
     gpus = [name.strip() for name in names if name.strip()]
     if not gpus or not config["use_gpu"] or not torch.cuda.is_available():
         return ""
-    needed = 1 if visible and len(visible) == 1 else rank.local_size
-    if len(gpus) < needed:
+    num_needed = 1 if visible and len(visible) == 1 else rank.local_size
+    if len(gpus) < num_needed:
         raise UsageError(
-            f"gpu_id: names {len(gpus)} GPUs for {needed} processes; for example "
-            f"--gpu_id='{','.join(map(str, range(needed)))}', or --gpu_id= for CPUs"
+            f"gpu_id: names {len(gpus)} GPUs for {num_needed} processes; for example "
+            f"--gpu_id='{','.join(map(str, range(num_needed)))}', or --gpu_id= for CPUs"
         )
     return gpus[rank.local_rank % len(gpus)]
 
@@ -108,19 +111,19 @@ def run_in_parallel(
         The result; None on a machine that does not run process 0.
 
     Raises:
-        UsageError, TrainingError: the error of the first process to fail, or that processes were
-            lost too often.
+        UsageError, TrainingError: the error of the first process to fail, or an error which says
+            that processes were lost too often.
         KeyboardInterrupt: at Ctrl-C, when all processes have ended.
     """
-    address = args.ip, int(args.port or PORT)
+    address = (args.ip, int(args.port or PORT))
     ranks = [
         Rank(args.group_offset + i, args.world_size, i, args.nproc, *address, has_store=True)
         for i in range(args.nproc)
     ]
     ranks = [replace(rank, gpu=choose_gpu(config, rank)) for rank in ranks]
-    job = args, config.plain, run_dir, pack(config["model"])
-    runs_first = args.group_offset == 0  # process 0 is on this machine
-    rendezvous = Rendezvous(*address, runs_first, args.join_timeout)
+    job = (args, config.plain, run_dir, pack(config["model"]))
+    has_process_0 = args.group_offset == 0
+    rendezvous = Rendezvous(*address, has_process_0, args.join_timeout)
     try:
         for attempt in range(args.max_restarts + 1):
             lost = _run_processes([replace(rank, attempt=attempt) for rank in ranks], *job)
@@ -128,21 +131,21 @@ def run_in_parallel(
                 break
             if error := rendezvous.read_error():
                 raise error from None
-            _require_restart(lost, attempt, args.max_restarts)
+            _announce_restart(lost, attempt, args.max_restarts)
     except KeyboardInterrupt:
-        path = (args.resume or rendezvous.folder) if runs_first else None
+        path = (args.resume or rendezvous.folder) if has_process_0 else None
         if path and RunFolder(path).checkpoint.is_file():
             raise Interrupted(str(path)) from None
-        raise  # nothing to continue, or not on this machine
-    if not runs_first:  # the machine that keeps the store may have ended
+        raise  # there is nothing to continue, or it is on another machine
+    if not has_process_0:  # the store may be gone with its machine
         return None
     path = args.resume or rendezvous.folder
     return None if path is None else read_result(RunFolder(path))
 
 
-def _require_restart(lost: ProcessExitedException, attempt: int, max_restarts: int) -> None:
-    """Warn that all processes restart; a TrainingError where another attempt would not help."""
-    if lost.exit_code == 1:  # Python's, where a process cannot import the script
+def _announce_restart(lost: ProcessExitedException, attempt: int, max_restarts: int) -> None:
+    """Warn that all processes restart, or raise a TrainingError if that would not help."""
+    if lost.exit_code == 1:  # of Python, if a process cannot import the script
         raise TrainingError(
             "a process of the run could not begin. In a script, what calls recbole_pos.run must "
             'stand under `if __name__ == "__main__":`'
@@ -159,8 +162,9 @@ def _require_restart(lost: ProcessExitedException, attempt: int, max_restarts: i
 
 
 def _run_processes(ranks: list[Rank], *job: Any) -> ProcessExitedException | None:
-    """Run the processes of this machine to their end; return how the first of them failed."""
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it says what it ends
+    """Run the processes of this machine; return how the first one failed, None if none did."""
+    # torch would warn of every process that it ends
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     context = torch.multiprocessing.start_processes(
         _run_process, (ranks, *job), len(ranks), join=False
     )
@@ -169,7 +173,7 @@ def _run_processes(ranks: list[Rank], *job: Any) -> ProcessExitedException | Non
             pass
     except ProcessExitedException as error:
         return error
-    finally:  # at Ctrl-C
+    finally:  # at Ctrl-C, processes are still running
         for process in context.processes:
             process.terminate()
         for process in context.processes:
@@ -179,10 +183,10 @@ def _run_processes(ranks: list[Rank], *job: Any) -> ProcessExitedException | Non
 
 
 def _run_process(local_rank: int, ranks: list[Rank], *job: Any) -> None:
-    """Be a process of this machine to its end; ``job`` is the rest of `run_as_rank`'s arguments."""
+    """Run one process of this machine; ``job`` has the other arguments of :func:`run_as_rank`."""
 
     def interrupt(*_: Any) -> None:
-        """End the training, once: a terminal sends Ctrl-C here and to the parent, which ends us."""
+        """Interrupt once: a terminal sends Ctrl-C to this process and its parent, which ends it."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -192,7 +196,7 @@ def _run_process(local_rank: int, ranks: list[Rank], *job: Any) -> None:
     try:
         run_as_rank(ranks[local_rank], *job)
     except BaseException:
-        os._exit(_ENDED)  # at once, as leaving the group could block; the error was reported
+        os._exit(_ENDED)  # at once, as leaving the group may block; the error is reported already
 
 
 def run_as_rank(
@@ -209,32 +213,30 @@ def run_as_rank(
         args: arguments of the run.
         plain: options of the whole run.
         run_dir: folder of a new run.
-        packed: custom classes that are not known here yet.
+        packed: custom classes to register in this process, from ``pack``.
 
     Returns:
         The result in process 0; None in the others.
     """
-    if rank.gpu:  # torch is to see no other
+    if rank.gpu:  # torch is to see no other GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = rank.gpu
-    elif "OMP_NUM_THREADS" not in os.environ:  # a share of the cores
+    elif "OMP_NUM_THREADS" not in os.environ:  # the processes share the cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank.local_size))
     rendezvous = _find_rendezvous(rank, args.join_timeout)
     with rendezvous.joined(rank, on_gpu=bool(rank.gpu)):
         if packed:
             unpack(packed)
-        config = PosConfig(None, None, None, {**plain, "gpu_id": rank.gpu}, strict=False)
+        config = PosConfig(config_dict={**plain, "gpu_id": rank.gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
-        resumed = [None if args.resume is None else str(args.resume)]  # torch sends lists
-        if args.resume is None:
+        resumed = args.resume
+        if resumed is None:
             if rank.rank == 0:
-                chosen = rendezvous.folder
-                if chosen is None:
-                    created = RunFolder.create(run_dir, config["dataset"], config["model"])
-                    chosen = rendezvous.folder = str(created.path)
-                resumed = [chosen if RunFolder(chosen).checkpoint.is_file() else None]
-                run_dir = chosen
-            torch.distributed.broadcast_object_list(resumed)
-        folder = None if resumed[0] is None else RunFolder(resumed[0])
+                run_dir = _choose_run_dir(rendezvous, run_dir, config)
+                resumed = run_dir if RunFolder(run_dir).checkpoint.is_file() else None
+            received = [resumed]  # torch sends lists
+            torch.distributed.broadcast_object_list(received)
+            resumed = received[0]
+        folder = None if resumed is None else RunFolder(resumed)
         reporter = Reporter(False)
         if rank.rank == 0:
             reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
@@ -242,18 +244,26 @@ def run_as_rank(
             return train(config, folder, run_dir, reporter)
         except UsageError:
             if rank.rank == 0 and folder is None and run_dir is not None:
-                with suppress(OSError):  # it holds files
+                with suppress(OSError):  # raised if the folder is not empty
                     Path(run_dir).rmdir()
             raise
 
 
+def _choose_run_dir(rendezvous: Rendezvous, run_dir: str | Path | None, config: PosConfig) -> str:
+    """Return the folder of the run; the first attempt creates it, and later attempts find it."""
+    if (chosen := rendezvous.folder) is None:
+        created = RunFolder.create(run_dir, config["dataset"], config["model"])
+        chosen = rendezvous.folder = str(created.path)
+    return chosen
+
+
 def _find_rendezvous(rank: Rank, timeout: float) -> Rendezvous:
-    """Return the rendezvous at the address of a process, for the next run of this script."""
-    address = rank.ip, rank.port
+    """Return the rendezvous at the address of a process, begun for the next run of this script."""
+    address = (rank.ip, rank.port)
     if address not in _RENDEZVOUS:
         keeps_store = rank.rank == 0 and not rank.has_store
         _RENDEZVOUS[address] = Rendezvous(*address, keeps_store, timeout)
     rendezvous = _RENDEZVOUS[address]
     rendezvous.timeout = timeout
-    rendezvous.begin(next(_RUNS))
+    rendezvous.begin(next(_RUN_NUMBERS))
     return rendezvous

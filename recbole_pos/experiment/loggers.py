@@ -1,4 +1,4 @@
-"""Training runs as csv, in TensorBoard, MLflow or Weights & Biases: the option ``logger``."""
+"""Logs of a training run for csv, TensorBoard, MLflow or Weights & Biases (option ``logger``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEUTRAL = ("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensor
 
 
 class Writer(NamedTuple):
-    """How a run is logged: ``write`` gets metrics and their epoch, ``end`` whether it finished."""
+    """How a run is logged: ``write(metrics, epoch)``, and at its end ``end(is_finished)``."""
 
     write: Callable[[dict[str, float], int], Any]
     end: Callable[[bool], Any]
@@ -32,7 +32,8 @@ class MetricLogger(Callback):
     """A callback that logs the metrics of epochs and test to a tracker of experiments.
 
     Args:
-        begin: begins a run in the tracker, given its configuration, folder and tags.
+        begin: begins a run in the tracker, given configuration, folder and tags, and returns its
+            writer.
     """
 
     def __init__(self, begin: Callable[[Any, RunFolder, dict[str, str]], Writer]) -> None:
@@ -52,12 +53,12 @@ class MetricLogger(Callback):
             "run_dir": str(folder.path),
         }
         self.write, self.end = self.begin(config, folder, tags)
-        for line in experiment.trainer.progress.history:  # of a run that is resumed
-            self.on_epoch(line)
+        for epoch in experiment.trainer.progress.history:  # not empty if the run is resumed
+            self.on_epoch(epoch)
 
     def on_epoch(self, epoch: dict[str, Any]) -> None:
-        values = {f"valid/{name}": value for name, value in (epoch["valid"] or {}).items()}
-        self.write({"train/loss": epoch["loss"], **values}, epoch["epoch"])
+        valid = {f"valid/{name}": value for name, value in (epoch["valid"] or {}).items()}
+        self.write({"train/loss": epoch["loss"], **valid}, epoch["epoch"])
 
     def on_end(self, experiment: Any, result: Any) -> None:
         if result is not None and result.test:
@@ -67,7 +68,7 @@ class MetricLogger(Callback):
 
 
 def _begin_csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
-    """Begin ``metrics.csv`` in the folder of the run: a row for each epoch, with the tags."""
+    """Begin ``metrics.csv`` in the run folder: a row for each epoch, with the tags."""
     rows: dict[int, dict[str, float]] = {}
 
     def write(values: dict[str, float], epoch: int) -> None:
@@ -79,7 +80,7 @@ def _begin_csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
 
 
 def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
-    """Begin a run of TensorBoard, in the folder ``tensorboard`` of the run."""
+    """Begin a run of TensorBoard in ``tensorboard/`` of the run folder."""
     board = _require("torch.utils.tensorboard", "tensorboard").SummaryWriter(
         folder.path / "tensorboard"
     )
@@ -94,19 +95,20 @@ def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> 
 
 def _begin_mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
     """Begin a run of MLflow, in the experiment of the dataset."""
-    client, title = _require("mlflow", "mlflow-skinny").MlflowClient(), config["dataset"]
+    client = _require("mlflow", "mlflow-skinny").MlflowClient()
+    title = config["dataset"]
     experiment = client.get_experiment_by_name(title)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(title)
-    run = client.create_run(experiment_id, run_name=folder.path.name, tags=tags).info.run_id
+    run_id = client.create_run(experiment_id, run_name=folder.path.name, tags=tags).info.run_id
     for key, value in config.plain.items():
-        client.log_param(run, key, str(value)[:500])
+        client.log_param(run_id, key, str(value)[:500])
 
     def write(values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():  # MLflow allows no @ in names
-            client.log_metric(run, name.replace("@", "_at_"), value, step=epoch)
+            client.log_metric(run_id, name.replace("@", "_at_"), value, step=epoch)
 
     def end(is_finished: bool) -> None:
-        client.set_terminated(run, "FINISHED" if is_finished else "FAILED")
+        client.set_terminated(run_id, "FINISHED" if is_finished else "FAILED")
 
     return Writer(write, end)
 
@@ -138,12 +140,13 @@ def make_loggers(config: Options) -> list[Callback]:
     """Return the loggers that a configuration names in ``logger`` and ``tensorboard``."""
     value = config["logger"] or []
     names = [value] if isinstance(value, str) else list(value)
-    names += ["tensorboard"] if config["tensorboard"] else []
+    if config["tensorboard"]:
+        names.append("tensorboard")
     return [MetricLogger(LOGGERS[name]) for name in dict.fromkeys(names)]
 
 
 def _require(module: str, package: str) -> Any:
-    """Import the module of a tracker; a UsageError names the package to install."""
+    """Import and return the module of a tracker; a UsageError names the package to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -17,15 +17,15 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
 
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Let allocations fail beyond the free memory, in a ``with`` block.
+    """Let allocations beyond the free memory fail in a ``with`` block.
 
-    Linux would allow them, and end the process when it uses them. Does nothing on other systems.
+    Otherwise Linux allows them, and ends the process when it uses them. Only Linux is changed.
     """
     if not sys.platform.startswith("linux"):
         yield
@@ -43,15 +43,15 @@ def limited_memory() -> Iterator[None]:
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Return whether an error is a failed allocation; on a CPU torch has no class for them."""
+    """Return whether an error is a failed allocation; on a CPU torch raises a RuntimeError."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
-    """Refuse an evaluation whose scores, of a batch and so many items, exceed the memory."""
+    """Raise a UsageError if the scores of a batch for ``num_items`` items exceed the memory."""
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
-    num_bytes = 4 * num_rows * num_items  # of float32
+    num_bytes = 4 * num_rows * num_items  # float32
     if num_bytes > get_memory_limit():
         raise UsageError(
             f"eval_batch_size: {num_rows:,} rows of scores for {num_items:,} items are "
@@ -62,8 +62,8 @@ def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
 def keep_freed_memory() -> None:
     """Let glibc's malloc serve blocks up to 32 MB from the heap, and keep the memory they free.
 
-    Otherwise large blocks are mapped again from the kernel, which zeroes each page on first touch,
-    step after step: 12% of an epoch at window length 200. Holds for the whole process; does nothing
+    Otherwise every step maps large blocks from the kernel again, which zeroes each page on first
+    touch: 12% of an epoch at window length 200. This changes the whole process, and does nothing
     without glibc.
     """
     _call_glibc("mallopt", _M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
@@ -73,14 +73,16 @@ def keep_freed_memory() -> None:
 def trim_heap() -> None:
     """Return the free pages of glibc's heap to the system.
 
-    Packed batches have other sizes every time, and the heap keeps the gaps between them: an
-    AttrFormer on MovieLens-1M that uses 0.6 GB had grown to 4 GB after thirty epochs.
+    Packed batches differ in size, and the heap keeps the gaps between them: an AttrFormer
+    on MovieLens-1M that uses 0.6 GB had grown to 4 GB after thirty epochs.
     """
     _call_glibc("malloc_trim", 0)
 
 
 def _call_glibc(name: str, *args: Any) -> None:
     """Call a function of glibc; do nothing with another C library."""
-    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return
+    function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*args)

@@ -28,7 +28,7 @@ from recbole_pos.plain import from_plain
 from recbole_pos.values import shown
 
 _CONFIG = "recbole.config.configurator.Config"
-_SCALAR = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
+_SCALARS = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 # Objects beside the weights that a model makes again when it is built: layers, whose weights are
 # among the model's, and matrices that ItemKNN, EASE and SLIMElastic compute from the data.
 _REBUILT = ("recbole.model.", "torch.nn.modules.", "scipy.sparse.", "numpy.")
@@ -37,19 +37,21 @@ _ENUMS = {
     for name, kind in vars(enum_type).items()
     if isinstance(kind, EnumMeta)
 }
-# What RecBole's trainer resumes from.
-_KINDS: dict[str, Any] = {
-    **{"epoch": int, "cur_step": int, "best_valid_score": (int, float)},
-    **{"state_dict": dict, "optimizer": dict},
+_TYPES: dict[str, Any] = {  # of the values that RecBole's trainer resumes from
+    "epoch": int,
+    "cur_step": int,
+    "best_valid_score": (int, float),
+    "state_dict": dict,
+    "optimizer": dict,
 }
 
 
 class _Record:
-    """An object of a file, which is not made.
+    """The description of an object in a file, in place of the object.
 
     Attributes:
-        name: its class, ``module.Class``.
-        parts: its arguments and its state, which may hold further records.
+        name: class of the object, ``module.Class``.
+        parts: arguments and state of the object, which may hold further records.
     """
 
     name = ""
@@ -65,14 +67,14 @@ class _Record:
 
 
 def _make_stand_in(name: str) -> Any:
-    """Return what stands for a class of a file, a new one each time: the file can change it."""
+    """Return what stands for a class, a new object each time, as the file can change it."""
     if name == "torch._utils._rebuild_parameter":
         return lambda tensor, *_: tensor
     if name == "torch.device":
         return lambda *args: torch.device(*args)
     if name in _ENUMS:
         return lambda value: _ENUMS[name](value)
-    if name in _SCALAR:
+    if name in _SCALARS:
         return lambda dtype, raw: np.frombuffer(raw, str(dtype.parts[0][0]))[0].item()
     return type("_Record", (_Record,), {"name": name})
 
@@ -81,12 +83,12 @@ def read(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of RecBole's trainer, or the best weights in one of this package.
 
     Returns:
-        The mapping that RecBole's trainer saves, on the CPU, with ``config`` a Config. Objects that
-        the model makes again when it is built are not in ``other_parameter``.
+        The mapping that RecBole's trainer saves, on the CPU, with ``config`` as a Config. Objects
+        that the model makes again when it is built are not in ``other_parameter``.
 
     Raises:
         CheckpointError: if the file is missing or damaged, holds an object that RecBole's trainer
-            does not write (nothing of it is run), or RecBole has other data for its model.
+            does not write (nothing of it is run), or RecBole would load other data for its model.
     """
     state = archive.read(path, _make_stand_in)
     try:
@@ -96,15 +98,15 @@ def read(path: str | Path) -> dict[str, Any]:
             state = _read_recbole_state(state)
     except Refused as error:
         raise CheckpointError(f"{path} {error}") from error
-    # RecBole would unpickle whatever data the file says are cached: name a path below a file,
-    # where nothing can exist
+    # RecBole would unpickle the cached data that the file names: instead, name a path below a
+    # file, where nothing can exist
     for key in ("dataset_save_path", "dataloaders_save_path"):
         state["config"][key] = str(Path(path) / "nothing")
     return state
 
 
 def _read_plugin_state(path: str | Path) -> dict[str, Any]:
-    """Return a checkpoint of this package in the form of RecBole's, with the best weights."""
+    """Return a checkpoint of this package in RecBole's form, with the best weights."""
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
     config = make_config(state, path)
     if not is_served(config["model"]):
@@ -118,11 +120,13 @@ def _read_plugin_state(path: str | Path) -> dict[str, Any]:
 
 
 def _read_recbole_state(state: Any) -> dict[str, Any]:
-    """Make the values of a checkpoint of RecBole's trainer from its records."""
-    record = state.get("config") if isinstance(state, dict) else None
-    others = state.get("other_parameter") or {} if isinstance(state, dict) else None
+    """Return the values of a checkpoint of RecBole's trainer, made from its records."""
+    if not isinstance(state, dict):
+        raise _make_refusal("no config of RecBole")
+    record = state.get("config")
+    others = state.get("other_parameter") or {}
     if getattr(record, "name", None) != _CONFIG or not isinstance(others, dict):
-        raise _refusal("no config of RecBole")
+        raise _make_refusal("no config of RecBole")
     others = {
         name: value
         for name, value in others.items()
@@ -130,18 +134,22 @@ def _read_recbole_state(state: Any) -> dict[str, Any]:
     }
     values = {**state, "config": None, "other_parameter": others}
     _require_values(values)
-    if wrong := [key for key, kind in _KINDS.items() if not isinstance(values.get(key), kind)]:
-        raise _refusal(f"no {', '.join(wrong)} as expected")
+    if wrong := [key for key, type_ in _TYPES.items() if not isinstance(values.get(key), type_)]:
+        raise _make_refusal(f"no {', '.join(wrong)} as expected")
     return {**values, "config": _restore_config(record)}
 
 
 def _restore_config(record: Any) -> Config:
-    """Make RecBole's Config of its record; the model's class is looked up by name."""
-    config, state = Config.__new__(Config), record.parts[1]
+    """Make RecBole's Config from its record; the model's class is looked up by name."""
+    config = Config.__new__(Config)
+    state = record.parts[1]
     if not isinstance(state, dict) or not isinstance(state.get("final_config_dict"), dict):
-        raise _refusal("an empty config")
-    names = [name for name in state if name not in ("model_class", "yaml_loader")]
-    values = {name: state[name] for name in names if not hasattr(Config, str(name))}
+        raise _make_refusal("an empty config")
+    values = {
+        name: value
+        for name, value in state.items()
+        if name not in ("model_class", "yaml_loader") and not hasattr(Config, str(name))
+    }
     _require_values(values)
     vars(config).update(values)
     try:
@@ -158,16 +166,16 @@ def _restore_config(record: Any) -> Config:
 
 
 def _require_values(value: Any) -> None:
-    """Refuse a tree of values in which a record is left."""
+    """Refuse a tree of values that has a record or a class in it."""
     if isinstance(value, (_Record, type)):
-        raise _refusal(getattr(value, "name", value))
+        raise _make_refusal(getattr(value, "name", value))
     if isinstance(value, (dict, list, tuple)):
         for inner in value.values() if isinstance(value, dict) else value:
             _require_values(inner)
 
 
-def _refusal(found: Any) -> Refused:
-    """Return the error about a file that has what RecBole's trainer does not write."""
+def _make_refusal(found: Any) -> Refused:
+    """Return the error about a file with ``found``, which RecBole's trainer does not write."""
     return Refused(
         f"was refused, and nothing in it was run: it has {found}. Expected what RecBole's trainer "
         "writes: configuration, weights and optimiser"

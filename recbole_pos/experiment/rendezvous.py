@@ -1,8 +1,8 @@
-"""Where the processes of one run meet: a store of torch's, at an address all know.
+"""Where the processes of one run meet: a store of torch, at an address that all of them know.
 
 The store outlives processes that are started again after a loss: it keeps the folder of the run and
-the first error of a process. torch's own start would wait for half an hour for missing processes,
-and not name them.
+the first error of a process. ``init_process_group`` alone would wait for half an hour for missing
+processes, and not name them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from recbole_pos.errors import CheckpointError, PosError, StorageError, TrainingError, UsageError
 from recbole_pos.experiment.environment import Rank
 
-_POLL = 0.05  # seconds between two looks; not one long wait in C++, which would not hear Ctrl-C
+_POLL = 0.05  # seconds between two checks; one long wait in C++ would not react to Ctrl-C
 
 
 class Rendezvous:
@@ -32,7 +32,8 @@ class Rendezvous:
     """
 
     def __init__(self, ip: str, port: int, keeps_store: bool, timeout: float) -> None:
-        self.address, self.timeout = f"{ip}:{port}", timeout
+        self.address = f"{ip}:{port}"
+        self.timeout = timeout
         if not keeps_store:
             self._wait_for_store(ip, port)
         try:
@@ -49,7 +50,7 @@ class Rendezvous:
         self.begin(0)
 
     def _wait_for_store(self, ip: str, port: int) -> None:
-        """Wait until the store answers; torch's own wait prints frames of C++."""
+        """Wait until the store answers; torch's own wait would print a traceback of C++."""
         deadline = time.monotonic() + self.timeout
         while True:
             try:
@@ -65,27 +66,27 @@ class Rendezvous:
             time.sleep(_POLL)
 
     def begin(self, run_number: int) -> None:
-        """Begin a run of some number, so that keys of earlier runs in the store are not read."""
+        """Begin a run: its number is part of the keys, so keys of earlier runs are not read."""
         self.store = dist.PrefixStore(f"recbole_pos/run{run_number}", self.root)
 
     @contextmanager
     def joined(self, rank: Rank, on_gpu: bool) -> Iterator[None]:
-        """Join torch's process group for a ``with`` block, which begins once all have come.
+        """Join torch's process group for a ``with`` block, which begins once all processes joined.
 
-        An error in the block is reported to the other processes, unless one of them was lost.
+        An error in the block is stored for :meth:`read_error`, unless another process was lost.
 
         Args:
             rank: this process.
             on_gpu: whether processes communicate by NCCL, rather than gloo.
 
         Raises:
-            UsageError: naming the processes that did not come in time.
+            UsageError: if processes did not join in time; names them.
             TrainingError: if another process was lost.
         """
-        # the size is in the name: a later attempt may have fewer processes
+        # the size is in the prefix, as a later attempt may have fewer processes
         store = dist.PrefixStore(f"{rank.attempt}/{rank.size}", self.store)
         try:
-            self._meet(store, rank)
+            self._wait_for_all(store, rank)
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo", store=store, rank=rank.rank, world_size=rank.size
             )
@@ -103,8 +104,8 @@ class Rendezvous:
             if dist.is_initialized():
                 dist.destroy_process_group()
 
-    def _meet(self, store: dist.Store, rank: Rank) -> None:
-        """Wait until all processes have come; a UsageError names those that are missing."""
+    def _wait_for_all(self, store: dist.Store, rank: Rank) -> None:
+        """Wait until all processes have come; a UsageError names the missing ones."""
         store.set(f"came/{rank.rank}", "")
         deadline = time.monotonic() + self.timeout
         while missing := [i for i in range(rank.size) if not store.check([f"came/{i}"])]:
@@ -117,14 +118,14 @@ class Rendezvous:
             time.sleep(_POLL)
 
     def read_error(self) -> PosError | None:
-        """Return the first error that a process reported, if any; a restart would repeat it."""
+        """Return the first error of a process, if any; a TrainingError if the store is gone."""
         try:
             if not self.store.check(["error"]):
                 return None
             name, text = json.loads(self.store.get("error"))
         except dist.DistError as error:
             raise TrainingError(f"the process that kept {self.address} is gone") from error
-        classes = {error.__name__: error for error in (UsageError, CheckpointError, StorageError)}
+        classes = {cls.__name__: cls for cls in (UsageError, CheckpointError, StorageError)}
         return classes.get(name, TrainingError)(text)
 
     @property

@@ -10,7 +10,7 @@ from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import Count
 from recbole_pos.experiment.device import describe_device
-from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
+from recbole_pos.experiment.folder import SEARCH, RunFolder, find_versions, peak_rss_mb
 from recbole_pos.values import shown
 
 KNOWS_WHEN = (
@@ -25,14 +25,14 @@ class Result:
 
     Attributes:
         best_valid, test: values by RecBole's metric names (``ndcg@10``), of the best epoch.
-        best_epoch: counted from 0.
-        seconds: of data, training and evaluation (of validation and test together).
-        candidates: what was ranked: all items, or only those not in the user's past.
+        epochs, best_epoch: number of trained epochs, and the best of them, counted from 0.
+        seconds: time of ``data``, ``training``, and ``evaluation`` (validation and test).
+        candidates: which items were ranked: all, or only those not in the user's past.
         split: what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
-        device: its name, the threads and the precision it computed with.
-        request_time: whether states knew the time of what they predict: such metrics are not
+        device: see :func:`~recbole_pos.experiment.device.describe_device`.
+        request_time: ``target`` if states knew the time of what they predict: such metrics are not
             comparable to others.
-        warnings: sentences on what in the data makes metrics easier than they look.
+        warnings: sentences on what in the data makes targets easier to predict.
     """
 
     model: str
@@ -66,7 +66,7 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    """Read ``result.json`` of a run, whose fields must be as a run writes them."""
+    """Return the result in ``result.json``; a UsageError if the file is missing or damaged."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -94,7 +94,8 @@ def is_unfinished(folder: RunFolder) -> bool:
     if not folder.metrics.is_file():
         return False
     with open(folder.metrics, "rb") as lines:
-        return sum(1 for line in lines) > read_result(folder).epochs
+        num_epochs = sum(1 for _ in lines)
+    return num_epochs > read_result(folder).epochs
 
 
 def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
@@ -121,12 +122,13 @@ def count_parameters(model: Any) -> int:
 def make_result(
     experiment: Any, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
-    """Make the result of a run that has been trained and tested; a split may have no test."""
+    """Return the result of a trained run; ``test`` is None if the split has no test targets."""
     config, progress = experiment.config, experiment.trainer.progress
-    split, loaders = experiment.dataset.split.summary, experiment.loaders
-    training_seconds = max(progress.training_seconds, 1e-9)  # never 0, to divide by
+    split = experiment.dataset.split.summary
+    training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor
     num_targets = {
-        phase: 0 if loader is None else len(loader._dataset) for phase, loader in loaders.items()
+        phase: 0 if loader is None else len(loader._dataset)
+        for phase, loader in experiment.loaders.items()
     }
     warnings = make_warnings(split)
     if config["request_time"] == "target":
@@ -153,7 +155,7 @@ def make_result(
         warnings=warnings,
         peak_rss_mb=peak_rss_mb(),
         seed=config["seed"],
-        versions=versions(),
+        versions=find_versions(),
         device=describe_device(config),
         request_time=config["request_time"],
     )

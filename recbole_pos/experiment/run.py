@@ -1,4 +1,4 @@
-"""One experiment in process: ``run`` trains and tests, ``load`` brings a finished run back."""
+"""The calls on one experiment: ``run`` trains and tests a model, ``load`` loads a trained one."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def run(
         True
 
     Args:
-        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a custom
+        model: a model of the plugin or of RecBole (``recbole-pos models`` lists them), or a custom
             class, see :func:`recbole_pos.register_model`.
         dataset: name of a folder with atomic files under ``data_path``, or ml-100k; or a
             :class:`recbole_pos.Dataset`.
-        config_file_list: yaml files, later ones winning.
-        config_dict: values that win over files.
+        config_file_list: yaml files with options; later files win over earlier ones.
+        config_dict: options, which win over files.
         run_dir: folder of the run; saved/<dataset>/<model>/<time>/ if None.
-        callbacks: follow the training, see :class:`recbole_pos.Callback`.
+        callbacks: callbacks of the training, see :class:`recbole_pos.Callback`.
         settings: how the run is carried out, as one
             :class:`~recbole_pos.config.arguments.RunArguments`.
         given: fields of ``settings`` by name, which win over it; every other keyword is an option,
@@ -94,7 +94,7 @@ def run(
     dataset = read_dataset_name(dataset)
     allow(config_dict.get("plugins"))
     rank = find_rank(os.environ, args)
-    if rank is not None:  # with this, torch counts GPUs without initialising CUDA
+    if rank is not None:  # lets torch count GPUs without initialising CUDA
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
@@ -124,10 +124,10 @@ _RESUME_ONLY = (
 
 
 def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConfig:
-    """Load the configuration of a run to resume, if it can be resumed here."""
+    """Load the configuration of a run to resume; a UsageError if it cannot be resumed here."""
     if set(config_dict) - {"epochs", "data_path", "plugins"}:
         raise UsageError(_RESUME_ONLY)
-    config = load_config(folder if folder.only_begun else folder.require(), config_dict)
+    config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
     if config["precision"] == "fp16" and config["device"].type == "cpu":
         raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
     _require_dataset(config)
@@ -135,15 +135,11 @@ def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConf
 
 
 class NeedsDataset(UsageError):
-    """A question cannot be answered without the dataset.
-
-    Args:
-        missing: what must be read from the dataset, and why.
-        config: configuration of the run.
-    """
+    """A call needs the dataset, which is missing; ``missing`` is the subject of the message."""
 
     def __init__(self, missing: str, config: Options) -> None:
-        name, data_path = config["dataset"], Path(config["data_path"]).parent
+        name = config["dataset"]
+        data_path = Path(config["data_path"]).parent
         super().__init__(
             f"{missing} must be read from the dataset {name!r}, which was not found in {data_path};"
             f" give --data_path (in Python data_path=), the folder that holds {name}/"
@@ -153,38 +149,36 @@ class NeedsDataset(UsageError):
 class Catalogue:
     """Names of users and items by id, and how often items occur in training.
 
-    It is read from a run folder and stands in for the dataset, which is enough to answer given
-    histories; anything else that is read of a dataset raises :class:`NeedsDataset`.
-
-    Args:
-        config: configuration of the run.
-        vocabulary: vocabulary of the run, from its folder.
+    It is read from a run folder and replaces the dataset where a model answers given histories. Any
+    other attribute of a dataset raises :class:`NeedsDataset`.
     """
 
-    has_log = False  # there are no interactions for a model to check
+    has_log = False  # no interactions that a model could check
 
     def __init__(self, config: Options, vocabulary: Vocabulary) -> None:
-        self.config, self.dataset_name = config, config["dataset"]
+        self.config = config
+        self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        self.field2id_token, self._vocabulary = vocabulary.tokens, vocabulary
+        self._vocabulary = vocabulary
+        self.field2id_token = vocabulary.tokens
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
         self.events = int(vocabulary.user_counts.sum())
 
     @property
     def popularity(self) -> np.ndarray:
-        """[items] int64 training interactions of each item, by id; not kept by runs of 0.1."""
+        """Number of training interactions of each item, [items] int64; runs of 0.1 kept none."""
         if self._vocabulary.popularity is None:
             raise NeedsDataset("the popularity of items", self.config)
         return self._vocabulary.popularity
 
     def num(self, field: str) -> int:
-        """Return how many ids a field has, padding included."""
+        """Return the number of ids of a field, padding included."""
         if field not in self.field2id_token:
             raise NeedsDataset(f"{self.config['model']}: the field {field!r}", self.config)
         return len(self.field2id_token[field])
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python asks of any object
+        if name.startswith("__"):  # Python looks up special methods in any object
             raise AttributeError(name)
         missing = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
         raise NeedsDataset(missing, self.config)
@@ -201,13 +195,13 @@ def load(
     """Load a trained model with its data: best weights, evaluation mode.
 
     Args:
-        path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
-            have trained.
-        view: returns the experiment's dataset, given the built one; the same if None.
-        grown: whether the data may have grown since the run. Later interactions are then held out,
-            see ``data/identity.py``, and attributes may have other values.
+        path: the run folder, or the .pth file that RecBole's own functions wrote for a model of the
+            plugin.
+        view: takes the built dataset and returns the one of the experiment; the same if None.
+        grown: whether the data may have grown since the run. If so, later interactions are held
+            out, see ``data/identity.py``, and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
-        options: options of evaluation, in place of those of the run.
+        options: options of evaluation, which win over the options of the run.
         dataset: dataset of the run, after ``build``; read from its files if None.
 
     Warns:
@@ -232,7 +226,7 @@ def load(
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
     identity = experiment.dataset.identity
-    experiment.changed = load_best(experiment.model, file, identity, grown)
+    experiment.changed = load_best(experiment.model, file, identity, allows_changed_fields=grown)
     experiment.model.eval()
     experiment.trainer.loaded_from = file
     return experiment
@@ -241,7 +235,7 @@ def load(
 def load_without_data(path: str | Path) -> Experiment:
     """Load a trained model from its run folder only, with a :class:`Catalogue` as its dataset.
 
-    It has no loaders and no trainer. A NeedsDataset says what it needs the data for.
+    The experiment has no loaders and no trainer. A NeedsDataset says what it needs the data for.
     """
     file, folder, config = _open_trained(path, {})
     vocabulary = load_vocabulary(folder, config)
@@ -256,17 +250,19 @@ def load_without_data(path: str | Path) -> Experiment:
 
 
 def finds_dataset(path: str | Path) -> bool:
-    """Return whether a run's dataset is where the run found it."""
+    """Return whether the dataset of a run is still where the run found it."""
     _, _, config = _open_trained(path, {})
     return _has_dataset(config)
 
 
 def _has_dataset(config: PosConfig) -> bool:
+    """Return whether there are files of interactions for a configuration."""
     name = glob.escape(config["dataset"])
     return any(Path(config["data_path"]).glob(f"{name}.*inter*"))
 
 
 def _require_dataset(config: PosConfig) -> None:
+    """Raise a NeedsDataset if there are no files of interactions for a configuration."""
     if not _has_dataset(config):
         raise NeedsDataset("interactions", config)
 
@@ -274,12 +270,13 @@ def _require_dataset(config: PosConfig) -> None:
 def warn_of_unfinished(folder: RunFolder) -> None:
     """Warn the caller's caller if the training or test of a model was stopped."""
     if is_unfinished(folder):
-        warnings.warn(f"{folder.path} is unfinished: {folder.how_to_finish}", RunWarning, 3)
+        message = f"{folder.path} is unfinished: {folder.how_to_finish}"
+        warnings.warn(message, RunWarning, stacklevel=3)
 
 
 def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """Return checkpoint, folder and configuration of a model, with other options."""
-    if os.path.isfile(path):  # a checkpoint of RecBole's own functions
+    """Return checkpoint, folder and configuration of a trained model; ``options`` win."""
+    if os.path.isfile(path):  # written by RecBole's own functions
         file = Path(path)
         return file, RunFolder(file.parent), make_config(checkpoint.load(file), file, options)
     folder = RunFolder(path).require()
@@ -290,14 +287,14 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
 
 
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
-    """Load the configuration of an existing run, for this machine and with other options.
+    """Load the configuration of an existing run for this machine; options in ``config_dict`` win.
 
-    Content vectors come from the run folder; under ``item_vectors_use: init`` from the weights.
+    Content vectors are read from the run folder, except if the weights already include them.
     """
     plain = folder.read_config()
     options = {**limit_workers(plain), **(config_dict or {})}
-    if (plain.get("item_vectors") or plain.get("preload_weight")) and not folder.only_begun:
+    if (plain.get("item_vectors") or plain.get("preload_weight")) and not folder.is_only_begun:
         options |= {"item_vectors": None, "preload_weight": None}
         if plain.get("item_vectors_use") != "init":
             options["item_vectors"] = str(folder.require_vectors())
-    return PosConfig(None, None, [str(folder.config)], options, strict=False)
+    return PosConfig(config_file_list=[str(folder.config)], config_dict=options, strict=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recbole_pos.config.posconfig import PosConfig, limit_workers, to_plain_options
 from recbole_pos.data.identity import Vocabulary, find_changed_fields
@@ -29,12 +29,12 @@ RESUMABLE = "config progress weights best_weights optimizer scaler random loader
 
 
 def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -> None:
-    """Copy a training into another folder, ``with_results`` of its test too.
+    """Copy the files of a training into another folder; ``with_results`` also those of its test.
 
     The checkpoint is copied last: until it is there, the target does not count as a trained run.
     """
     make_folder(target.path)
-    files = [source.config, source.metrics, source.known, *source.old_best]
+    files = [source.config, source.metrics, source.known, *source.old_best_files]
     files += [source.vectors, source.vectors.with_suffix(".txt")]
     files += [source.result, source.ranks] if with_results else []
     for file in files:
@@ -48,7 +48,7 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
 
 
 def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
-    """Describe how tensors of a file differ from those that it should have, or return None.
+    """Return how tensors of a file differ from the expected ones, in words; None if they fit.
 
     Names, shapes and types must be the same, and numbers finite where the expected ones are.
     """
@@ -58,19 +58,18 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
         return f"lacks, or has unknown, {', '.join(unmatched[:3])}"
     for name, like in expected.items():
         tensor = tensors[name]
-        if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (
-            like.shape,
-            like.dtype,
-        ):
-            kind = f"{list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            return f"{name}: expected {list(like.shape)} of {like.dtype}, found {kind}"
+        description = f"{name}: expected {list(like.shape)} of {like.dtype}"
+        if not isinstance(tensor, Tensor):
+            return f"{description}, found {type(tensor).__name__}"
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            return f"{description}, found {list(tensor.shape)}"
         if not tensor.isfinite().all() and like.isfinite().all():
             return f"{name} has numbers that are not finite"
     return None
 
 
 def _require_like(tensors: Any, expected: dict[str, Tensor], part: str, file: str | Path) -> None:
-    """Raise a CheckpointError about the first difference, see :func:`find_difference`."""
+    """Raise a CheckpointError about the first difference, as :func:`find_difference` returns it."""
     if difference := find_difference(tensors, expected):
         raise CheckpointError(f"{file} cannot be used with this model: {part}: {difference}")
 
@@ -78,10 +77,11 @@ def _require_like(tensors: Any, expected: dict[str, Tensor], part: str, file: st
 def capture(trainer: Any) -> dict[str, Any]:
     """Return the state of a trainer that a resumed run needs to end with the same bits.
 
-    The tensors are the trainer's own and change with it, except those of ``best_weights``. If these
-    are the newest weights, they are the file's ``weights`` too.
+    The tensors are the trainer's own and change with it, except the tensors of ``best_weights``. If
+    the newest weights are the best, ``weights`` and ``best_weights`` are the same object.
     """
-    generator, progress = getattr(trainer.loader, "generator", None), trainer.progress
+    generator = getattr(trainer.loader, "generator", None)
+    progress = trainer.progress
     is_best = progress.best_epoch == progress.next_epoch - 1 and trainer.average is None
     return {
         "config": to_plain_options(trainer.config),
@@ -105,11 +105,11 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     Args:
         trainer: a new trainer of the configuration in the file.
         file: the checkpoint.
-        train_data: the loader that it will train with, whose sampler is restored too.
+        train_data: the loader that it will train with, whose random state is restored too.
 
     Raises:
-        CheckpointError: if anything in the file is not what such a trainer would have written, or
-            was learned from other data.
+        CheckpointError: if such a trainer would not have written the file, or it was trained on
+            other data.
         UsageError: if the file is of another model.
     """
     state = checkpoint.load(file, RESUMABLE)
@@ -118,8 +118,8 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
     trainer.progress = checkpoint.make_progress(state["progress"], file)
-    trainer.best_weights = copy.deepcopy(state["best_weights"])  # no part of the file, as it is
-    for weights in filter(None, (state["best_weights"], state["weights"])):
+    trainer.best_weights = copy.deepcopy(state["best_weights"])  # tensors of the file stay mapped
+    for weights in filter(None, (state["best_weights"], state["weights"])):  # checks both
         load_weights(trainer.model, weights, file)
     moments = copy.deepcopy(state["optimizer"].get("state"))
     _require_moments(trainer.optimizer, moments, file)
@@ -134,19 +134,13 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         checkpoint.set_random_state(state["random"])
         if state["loader"] is not None and train_data is not None:
             train_data.generator.set_state(state["loader"])
-    except Exception as error:  # whatever torch, numpy and Python stumble over
+    except Exception as error:  # torch, numpy and Python raise different ones
         raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
 
 
 def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str | Path) -> None:
     """Refuse moments that are not as an optimiser keeps them; some parameters may have none."""
-    # a step of another optimiser of this class shows what it keeps: numbers, or tensors like the
-    # parameter
-    example = torch.zeros(1, requires_grad=True)
-    example.grad = torch.ones(1)
-    optimizer_class: Any = type(optimizer)
-    other = optimizer_class([example], lr=0.1)
-    other.step()
+    kept = _make_example_moments(type(optimizer))
     indices = [i for group in optimizer.state_dict()["param_groups"] for i in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not isinstance(moments, dict) or not moments.keys() <= set(indices):
@@ -156,46 +150,55 @@ def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str |
             continue
         expected = {
             name: parameter if isinstance(value, Tensor) and value.dim() else torch.as_tensor(value)
-            for name, value in other.state[example].items()
+            for name, value in kept.items()
         }
         _require_like(moments[index], expected, f"optimizer.state.{index}", file)
 
 
+def _make_example_moments(optimizer_class: Any) -> dict[str, Any]:
+    """Return what an optimiser keeps of a parameter [1]: numbers, and tensors of its shape."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.ones(1)
+    optimizer = optimizer_class([parameter], lr=0.1)
+    optimizer.step()
+    return optimizer.state[parameter]
+
+
 def extract_weights(model: Any) -> dict[str, Any]:
-    """Return the weights of a model, and what RecBole's models keep beside them, as plain values.
+    """Return ``state_dict`` of a model, and ``other``: its ``other_parameter`` as plain values.
 
     The tensors are the model's own and change with it.
     """
-    others = to_plain(_get_other_parameters(model))
-    return {"state_dict": dict(model.state_dict()), "other": others}
+    other = to_plain(_get_other_parameters(model))
+    return {"state_dict": dict(model.state_dict()), "other": other}
 
 
 def make_config(
     state: dict[str, Any], file: str | Path, options: dict[str, Any] | None = None
 ) -> PosConfig:
-    """Return the configuration in a checkpoint, for this machine and with other options."""
+    """Return the configuration in a checkpoint, for this machine; ``options`` win over it."""
     plain = state.get("config") or {}
     if not {"model", "dataset"} <= plain.keys():
         raise CheckpointError(f"{file} names no model or no dataset")
     plain = {**plain, **limit_workers(plain), **(options or {})}
-    return PosConfig(None, None, None, plain, strict=False)
+    return PosConfig(config_dict=plain, strict=False)
 
 
 def load_best(
     model: Any,
     file: str | Path,
     identity: dict[str, Any] | None = None,
-    changeable: bool = False,
+    allows_changed_fields: bool = False,
     vocabulary: Vocabulary | None = None,
 ) -> list[str]:
-    """Load the best weights of a checkpoint, or the newest where none was validated yet.
+    """Load the best weights of a checkpoint, or the newest if no epoch was validated yet.
 
     Args:
         model: the model that gets the weights.
         file: the checkpoint.
-        identity: identity of the data at hand, which must be those of training; None to allow any.
-        changeable: whether fields may have other values than in training.
-        vocabulary: vocabulary that is read in place of data.
+        identity: identity of the data, which must be the data of training; None to allow any.
+        allows_changed_fields: whether fields may have other values than in training.
+        vocabulary: vocabulary that replaces the data, which must be that of training.
 
     Returns:
         The fields whose values have changed since training.
@@ -203,7 +206,7 @@ def load_best(
     state = checkpoint.load(file, ("weights", "best_weights"))
     require_vocabulary(state, vocabulary, file)
     if identity is not None:
-        required = {**identity, "fields": {}} if changeable else identity
+        required = {**identity, "fields": {}} if allows_changed_fields else identity
         checkpoint.require_same_data(state, required, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
     return [] if identity is None else find_changed_fields(state, identity)
@@ -212,7 +215,7 @@ def load_best(
 def require_vocabulary(
     state: dict[str, Any], vocabulary: Vocabulary | None, file: str | Path
 ) -> None:
-    """Refuse a vocabulary, if any, that is not the one that weights were learned with."""
+    """Raise a CheckpointError if a vocabulary is given that the weights were not trained with."""
     if vocabulary is not None and state.get("known") not in (None, vocabulary.digest):
         raise CheckpointError(
             f"{RunFolder(Path(file).parent).known} is not the one that was written with {file}: "
@@ -221,19 +224,21 @@ def require_vocabulary(
 
 
 def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:
-    """Put weights, as :func:`extract_weights` returns them, into a model.
+    """Put weights in the form of :func:`extract_weights` into a model.
 
     Raises:
-        CheckpointError: if they are of another architecture, or not finite.
+        CheckpointError: if they are of another architecture, or not finite; names ``source``.
     """
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-        others, expected = from_plain(weights["other"]), _get_other_parameters(model)
+        others = from_plain(weights["other"])
+        expected = _get_other_parameters(model)
         for name in expected.keys() | others.keys():
-            like = expected[name]
-            if like is not None and getattr(others[name], "shape", 0) != getattr(like, "shape", 0):
+            if expected[name] is None:
+                continue
+            if getattr(others[name], "shape", 0) != getattr(expected[name], "shape", 0):
                 difference = f"{name} is of another shape"
-    except Exception as error:  # whatever scipy stumbles over
+    except Exception as error:  # a missing name, or whatever scipy raises
         difference = shown(str(error))
     if difference:
         raise CheckpointError(f"{source} cannot be used with this model: {difference}")
@@ -242,6 +247,6 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
 
 
 def _get_other_parameters(model: Any) -> dict[str, Any]:
-    """Return the ``other_parameter`` of RecBole's models, without modules: state_dict has those."""
+    """Return RecBole's ``other_parameter`` of a model, without modules, which state_dict has."""
     others = model.other_parameter() or {}
-    return {k: v for k, v in others.items() if not isinstance(v, torch.nn.Module)}
+    return {name: value for name, value in others.items() if not isinstance(value, nn.Module)}

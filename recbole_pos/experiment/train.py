@@ -1,4 +1,4 @@
-"""One experiment in this process: train, test, write."""
+"""The training of one experiment in this process: train, test, write the run folder."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def train(
         run_dir: folder of a new run.
         reporter: reporter of the run.
         dataset: a dataset of this configuration; read from files if None.
-        report: called with the experiment after every validated epoch, whose checkpoint is written,
-            and once if no epoch is left to train.
+        report: called with the experiment after every validated epoch, once its checkpoint is
+            written, and once if no epoch is left to train.
         callbacks: callbacks of the training.
 
     Returns:
-        The result in the first process; None in others of the same run.
+        The result in the first process of a run; None in the others.
 
     Raises:
-        Interrupted: at Ctrl-C, naming the folder to resume.
+        Interrupted: at Ctrl-C; names the folder to resume.
         StorageError: if a file cannot be written; says what was kept.
     """
     is_first = current_shard().rank == 0
     keep_freed_memory()
     with ExitStack() as locks:
-        if folder is not None and is_first:  # before the checkpoint is read
-            locks.enter_context(folder.held())
+        if folder is not None and is_first:  # locked before the checkpoint is read
+            locks.enter_context(folder.locked())
         with reporter.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
                 dataset = read_dataset(config, folder)
-            is_new = folder is None or folder.only_begun
+            is_new = folder is None or folder.is_only_begun
             experiment = prepare(config, fresh=is_new, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.reporter = reporter
         checkpoint = None if folder is None or is_new else str(folder.checkpoint)
-        if not is_first:
+        if not is_first:  # other processes write no files
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
@@ -75,14 +75,14 @@ def train(
             return None
         if folder is None:  # created only now, so that wrong options leave no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-            locks.enter_context(folder.held())
-            folder.require_unused()  # another process may have begun a run before the lock
+            locks.enter_context(folder.locked())
+            folder.require_unused()  # another run may have begun here before the lock
         trainer.run, trainer.saved_model_file = folder, str(folder.checkpoint)
         trainer.callbacks = [*make_loggers(config), *callbacks]
         with _explained_stops(folder):
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
-            elif folder.only_begun:
+            elif folder.is_only_begun:
                 reporter.line(f"{folder.path} has no finished epoch: from the beginning")
             call(trainer.callbacks, "on_start", experiment)
             result = None
@@ -95,7 +95,7 @@ def train(
 
 @contextmanager
 def _explained_stops(folder: RunFolder) -> Iterator[None]:
-    """Let Ctrl-C and a full disk say how to continue the run, in a ``with`` block."""
+    """Let errors of Ctrl-C and of a full disk say how to continue, in a ``with`` block."""
     try:
         yield
     except KeyboardInterrupt:
@@ -118,12 +118,12 @@ def _train_and_test(
     reporter: Reporter,
     report: Callable[[Experiment], None] | None,
 ) -> Result:
-    """Train and test an experiment, and write and report all that belongs to the run."""
+    """Train and test an experiment; write and report all results of the run."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     _write_start(experiment, folder)
     _report_start(experiment, folder, reporter)
     show_progress = config["show_progress"]
-    if report and trainer.finished:
+    if report and trainer.is_finished:
         report(experiment)
     trainer.fit(
         loaders["train"],
@@ -134,8 +134,9 @@ def _train_and_test(
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=show_progress)
     if loaders["test"]:
-        dataset, unit = loaders["test"]._dataset, config["timestamp_unit"]
-        if (ranks := collect_test_ranks(trainer.eval_collector, dataset, unit)) is not None:
+        dataset = loaders["test"]._dataset
+        ranks = collect_test_ranks(trainer.eval_collector, dataset, config["timestamp_unit"])
+        if ranks is not None:
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     write_json(folder.result, asdict(result))
@@ -150,22 +151,24 @@ def _train_and_test(
 
 
 def _write_start(experiment: Experiment, folder: RunFolder) -> None:
-    """Write the files of a run that are there before its first epoch, on resume too."""
+    """Write the files that a run has before its first epoch; a resumed run writes them again."""
     dataset = experiment.dataset
     folder.write_config(experiment.config.plain)
     vocabulary = Vocabulary.from_dataset(dataset)
     experiment.trainer.vocabulary_digest = vocabulary.digest
     folder.write_vocabulary(vocabulary, dataset.uid_field, dataset.iid_field)
-    if (source := getattr(experiment.model, "content_source", None)) is not None:
+    source = getattr(experiment.model, "content_source", None)
+    if source is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)
 
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
-    """Report what is trained, on what, and how it is validated and tested."""
+    """Report model, data and device, and how the model is validated and tested."""
     loaders = experiment.loaders
     facts = make_start_facts(experiment, folder)
-    device, threads = facts["device"], facts["device"]["threads"]
+    device = facts["device"]
+    threads = device["threads"]
     parts = [
         f"{facts['users']:,} users",
         f"{facts['items']:,} items",
@@ -174,7 +177,8 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
         f"{device['name']} with {threads} thread{'s' if threads > 1 else ''} in "
         f"{device['precision']}",
     ]
-    parts += [facts["run_dir"]] if folder.is_kept else []
+    if folder.is_kept:
+        parts.append(facts["run_dir"])
     reporter.line(f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}")
     reporter.write_json("start", facts)
     if split := describe_split(experiment.dataset.split.summary):

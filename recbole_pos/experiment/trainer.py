@@ -32,7 +32,7 @@ from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import trim_heap
-from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, learning_rate
+from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, compute_learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import make_adapter
@@ -45,16 +45,16 @@ _FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 class PosTrainer(EvaluatingTrainer):
     """Trains plugin models and RecBole's general, sequential and traditional ones.
 
-    Of several processes that train the same model each has a trainer, for its part of every batch;
-    all keep the same weights, and only the first writes. Metrics are computed from all rows in
-    every process, so all of them stop in the same epoch.
+    If several processes train the same model, each has a trainer for its part of every batch. All
+    keep the same weights, and only the first one writes files. Every process computes metrics from
+    all rows, so all of them stop in the same epoch.
 
     Args:
         config: RecBole configuration.
         model: the model, on its device.
 
     Attributes:
-        run: the run folder, if any; without one, checkpoints are where RecBole would write them.
+        run: the run folder. If None, checkpoints are written where RecBole would write them.
     """
 
     def __init__(self, config: Options, model: Any) -> None:
@@ -63,30 +63,32 @@ class PosTrainer(EvaluatingTrainer):
         starts = ("init_from", "train_only", "update_from")
         if not hasattr(config, "plain") and any(config[key] for key in starts):
             raise UsageError(f"{', '.join(starts)}: start by recbole_pos.run, attach or update")
-        # options, and what RecBole's trainer reads
+        # options, some of them read by RecBole's trainer
         self.logger = getLogger()
         self.device = config["device"]
-        self.learner, self.learning_rate = config["learner"], config["learning_rate"]
+        self.learner = config["learner"]
+        self.learning_rate = config["learning_rate"]
         self.weight_decay = config["weight_decay"]
         self.epochs = 1 if model.type == ModelType.TRADITIONAL else config["epochs"]
         self.eval_step = min(config["eval_step"], self.epochs)
-        self.stopping_step, self.clip_grad_norm = config["stopping_step"], config["clip_grad_norm"]
+        self.stopping_step = config["stopping_step"]
+        self.clip_grad_norm = config["clip_grad_norm"]
         self.valid_metric = config["valid_metric"].lower()
         self.valid_metric_bigger = config["valid_metric_bigger"]
         # how a step is computed
         self.precision = Precision.from_config(config)
-        self.scaler = self.precision.scaler()
+        self.scaler = self.precision.make_scaler()
         self.adapter = make_adapter(config, model)
         self.shard = distributed.current_shard()
-        self.shared_loss: distributed.SharedLoss | None = None  # of several processes
+        self.shared_loss: distributed.SharedLoss | None = None  # None in a single process
         if not self.shard.is_alone:
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
                 model.loss = distributed.make_global_loss(model.loss, self.shard)
         self.optimizer: Any = self._build_optimizer()
-        self.kept: KeptGradient | None = None  # while an epoch is trained
-        self.steps = 0  # that were taken, in all epochs
-        self.all_steps = 0  # of all epochs, once a schedule asks for them
+        self.kept_gradient: KeptGradient | None = None  # of a large item table, within an epoch
+        self.steps = 0  # number of steps taken so far, in all epochs
+        self.planned_steps = 0  # number of steps of all epochs; 0 until a schedule needs it
         decay = config["ema_decay"]
         self.average = WeightAverage(model, decay) if decay else None
         # attributes that Trainer.evaluate reads
@@ -96,12 +98,12 @@ class PosTrainer(EvaluatingTrainer):
         self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
-        # state, and where it is kept and reported
+        # the state of the training, and where it is written and reported
         self.progress = Progress()
         self.best_weights: dict[str, Any] | None = None
-        self.identity: dict[str, Any] = {"data": None}  # of the data of training
+        self.identity: dict[str, Any] = {"data": None}  # of the training data
         self.vocabulary_digest: str | None = None  # of the vocabulary in the run folder
-        self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
+        self.writer = CheckpointWriter(None, dict)  # replaced by fit
         self.reporter: Reporter | None = None
         self.callbacks: Sequence[Callback] = ()
         file = f"{config['model']}-{get_local_time()}.pth"
@@ -109,10 +111,10 @@ class PosTrainer(EvaluatingTrainer):
         self.run: RunFolder | None = None
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether training has stopped, or no epoch with a validation is left."""
-        step = max(self.eval_step, 1)
-        return self.progress.stopped or self.progress.next_epoch + step > self.epochs
+        epochs_between = max(self.eval_step, 1)
+        return self.progress.stopped or self.progress.next_epoch + epochs_between > self.epochs
 
     def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
         """Build the optimiser of the trained parameters; Adam and AdamW are fused."""
@@ -129,7 +131,7 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def training_loader(self, train_data: Any) -> Any:
-        """Return the loader to train with, in place of the one that RecBole's quick start makes."""
+        """Return the loader to train with: ``train_data``, or a new one if that is of RecBole."""
         loader = train_data
         if not isinstance(loader, (RowLoader, WindowLoader)):
             requirements = self.adapter.requirements()
@@ -149,18 +151,19 @@ class PosTrainer(EvaluatingTrainer):
     ) -> tuple[float | None, dict[str, float] | None]:
         """Train until early stopping or the last epoch; RecBole's arguments and return value.
 
-        The best epoch by ``valid_metric`` (the last one without validation data) is kept for
-        :meth:`evaluate`. After :meth:`resume_checkpoint`, continues with the next epoch.
+        The weights of the best epoch by ``valid_metric`` (of the last epoch without validation
+        data) are kept for :meth:`evaluate`. After :meth:`resume_checkpoint`, training continues
+        with the next epoch.
 
         Args:
-            train_data, valid_data: loaders; without validation every epoch is trained.
+            train_data, valid_data: loaders; without validation data every epoch is trained.
             verbose: whether epochs are printed, unless the trainer has a reporter.
             saved: whether checkpoints are written.
             show_progress: whether the progress of epochs is shown.
             callback_fn: called with the epoch and its ``valid_metric`` after each validation.
 
         Returns:
-            The best score, and the metrics of its epoch; None without validation.
+            The best score and the metrics of its epoch; both None without validation.
         """
         self.eval_collector.data_collect(train_data)
         self.loader = self.training_loader(train_data)
@@ -170,10 +173,10 @@ class PosTrainer(EvaluatingTrainer):
         self.reporter = self.reporter or Reporter(verbose)
         progress = self.progress
         if progress.next_epoch == 0:
-            every_position = self.loader.packed and self.config["train_windows"] != "prefix"
-            log_notices(self.model, every_position)
+            trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
+            log_notices(self.model, trains_every_position)
         file = Path(self.saved_model_file)
-        if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
+        if saved and self.run is None:  # RecBole's folder may not exist yet
             file.parent.mkdir(parents=True, exist_ok=True)
         writes = saved and self.shard.rank == 0
         self.writer = CheckpointWriter(file if writes else None, functools.partial(capture, self))
@@ -183,10 +186,10 @@ class PosTrainer(EvaluatingTrainer):
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
                 trim_heap()
                 with nullcontext() if self.average is None else self.average.used():
-                    improved = self._validate(valid_data, line, show_progress)
+                    has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
                 self._finish_epoch(line, keep_now=epoch == 0 or callback_fn is not None)
-                self.reporter.show_epoch(line, self.valid_metric, improved)
+                self.reporter.show_epoch(line, self.valid_metric, has_improved)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
         finally:
@@ -195,7 +198,8 @@ class PosTrainer(EvaluatingTrainer):
 
     def _finish_epoch(self, line: dict[str, Any], keep_now: bool) -> None:
         """Call the callbacks after an epoch, and keep its checkpoint and its line of metrics."""
-        progress, epoch, valid = self.progress, line["epoch"], line["valid"]
+        progress = self.progress
+        epoch, valid = line["epoch"], line["valid"]
         progress.history.append(line)
         progress.next_epoch += 1
         if valid:
@@ -203,7 +207,7 @@ class PosTrainer(EvaluatingTrainer):
         progress.stopped |= call(self.callbacks, "on_epoch", line)
         self.writer.keep()
         if keep_now:
-            self.writer.flush()  # nothing is published of a run that cannot be resumed
+            self.writer.flush()  # before the line of metrics, so that the run can be resumed
         if self.run:
             self.run.add_metrics(line)
         scalars = {"epoch": epoch, "train/loss": line["loss"], **(valid or {})}
@@ -219,27 +223,27 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-        if self.config["lr_scheduler"] in PER_STEP and not self.all_steps:
-            train_data.set_epoch(0)  # other epochs may have a few batches more or less
-            self.all_steps = self.epochs * len(train_data)
+        if self.config["lr_scheduler"] in PER_STEP and self.planned_steps == 0:
+            train_data.set_epoch(0)  # the number of batches may depend on the epoch
+            self.planned_steps = self.epochs * len(train_data)
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
             loss_func = self._share_loss(loss_func, epoch_idx)
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
-        watch = LossWatch(functools.partial(self._refuse, epoch_idx))
+        watch = LossWatch(functools.partial(self._refuse_loss, epoch_idx))
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
-            self.precision.steps(),
+            self.precision.rounded_products(),
             self.steps_in_rows(),
             reporter.task(title, len(train_data), show_progress) as task,
         ):
             batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
-            for number, batch in enumerate(batches):
-                rate = learning_rate(self.config, epoch_idx, self.steps, self.all_steps)
+            for step, batch in enumerate(batches):
+                rate = compute_learning_rate(self.config, epoch_idx, self.steps, self.planned_steps)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
-                loss = self._step(loss_func, batch, watch, number)
+                loss = self._step(loss_func, batch, watch, step)
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
                 task.advance(len(batch) if self.shard.is_alone else self.shard.num_batch_targets)
@@ -258,33 +262,30 @@ class PosTrainer(EvaluatingTrainer):
         }
 
     def _share_loss(self, loss_func: Any, epoch: int) -> Any:
-        """Seed this process for an epoch; return the loss with gradients summed over all."""
-        # dropout and negatives of each process, by two primes; they depend on the epoch only, so a
-        # resumed run samples the same
+        """Seed this process for an epoch; return a loss whose gradients all processes sum up."""
+        # each process has other dropout and negatives, in each epoch, by two primes; the seed does
+        # not depend on earlier epochs, so a resumed run samples the same
         offset = 7919 * self.shard.rank + 104729 * epoch
         init_seed((self.config["seed"] + offset) % 2**32, self.config["reproducibility"])
         self.shared_loss = self.shared_loss or distributed.SharedLoss(self.model, loss_func)
         return self.shared_loss
 
-    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> Tensor:
-        """Take one optimiser step; return the loss to report, a scalar on the device, unread."""
+    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, step: int) -> Tensor:
+        """Take a step of an epoch; return its loss, a scalar that is not copied to the CPU."""
         self.optimizer.zero_grad()
-        if self.kept:
-            self.kept.clear()
-        with self.precision.forward():
+        if self.kept_gradient is not None:
+            self.kept_gradient.clear()
+        with self.precision.autocast():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
-        targets, reported = len(batch), loss.detach()
-        if not self.shard.is_alone:  # the mean loss of the whole batch, NaN in all if it is in one
+        reported_loss = loss.detach()
+        num_targets = len(batch)
+        if not self.shard.is_alone:
             loss = loss * self.shard.weight
-            targets, reported = self.shard.num_batch_targets, distributed.sum_over_processes(loss)
-        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
-        if is_fused and reported.device.type != "cpu":
-            # a loss that is not finite is read too late to stop this step: the optimiser skips it
-            self.optimizer.found_inf = (~reported.isfinite()).any().float()
-            watch.add(reported, number, batch, targets)
-        else:
-            watch.add(float(reported), number, batch, targets)
+            # the mean over the whole batch; NaN in one process makes it NaN in all
+            reported_loss = distributed.sum_over_processes(loss)
+            num_targets = self.shard.num_batch_targets
+        watch.add(self._prepare_to_watch(reported_loss), step, batch, num_targets)
         self.scaler.scale(loss).backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
@@ -294,31 +295,37 @@ class PosTrainer(EvaluatingTrainer):
         self.steps += 1
         if self.average is not None:
             self.average.update(self.steps)
-        return reported
+        return reported_loss
+
+    def _prepare_to_watch(self, loss: Tensor) -> Tensor | float:
+        """Return a loss for a LossWatch: a number, or a tensor if the optimiser skips bad steps."""
+        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
+        if not is_fused or loss.device.type == "cpu":
+            return float(loss)
+        self.optimizer.found_inf = (~loss.isfinite()).any().float()  # the watch reads it too late
+        return loss
 
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
-        """Keep the gradient of a large item table by rows in a ``with`` block, if few are used."""
-        # a gradient that is sent between processes is dense
+        """Keep the gradient of a large item table, if it is worth keeping, in a ``with`` block."""
+        # processes send each other dense gradients
         table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
             yield
             return
         try:
-            with kept_gradient(table, bool(self.clip_grad_norm)) as self.kept:
+            with kept_gradient(table, clears_all=bool(self.clip_grad_norm)) as self.kept_gradient:
                 yield
         finally:
-            self.kept = None
+            self.kept_gradient = None
 
-    def _refuse(self, epoch: int, number: int, batch: Any, loss: float) -> None:
+    def _refuse_loss(self, epoch: int, step: int, batch: Any, loss: float) -> None:
         """Raise a TrainingError about a loss that is not finite, with its likely cause."""
         cause = explain_loss(batch, self.model, self.learning_rate)
-        raise TrainingError(
-            f"loss is {loss} in epoch {epoch}, batch {number}. Likely cause: {cause}"
-        )
+        raise TrainingError(f"loss is {loss} in epoch {epoch}, batch {step}. Likely cause: {cause}")
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
-        """Validate an epoch, if it is due, into its line; return whether it is the best so far."""
+        """Add metrics to an epoch's line if they are due; return whether it is the best so far."""
         progress = self.progress
         if not valid_data or self.eval_step <= 0:
             progress.best_epoch = line["epoch"]
@@ -327,47 +334,46 @@ class PosTrainer(EvaluatingTrainer):
         if (line["epoch"] + 1) % self.eval_step:
             return False
         started = time.perf_counter()
-        metrics = (
-            self.evaluate(valid_data, load_best_model=False, show_progress=show_progress) or {}
-        )
+        metrics = self.evaluate(valid_data, load_best_model=False, show_progress=show_progress)
+        assert metrics is not None  # there are validation data
         score = calculate_valid_score(metrics, self.valid_metric)
         if not math.isfinite(score):
             raise TrainingError(f"{self.valid_metric} is {score} on validation data")
         best_score = progress.best_score
         if best_score is None:
             best_score = -math.inf if self.valid_metric_bigger else math.inf
-        progress.best_score, progress.steps_without_gain, progress.stopped, improved = (
-            early_stopping(
-                score,
-                best_score,
-                progress.steps_without_gain,
-                self.stopping_step,
-                self.valid_metric_bigger,
-            )
+        outcome = early_stopping(
+            score,
+            best_score,
+            cur_step=progress.steps_without_gain,
+            max_step=self.stopping_step,
+            bigger=self.valid_metric_bigger,
         )
-        if improved:
-            progress.best_epoch, progress.best_result = line["epoch"], metrics
+        progress.best_score, progress.steps_without_gain, progress.stopped, has_improved = outcome
+        if has_improved:
+            progress.best_epoch = line["epoch"]
+            progress.best_result = metrics
             self.best_weights = copy.deepcopy(extract_weights(self.model))
         progress.evaluation_seconds += time.perf_counter() - started
         line["valid"] = {name: float(value) for name, value in metrics.items()}
-        return improved
+        return has_improved
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Put the weights of a checkpoint into the model."""
+        """Put weights in the form of ``state.extract_weights`` into the model."""
         load_weights(self.model, weights)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
-        """Restore the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""
+        """Restore the state in a checkpoint; ``train_data`` is the loader that ``fit`` will get."""
         restore(self, resume_file, train_data)
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
         if not self.shard.is_alone:
-            torch.distributed.barrier()  # every process reads it before any writes
+            torch.distributed.barrier()  # all processes read the file before one writes it
 
 
 def _require_shareable(config: Options, model: Any) -> None:
-    """Refuse a model that several processes cannot train; a UsageError says why."""
+    """Raise a UsageError if several processes cannot train a model together."""
     if model.type == ModelType.TRADITIONAL:
         raise UsageError(f"nproc: {config['model']} has no gradients to share; use one process")
     if getattr(model, "needs_events", False):

@@ -1,9 +1,9 @@
 """Start from a trained model: weights of another run, on the same data or data that have grown.
 
-The kernel attention paper attaches its kernel to the best pretrained models and fine-tunes nothing
-but the kernel's factors (Nabiev and Frolov, section 6.1). A kernel starts as the identity, so
-training starts exactly at the trained model. Other data, attributes or another split are refused:
-the weights would have seen what is held out here.
+The kernel attention paper attaches its kernel to the best pretrained models and fine-tunes only the
+kernel's factors (Nabiev and Frolov, section 6.1). A kernel starts as the identity, so training
+starts exactly at the trained model. ``init_from`` refuses other data, attributes or splits: the
+weights would have seen targets that are held out here.
 """
 
 from __future__ import annotations
@@ -33,25 +33,22 @@ from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
 
 
-def start_from(
+def apply_start_options(
     model: nn.Module, config: Options, identity: dict[str, Any], with_weights: bool = True
 ) -> None:
-    """Apply the options ``init_from`` and ``train_only`` of a configuration to a new model.
+    """Apply the options ``init_from`` (if ``with_weights``) and ``train_only`` to a new model.
 
-    Args:
-        model: a new model.
-        config: configuration of the run.
-        identity: identity of the dataset, which must be that of the earlier run.
-        with_weights: whether to load the weights of ``init_from``.
+    The run in ``init_from`` must have been trained on the dataset of ``identity``.
     """
     if with_weights and config["init_from"]:
-        _load_weights(model, RunFolder(config["init_from"]).require("init_from"), config, identity)
+        source = RunFolder(config["init_from"]).require("init_from")
+        _load_init_weights(model, source, config, identity)
     if config["train_only"]:
-        _train_only(model, scheme_names(config["train_only"], "train_only"))
+        _freeze_all_but(model, scheme_names(config["train_only"], "train_only"))
 
 
-def _train_only(model: nn.Module, names: list[str]) -> None:
-    """Freeze all parameters except those of the named schemes."""
+def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
+    """Freeze all parameters except the parameters of the named schemes."""
     trained: set[nn.Parameter] = set()
     for name in names:
         schemes = [module for module in model.modules() if type(module) is SCHEMES[name]]
@@ -64,7 +61,7 @@ def _train_only(model: nn.Module, names: list[str]) -> None:
         parameter.requires_grad_(parameter in trained)
 
 
-def _load_weights(
+def _load_init_weights(
     model: nn.Module, source: RunFolder, config: Options, identity: dict[str, Any]
 ) -> None:
     """Load the best weights of a run with fewer schemes; added schemes keep their initial ones."""
@@ -81,9 +78,10 @@ def _load_weights(
         raise UsageError(f"init_from: {error}") from error
     present = scheme_names(earlier["position"])
     weights = _rename_input(best_weights, present, model)
-    added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
+    added_names = set(scheme_names(config["position"])) - set(present)
+    added_classes = {SCHEMES[name] for name in added_names}
     added_prefixes = tuple(
-        f"{name}." for name, module in model.named_modules() if type(module) in added
+        f"{name}." for name, module in model.named_modules() if type(module) in added_classes
     )
     expected = {
         name: tensor
@@ -96,7 +94,7 @@ def _load_weights(
 
 
 def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the checkpoint of a run, and its best weights by the name of the parameter."""
+    """Return the checkpoint of a run, and its best weights by the name in ``state_dict``."""
     state = checkpoint.load(source.checkpoint, ("best_weights",))
     weights = (state["best_weights"] or {}).get("state_dict")
     if not isinstance(weights, dict):
@@ -105,18 +103,18 @@ def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str
 
 
 def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
-    """Refuse weights of a run with other data, model options or schemes; ``option`` names it."""
+    """Raise a UsageError about ``option`` if the earlier run had other data, options or schemes."""
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     kept = scheme_names(config["position"]) if present else []
-    if lost := set(present) - {*kept, "nope"}:
-        raise UsageError(f"{option}: its run has the scheme {', '.join(lost)}, this run has not")
+    if missing := set(present) - {*kept, "nope"}:
+        raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     keys.update(*(scheme.options for scheme in schemes))
     keys |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
     defaults = plugin_defaults(earlier["model"], present)
     for key in ("dataset", *sorted(keys)):
-        value = earlier.get(key, defaults.get(key))  # an old run may lack a new option
+        value = earlier.get(key, defaults.get(key))  # an earlier version may lack an option
         if value != config[key]:
             raise UsageError(
                 f"{option}: its run was trained with {key}: {value}, this run has {config[key]}"
@@ -127,26 +125,27 @@ def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) ->
     """Return weights of a run with one input encoding, named as in a model with several."""
     # a single encoding is a part of the model itself; several are parts of a ComposeInput, by name
     encodings = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
-    composed = [
+    prefixes = [
         f"{name}." for name, module in model.named_modules() if isinstance(module, ComposeInput)
     ]
-    if len(encodings) != 1 or not composed:
+    if len(encodings) != 1 or not prefixes:
         return weights
-    old_prefix, new_prefix = composed[0], f"{composed[0]}schemes.{encodings[0]}."
-    return {
-        new_prefix + name.removeprefix(old_prefix) if name.startswith(old_prefix) else name: tensor
-        for name, tensor in weights.items()
-    }
+    prefix = prefixes[0]
+    renamed = {}
+    for name, tensor in weights.items():
+        if name.startswith(prefix):
+            name = f"{prefix}schemes.{encodings[0]}.{name.removeprefix(prefix)}"
+        renamed[name] = tensor
+    return renamed
 
 
 # --- data that have grown ---
-#
-# Names keep their ids and new names follow, so each weight of the old model (of items, attributes,
-# users) is the first part of the same weight of the new model.
+# Known users, items and attributes keep their ids and new ones follow, so each weight of the old
+# model is the first part of the same weight of the new model.
 
 
-def updated_run(path: str | Path) -> RunFolder:
-    """Return the folder of ``update_from``, which must hold a finished run with its vocabulary."""
+def require_updatable(path: str | Path) -> RunFolder:
+    """Return the folder in ``update_from``; a UsageError if it holds no finished run to update."""
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():
         raise UsageError(
@@ -159,35 +158,36 @@ def updated_run(path: str | Path) -> RunFolder:
 
 
 def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
-    """Give a new model the weights of ``update_from``, and new items those of ``new_items``.
+    """Give a new model the weights of ``update_from``, and new items vectors from ``new_items``.
 
-    In the dataset, which has grown since, known names keep their ids.
+    Known users and items keep their ids in the dataset, which has grown since. A UsageError says
+    why the earlier run does not fit.
     """
-    source = updated_run(config["update_from"])
+    source = require_updatable(config["update_from"])
     earlier = source.read_config()
     if earlier["model"] != config["model"]:
         raise UsageError(
             f"update_from: {source.path} is of {earlier['model']}, this run of {config['model']}"
         )
     _require_same_function(earlier, config, "update_from")
-    users, items = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+    item_field = config["ITEM_ID_FIELD"]
     state, weights = _read_best(source, "update_from")
-    vocabulary = source.read_vocabulary(users, items)
-    assert vocabulary is not None  # ``updated_run``
+    vocabulary = source.read_vocabulary(config["USER_ID_FIELD"], item_field)
+    assert vocabulary is not None  # checked by require_updatable
     require_vocabulary(state, vocabulary, source.checkpoint)
     new_weights = model.state_dict()
-    known_parts = {  # the first part of each weight, as large as that of the run
-        name: new_weights[name][tuple(map(slice, weight.shape))]
-        for name, weight in weights.items()
-        if name in new_weights
-        and isinstance(weight, Tensor)
-        and weight.dim() == new_weights[name].dim()
-    }
+    known_parts = {}  # the first part of each new weight, as large as the earlier weight
+    for name, weight in weights.items():
+        new_weight = new_weights.get(name)
+        if new_weight is None or not isinstance(weight, Tensor):
+            continue
+        if weight.dim() == new_weight.dim():
+            known_parts[name] = new_weight[tuple(map(slice, weight.shape))]
     if difference := find_difference(weights, {**new_weights, **known_parts}):
         raise UsageError(f"update_from: {source.path} does not fit: {difference}")
     for name, known_part in known_parts.items():
         known_part.copy_(weights[name])
-    num_known = len(vocabulary.tokens[items])
+    num_known = len(vocabulary.tokens[item_field])
     num_new = dataset.item_num - num_known
     model.notices.append(
         f"update_from: new items since {source.path.name} was trained: {num_new:,}"
@@ -200,14 +200,14 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
             )
         tokens = read_item_attribute(dataset, config["new_items"])
         with torch.no_grad():
-            fill_new(model.item_embedding.weight, num_known, tokens)
+            fill_new_items(model.item_embedding.weight, num_known, tokens)
 
 
-def fill_new(vectors: Tensor, num_known: int, tokens: Tensor) -> None:
+def fill_new_items(vectors: Tensor, num_known: int, tokens: Tensor) -> None:
     """Set the vectors of new items to means over the known items that share a token with them.
 
-    Each token of a new item counts the same, with the mean vector of its known items. A new item
-    without a known token keeps its vector.
+    A new item gets the mean over its known tokens of the mean vector of the token's known items. A
+    new item without a known token keeps its vector.
 
     Args:
         vectors: [items, d] vectors of items, padding first; changed in place.
@@ -215,14 +215,16 @@ def fill_new(vectors: Tensor, num_known: int, tokens: Tensor) -> None:
         tokens: [items, s] tokens of each item, 0 for none.
     """
     item, slot = tokens.nonzero(as_tuple=True)
-    token, shape = tokens[item, slot].numpy(), (len(tokens), int(tokens.max()) + 1)
+    token = tokens[item, slot].numpy()
+    shape = (len(tokens), int(tokens.max()) + 1)
     has_token = sp.csr_matrix((np.ones(len(item)), (item.numpy(), token)), shape)
     has_token.data[:] = 1  # not 2 for a token that an item has twice
-    of_known, of_new = has_token[:num_known], has_token[num_known:]
-    known_items = np.asarray(of_known.sum(0)).ravel()  # [tokens] number of known items with each
-    token_means = of_known.T @ vectors[:num_known].numpy() / known_items.clip(1)[:, None]
-    of_new = of_new.multiply(known_items > 0).tocsr()
-    known_tokens = np.asarray(of_new.sum(1)).ravel()  # [new items] number of tokens with a mean
-    means = torch.from_numpy(of_new @ token_means / known_tokens.clip(1)[:, None]).to(vectors)
-    has_mean = torch.from_numpy(known_tokens > 0)
-    vectors[num_known:][has_mean] = means[has_mean]
+    known_has_token = has_token[:num_known]
+    num_known_items = np.asarray(known_has_token.sum(0)).ravel()  # [tokens]
+    known_sums = known_has_token.T @ vectors[:num_known].numpy()
+    token_means = known_sums / num_known_items.clip(1)[:, None]
+    new_has_token = has_token[num_known:].multiply(num_known_items > 0).tocsr()
+    num_known_tokens = np.asarray(new_has_token.sum(1)).ravel()  # [new items]
+    new_means = new_has_token @ token_means / num_known_tokens.clip(1)[:, None]
+    has_mean = torch.from_numpy(num_known_tokens > 0)
+    vectors[num_known:][has_mean] = torch.from_numpy(new_means).to(vectors)[has_mean]

@@ -94,7 +94,7 @@ class NativeAdapter(RecBoleAdapter):
         embedding = self.model.item_embedding
         if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
             return None
-        weight: nn.Parameter = embedding.weight
+        weight: nn.Parameter = self.model.item_embedding.weight
         is_large_on_cpu = weight.nbytes > LARGE and weight.device.type == "cpu"
         touches_few_rows = self.config["loss_type"] != "CE"  # cross-entropy touches all of them
         return weight if weight.requires_grad and is_large_on_cpu and touches_few_rows else None

@@ -13,7 +13,7 @@ from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.targets import make_warnings
-from recbole_pos.experiment.folder import versions
+from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import format_options, live_view
@@ -188,7 +188,7 @@ def _get_facts(task: Any) -> dict[str, Any]:
 def write_state(scheduler: Scheduler) -> None:
     """Write which runs belong to the study, and its facts, into its folder."""
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
-    facts = StudyFacts(versions=versions())
+    facts = StudyFacts(versions=find_versions())
     if scheduler.datasets:
         dataset = next(iter(scheduler.datasets.values()))  # of the first run
         _add_data(facts, dataset)

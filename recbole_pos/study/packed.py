@@ -26,7 +26,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.item_vectors import keep_file_names
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.evaluation import rank_table
+from recbole_pos.experiment.evaluation import make_rank_table
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import atomic_write, write_text
 from recbole_pos.study.configs import INDIFFERENT
@@ -113,7 +113,7 @@ class PackedStudy:
             raise UsageError(f"{prefix}: a rank of {highest:,} among {dataset.item_num:,} items")
         metrics = self.fits[digest].get("test") or {}
         require_metrics(metrics, rank, config["metric_decimal_place"], prefix)
-        return rank_table(dataset, targets, rank, config["timestamp_unit"])
+        return make_rank_table(dataset, targets, rank, config["timestamp_unit"])
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.

@@ -46,7 +46,7 @@ def run_trial(
         seconds = {"training": progress.training_seconds, "evaluation": progress.evaluation_seconds}
         facts = {
             "status": DONE,
-            "stopped": not trainer.finished,  # if it is the last report
+            "stopped": not trainer.is_finished,  # if it is the last report
             "best_valid": progress.best_result,
             "best_epoch": progress.best_epoch,
             "epochs": progress.next_epoch,

@@ -23,7 +23,7 @@ from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.folder import SEARCH, RunFolder, unused_path, versions
+from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, find_versions
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
@@ -164,7 +164,7 @@ def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
     if args.run_dir is not None:
         return args.run_dir
     path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
-    return path or unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
+    return path or find_unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
 
 
 def _prepare_data(scheduler: Scheduler) -> None:
@@ -372,7 +372,7 @@ def _report_result(scheduler: Scheduler, result: SearchResult, reporter: Reporte
             "options": best.options,
         },
         "failures": {trial.number: trial.reason for trial in trials if trial.state == "failed"},
-        "versions": {**versions(), "ray": ray.__version__},
+        "versions": {**find_versions(), "ray": ray.__version__},
     }
     write_json(folder / "tune.json", content)
     searched, metric, mode = row_search.searched, row_search.metric, row_search.mode
