@@ -90,7 +90,7 @@ def test_precision_of_a_gpu(tiny, no_gpu, monkeypatch, options, found) -> None:
     made = Precision.from_config(config(tiny, **options))
     assert (made.name, made.device) == (found, "cuda")
     before = torch.get_float32_matmul_precision()
-    with made.steps():
+    with made.rounded_products():
         inside = torch.get_float32_matmul_precision()
     assert inside == ("highest" if found == "fp32" else "high")
     assert torch.get_float32_matmul_precision() == before == "highest"
@@ -99,7 +99,7 @@ def test_precision_of_a_gpu(tiny, no_gpu, monkeypatch, options, found) -> None:
 def test_half_precision_leaves_cudnn_attention_out() -> None:
     """It plans for milliseconds for every new shape, and batches have new shapes."""
     for name in ("bf16", "fp32"):
-        with Precision(name, "cpu").forward():
+        with Precision(name, "cpu").autocast():
             assert torch.backends.cuda.cudnn_sdp_enabled() == (name == "fp32")
 
 

@@ -350,7 +350,9 @@ def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
     """What the machine is to blame for is marked as lost."""
     facts = train_run({}, str(tmp_path / "elsewhere" / "run"), None, Resources())
     assert "does not see" in facts["reason"] and facts["status"] == "failed" and not facts["lost"]
-    facts = train_run({}, str(tmp_path / "run"), None, Resources(), begin=str(tmp_path / "none"))
+    facts = train_run(
+        {}, str(tmp_path / "run"), None, Resources(), tested_run=str(tmp_path / "none")
+    )
     assert facts["lost"]
     for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")):
         assert explain_failure(error).startswith("out of memory")

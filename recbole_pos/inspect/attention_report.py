@@ -95,7 +95,8 @@ def find_periods(model: nn.Module) -> list[Periods]:
             seconds = scheme.time_periods()
             if seconds is not None:
                 before = seconds if scheme.fresh_periods is None else scheme.fresh_periods
-                hours = torch.stack((seconds, before), -1).double().cpu().numpy() / SECONDS["hours"]
+                both = (x.double().cpu().numpy() for x in (seconds, before))
+                hours = np.stack(list(both), -1) / SECONDS["hours"]
                 periods += _group_heads(number, name, hours)
     return periods
 

@@ -170,9 +170,9 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
     """
+    use = config["item_vectors_use"]
     if not (config["item_vectors"] or config["preload_weight"]):
         return
-    use = config["item_vectors_use"]
     if use == "init":
         _start_from_content(model, config, dataset)
         return
