@@ -91,11 +91,16 @@ def make_conditions(only: Condition | str | tuple[Condition | str, ...]) -> tupl
 
 
 def _read_option(config: Options, key: str) -> Any:
-    """Return the value of an option or of ``mapping.key``; ``_ABSENT`` if there is no option."""
+    """Return the value of an option or of ``mapping.key``.
+
+    It is ``_ABSENT`` if there is no such option, and None for a key that the mapping lacks.
+    """
     name, _, inner_key = key.partition(".")
     if name not in config:
         return _ABSENT
-    return (config[name] or {}).get(inner_key) if inner_key else config[name]
+    if not inner_key:
+        return config[name]
+    return (config[name] or {}).get(inner_key)
 
 
 def _format_yaml(value: Any) -> str:

@@ -398,11 +398,16 @@ def _read_json_by_python(block: bytes) -> tuple[pa.Table, list[tuple[int, str]]]
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
-    """Return the object of a line; raise a ValueError if it is no object, or nested too deeply."""
-    if line.count(b"[") + line.count(b"{") > _MAX_DEPTH:
+    """Return the JSON object in a line.
+
+    Raises:
+        ValueError: if it is no JSON object, nested too deeply, or has a lone surrogate.
+    """
+    if line.count(b"[") + line.count(b"{") > _MAX_DEPTH:  # a bound; below the depth itself
         characters = np.frombuffer(_STRING.sub(b"", line), np.uint8)
-        opens, closes = (np.isin(characters, tuple(marks)) for marks in (b"[{", b"]}"))
-        depth = np.cumsum(opens.astype(np.int32) - closes)
+        is_open = np.isin(characters, tuple(b"[{"))
+        is_close = np.isin(characters, tuple(b"]}"))
+        depth = np.cumsum(is_open.astype(np.int32) - is_close)
         if depth.max(initial=0) > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} brackets within each other")
     row = json.loads(line)

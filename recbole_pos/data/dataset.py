@@ -275,11 +275,16 @@ class _ExactTimeMixin(AtomicTables):
         """
         other = copy.copy(self)
         other.identity = self.identity  # weights learned from the copy fit the whole
-        is_kept, split = self.part != TEST, self.split
-        part, is_target = split.part[is_kept], split.is_target[is_kept]
-        other.split = replace(split, log=split.log.keep(is_kept), part=part, is_target=is_target)
-        in_log = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}
-        other.missing = self.missing | in_log  # masks of users and items stay whole
+        split = self.split
+        is_kept = split.part != TEST
+        other.split = replace(
+            split,
+            log=split.log.keep(is_kept),
+            part=split.part[is_kept],
+            is_target=split.is_target[is_kept],
+        )
+        log_masks = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}
+        other.missing = self.missing | log_masks  # masks of users and items stay whole
         return other
 
 
@@ -353,8 +358,12 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         return windows
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Return a sparse matrix [users, items] of the interactions of this phase, or of all."""
-        mask = self.part >= 0 if self.phase is None else self.part == PHASES.index(self.phase)
-        rows = torch.from_numpy(np.flatnonzero(mask))
+        """Return a sparse matrix [users, items] of the interactions of this phase, or of all.
+
+        As in RecBole, ``form`` is coo or csr, and ``value_field`` gives the values; 1 if None.
+        """
+        rows = torch.arange(len(self.part))
+        if self.phase is not None:
+            rows = torch.from_numpy(np.flatnonzero(self.part == PHASES.index(self.phase)))
         inter = Interaction({name: column[rows] for name, column in self.log.fields.items()})
         return self._create_sparse_matrix(inter, self.uid_field, self.iid_field, form, value_field)

@@ -139,13 +139,17 @@ class EventLog:
         return self.has_history & is_selected
 
     def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many possible targets an interaction's user has, and how many up to it.
+        """Count the possible targets of each interaction's user: all, and those up to it.
 
-        Both are [interactions] int64.
+        Returns:
+            [interactions] int64 numbers in all, and [interactions] int64 numbers up to and
+            including the interaction.
         """
         num_before = np.concatenate(([0], np.cumsum(self.possible_targets)))
-        start, end = self.starts, np.repeat(self.offsets[1:], self.lengths)
-        return num_before[end] - num_before[start], num_before[1:] - num_before[start]
+        num_until = num_before[1:]
+        start = self.starts
+        end = np.repeat(self.offsets[1:], self.lengths)
+        return num_before[end] - num_before[start], num_until - num_before[start]
 
 
 def _find_order(user: Tensor, time: Tensor, given_part: Tensor | None) -> Tensor:

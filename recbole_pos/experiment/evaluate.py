@@ -74,13 +74,13 @@ def evaluate(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "
             "under its own mask_history; leave part and mask_history out"
         )
-    custom_values = _call_functions(functions, _read_ranks(folder) + 1) if functions else {}
+    custom_values = _compute_custom_metrics(functions, _read_ranks(folder) + 1) if functions else {}
     if custom_values and not names:
         return custom_values
     trained = load_config(folder)
     names = trained["metrics"] if metrics is None else names
     cutoffs = trained["topk"] if topk is None else _to_list(topk)
-    options = _make_options(names, cutoffs)
+    options = _make_metric_options(names, cutoffs)
     if mask_history is not None:
         options["mask_history"] = mask_history
     if data_path is not None:
@@ -102,17 +102,17 @@ def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _make_options(names: list[Any], cutoffs: list[Any]) -> dict[str, Any]:
-    """Return the options for metrics and cutoffs, whose ``valid_metric`` is one of them."""
-    options: dict[str, Any] = {"metrics": names, "topk": cutoffs}
-    if names and cutoffs:  # the configuration refuses an empty list
-        with_cutoff = [str(name) for name in names if str(name).lower() != "gauc"]
-        options["valid_metric"] = f"{with_cutoff[0]}@{cutoffs[0]}" if with_cutoff else "GAUC"
+def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, Any]:
+    """Return ``metrics``, ``topk`` and, as RecBole requires, a ``valid_metric`` among them."""
+    options: dict[str, Any] = {"metrics": metrics, "topk": cutoffs}
+    if metrics and cutoffs:  # the configuration refuses an empty list
+        cutoff_metrics = [str(name) for name in metrics if str(name).lower() != "gauc"]
+        options["valid_metric"] = f"{cutoff_metrics[0]}@{cutoffs[0]}" if cutoff_metrics else "GAUC"
     return options
 
 
-def _call_functions(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
-    """Return the values of custom metrics by the name of the function; ranks count from 1."""
+def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
+    """Return name -> value of custom metrics, from the ranks [targets], which count from 1."""
     values = {}
     for function in functions:
         name = getattr(function, "__name__", type(function).__name__)

@@ -90,12 +90,13 @@ class SessionGraph:
 
     @cached_property
     def transitions(self) -> Tensor:
-        """[b, n, n] how often node j (column) follows node i (row) directly."""
-        b, n, row = self.nodes.batch_size, self.nodes.width, self.events.row
+        """Return how often node j (column) directly follows node i, [b, n, n] for n nodes."""
+        b, n = self.nodes.batch_size, self.nodes.width
+        session = self.events.row
         node = self.nodes.index[self.alias]
-        edge = (row[:-1] * n + node[:-1]) * n + node[1:]
-        count = self.events.follows[1:].to(torch.get_default_dtype())  # 0 between two sessions
-        return count.new_zeros(b * n * n).index_add_(0, edge, count).view(b, n, n)
+        flat_index = (session[:-1] * n + node[:-1]) * n + node[1:]
+        is_edge = self.events.follows[1:].to(torch.get_default_dtype())  # 0 between two sessions
+        return is_edge.new_zeros(b * n * n).index_add_(0, flat_index, is_edge).view(b, n, n)
 
 
 @dataclass(frozen=True)

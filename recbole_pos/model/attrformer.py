@@ -315,7 +315,7 @@ class AttrFormer(PosSASRec):
         """Return the states [B, d] after the histories start : target of the log, [B] each."""
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
-        bank = self._read_bank(target, lookup)
+        bank = self._pack_bank(target, lookup)
         states = []
         # rows do not read each other, so a batch of long histories is encoded part by part
         part = np.cumsum(target - start) // MOST_EVENTS
@@ -327,14 +327,17 @@ class AttrFormer(PosSASRec):
             states.append(self.encode_packed(rows, last, lookup))
         return torch.cat(states)
 
-    def _read_bank(self, target: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
-        """Return the training rows that histories before each ``target`` read; None for none."""
+    def _pack_bank(self, target: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
+        """Return the packed training histories that those before ``target`` [b] read; None: none.
+
+        They are of ``bank_users``, or of the batch's own users (``inference_relations: batch``).
+        """
         if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
             return None
         users = self.bank_users
         if self.inference == "batch":
             users = np.unique(lookup.users[target - 1])
-            users = users[users < len(lookup.train_end)]
+            users = users[users < len(lookup.train_end)]  # given histories have no training rows
         return lookup.pack_bank(users)
 
 

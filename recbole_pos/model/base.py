@@ -212,13 +212,16 @@ class PosRecommender(SequentialRecommender):
 
     @contextmanager
     def shared_items(self) -> Iterator[Tensor]:
-        """Yield :meth:`item_vectors`, computed once for inputs and scores in a ``with`` block."""
+        """Yield :meth:`item_vectors`, computed once for inputs and scores in a ``with`` block.
+
+        An inner block takes the vectors of the outer one. A plain table costs nothing to read.
+        """
         content = self.content_model
         if self._shared_vectors is not None or not (self.item_embedding.parts or content):
             yield self.item_vectors()
             return
-        content_vectors = nullcontext() if content is None else content.item_embedding.shared()
-        with self.item_embedding.shared(), content_vectors:
+        sharing_content = nullcontext() if content is None else content.item_embedding.shared()
+        with self.item_embedding.shared(), sharing_content:
             self._shared_vectors = self.item_vectors()
             try:
                 yield self._shared_vectors
@@ -227,11 +230,15 @@ class PosRecommender(SequentialRecommender):
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Raise ValueError unless ``positions`` are one for each session, as if not causal."""
+        """Raise ValueError unless there is one position for each session.
+
+        Models that are not causal predict only after the last interaction. ``positions`` None means
+        every interaction.
+        """
         num_positions = (items if positions is None else positions).size(0)
         if num_positions != ctx.batch_size:
             raise ValueError(
-                f"{num_positions} positions of {ctx.batch_size} sessions: one each, the last"
+                f"got {num_positions} positions for {ctx.batch_size} sessions, not one each"
             )
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:

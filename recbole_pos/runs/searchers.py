@@ -100,7 +100,9 @@ def make_searcher(name: str, space: Space, mode: str, seed: int) -> Searcher:
 
 
 def sample_space(space: Space, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield random combinations, none of them twice, until all are sampled.
+    """Yield random options (name -> value), none twice, until all points of a space are sampled.
+
+    A space that is infinite or too large to count has no end.
 
     Sample n depends on the seed and n only, not on the order in which trials end.
     """

@@ -94,11 +94,15 @@ def _check_row(plan: Plan, name: str) -> None:
 
 
 def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:
-    """Set the keys that a table lacks from the study; raise a UsageError for an unknown row."""
+    """Fill in, from the study, the keys that a table leaves out; ``path`` is its place in the yaml.
+
+    Raises:
+        UsageError: for an unknown row.
+    """
     for name in table.rows:
         plan.source.require_choice((*path, "rows"), name, plan.rows)
-    table.title = table.title or ", ".join(table.rows or plan.rows)
     table.rows = table.rows or tuple(plan.rows)
+    table.title = table.title or ", ".join(table.rows)
     table.metrics = table.metrics or plan.metrics
     default_reference = plan.reference if plan.reference in table.rows else table.rows[0]
     table.reference = table.reference or default_reference
