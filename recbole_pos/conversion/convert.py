@@ -111,7 +111,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
-    check_overrides(overrides, {name for source in sources.values() for name in source.columns})
+    check_overrides(overrides, _list_columns(sources))
     given_names = {role: getattr(args, role) for role in NAMES}
     source = explode_lists(sources.pop("events"), given_names)
     roles = find_roles(source.columns, given_names, args.date_format)
@@ -299,9 +299,8 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
             raise UsageError(f"{option}: a frame names its columns; leave the option out")
         else:
             sources[role] = read_frame(table, _FRAMES[role])
-    columns = {name for source in sources.values() for name in source.columns}
     for column in args.drop:
-        require_column(column, columns, "drop")
+        require_column(column, _list_columns(sources), "drop")
     for role, source in sources.items():
         kept = {name: cells for name, cells in source.columns.items() if name not in args.drop}
         sources[role] = replace(source, columns=kept)
@@ -309,6 +308,11 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         if part in sources:
             sources["events"] = sources["events"].add_part(part, sources.pop(part))
     return sources
+
+
+def _list_columns(sources: Mapping[str, Source]) -> list[str]:
+    """Return the names of the columns of all sources, each once, in their order."""
+    return list(dict.fromkeys(name for source in sources.values() for name in source.columns))
 
 
 def _check_arguments(args: ConvertArguments) -> None:
