@@ -16,6 +16,9 @@ from recbole_pos.conversion.source import Part, Source, is_list
 from recbole_pos.errors import UsageError
 
 _BRACKETS = r"^\s*[\[(]"
+_SPACES = r"\s+"  # between entries only if all are numbers
+_MARKS = (r"\s*,\s*", r"\s*\|\s*", _SPACES)
+_NUMBERS = r"^[\d\s.]*$"
 _WORDS = re.compile(r"^(sequence|seq|list|history)_|_(sequence|seq|list|history)$")
 
 
@@ -74,7 +77,7 @@ def _find_singular(name: str) -> str:
 
 
 def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListArray | None:
-    """Return lists, text in brackets or, if called a list, with commas as lists; else None."""
+    """Return lists, text in brackets or, if called a list, text with marks; else None."""
     if is_list(column.type):
         return column.combine_chunks().cast(pa.large_list(column.type.value_type))
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):
@@ -82,11 +85,15 @@ def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListAr
     text = column.cast(pa.string()).combine_chunks()
     first = text[:SAMPLE].drop_null()
     if len(first) and pc.all(pc.match_substring_regex(first, _BRACKETS)).as_py():
-        lists = parse_lists(text.fill_null("[]"))
-        if not lists:
-            return None
-        texts = [[None if value is None else str(value) for value in values] for values in lists]
-        return pa.array(texts, pa.large_list(pa.string()))
-    if not is_called_list or not pc.any(pc.match_substring(first, ",")).as_py():
-        return None
-    return pc.split_pattern_regex(text, r"\s*,\s*").cast(pa.large_list(pa.string()))
+        if lists := parse_lists(text.fill_null("[]")):
+            texts = [[None if value is None else str(value) for value in row] for row in lists]
+            return pa.array(texts, pa.large_list(pa.string()))
+        text = pc.utf8_trim(text, "[]() \n")  # as NumPy prints an array
+        text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    for mark in _MARKS if is_called_list else ():
+        is_split = pc.any(pc.match_substring_regex(text, mark)).as_py()
+        if is_split and (
+            mark != _SPACES or pc.all(pc.match_substring_regex(text, _NUMBERS)).as_py()
+        ):
+            return pc.split_pattern_regex(text, mark).cast(pa.large_list(pa.string()))
+    return None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import compute as pc
 
 from recbole_pos.conversion.times import ROW_ORDER, AmbiguousDate, read_times
 from recbole_pos.errors import UsageError
@@ -69,6 +70,29 @@ def find_roles(
                 raise _make_guess_error(role, names, columns)
             roles[role] = names[0]
     return roles
+
+
+def require_header(
+    columns: Mapping[str, pa.ChunkedArray], roles: Mapping[str, str], date_format: str | None
+) -> None:
+    """Refuse columns that are called as a row of data is: a file without a header.
+
+    The name of the column of times then is a time; without times, that of users or items is a
+    value of the column. Columns called 0, 1, 2 are those of pandas.
+    """
+    if list(columns) == list(map(str, range(len(columns)))):
+        return
+    if roles["time"] in columns:
+        name = roles["time"]
+        is_row = _holds_times(pa.chunked_array([[name]]), name, date_format)
+    else:
+        names = (roles["user"], roles["item"])
+        is_row = any(pc.any(pc.equal(columns[n].cast(pa.string()), n)).as_py() for n in names)
+    if is_row:
+        raise UsageError(
+            f"the columns are called {listed(columns)}, as a row of data: there is no header; name "
+            "them with --columns user,item,... (a frame: read its file with header=None)"
+        )
 
 
 def _make_guess_error(role: str, names: list[str], columns: Mapping[str, Any]) -> UsageError:
