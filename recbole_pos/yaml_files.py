@@ -34,7 +34,7 @@ class _Rules(yaml.constructor.SafeConstructor):
     """Rules of the package's yaml: plain values, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-
+        """Return a mapping as a dict, or raise an error at the key that is given twice."""
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         names = set()
         for key in keys:
