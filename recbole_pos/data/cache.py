@@ -56,6 +56,7 @@ class Cache:
     """The prepared data of one dataset, of ``files`` in a folder, under one set of options."""
 
     def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:
+        """Name the cache's file by a digest of the options that reading the data depends on."""
         self.files, self.key, self.folder = sorted(files), key, folder / FOLDER
         self.options = json.loads(json.dumps({n: config[n] for n in READ}, default=str))
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
