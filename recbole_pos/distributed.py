@@ -78,6 +78,7 @@ class SharedLoss:
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Wrap model and loss in DistributedDataParallel, with sums instead of its means."""
         self.model = model
         with warnings.catch_warnings():  # newer versions of torch call it forward_sync_buffers
             warnings.simplefilter("ignore", FutureWarning)
@@ -101,6 +102,7 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Keep model and loss, and prevent torch's warning about parameters that are all used."""
         super().__init__()
         self.model, self.loss = model, loss
         # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
@@ -132,6 +134,7 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
     """
 
     def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the rows of all processes, for this process's states [m, d]."""
         seed = int(torch.randint(2**62, ()))  # all processes use the seed of the first
         num_rows = len(states) if shard.num_targets else 0
         header = torch.tensor([num_rows, seed], device=states.device)

@@ -57,6 +57,7 @@ class Cache:
     """The prepared data of one dataset, of ``files`` in a folder, under one set of options."""
 
     def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:
+        """Name the cache's file by a digest of the options that reading the data depends on."""
         self.files, self.key = sorted(files), key
         parts = list_parts(config) if is_part(config) else None  # each keeps its own caches
         self.folder = Path(folder, FOLDER, *(parts or ()))

@@ -328,6 +328,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         """Do nothing: RecBole's given parts hold histories, here they hold interactions."""
 
     def _take_log(self) -> None:
+        """Take over the log, with a row for every interaction that has a history."""
         self.max_item_list_len = self.config["MAX_ITEM_LIST_LENGTH"]
         self.field2seqlen = dict(self.field2seqlen)
         super()._take_log()

@@ -53,6 +53,7 @@ class WindowLoader:
     def __init__(
         self, config: Options, dataset: PosSequentialDataset, requirements: BatchRequirements
     ) -> None:
+        """Make the training windows and read the options; batches are formed once an epoch."""
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.log, requirements
         self.windows, self.features = dataset.make_training_windows(), dataset.get_features()
@@ -171,6 +172,7 @@ class WindowLoader:
         return windows, np.unique(user, return_counts=True)[1]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
+        """Yield the batches of this epoch or, with several processes, this one's part of each."""
         num_targets, batches = self.windows.num_targets, self._get_batches()
         shares = batches  # of this process
         if self.is_part:  # in a step of others it takes a window, with 0 targets

@@ -48,6 +48,7 @@ class _CountedNames:
     def __init__(
         self, table: str, intervals: Intervals | None, column: pd.Series, in_table: pd.Series | None
     ) -> None:
+        """Number the names of a categorical column, then those that occur only in the table."""
         names = column.cat.categories
         table_codes = np.empty(0, dtype=np.int64)
         if in_table is not None:
