@@ -406,8 +406,8 @@ def describe_split(summary: dict[str, Any]) -> str:
         return ""
     kind = next(iter(summary["split"]))
     times = " and ".join(map(format_time, summary["boundaries"]))
-    where = f" at time {times}" if times else ""
-    return f"split {kind}{where}: {'; '.join(parts)}"
+    boundaries = f" at time {times}" if times else ""
+    return f"split {kind}{boundaries}: {'; '.join(parts)}"
 
 
 def make_warnings(summary: dict[str, Any]) -> list[str]:

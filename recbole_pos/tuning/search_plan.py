@@ -129,7 +129,7 @@ def plan_search(
             "seed": args.seed,
         },
     }
-    lines: dict[tuple, str] = {("search", "space", p.name): p.where for p in searched.parameters}
+    lines: dict[tuple, str] = {("search", "space", p.name): p.location for p in searched.parameters}
     lines |= {("base", key): whole_space.lines[key] for key in whole_space.fixed}
     plan = make_plan(Source("search", content, lines))
     check_plan(plan, lambda options: make_row_config(options).plain)
