@@ -79,14 +79,16 @@ def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListAr
         return column.combine_chunks().cast(pa.large_list(column.type.value_type))
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):
         return None
-    text = column.cast(pa.string()).combine_chunks()
-    first = text[:SAMPLE].drop_null()
-    if len(first) and pc.all(pc.match_substring_regex(first, _BRACKETS)).as_py():
-        lists = parse_lists(text.fill_null("[]"))
-        if not lists:
-            return None
-        texts = [[None if value is None else str(value) for value in values] for values in lists]
-        return pa.array(texts, pa.large_list(pa.string()))
-    if not is_called_list or not pc.any(pc.match_substring(first, ",")).as_py():
+    first = column.slice(0, SAMPLE).cast(pa.string()).drop_null()
+    has_brackets = len(first) and pc.all(pc.match_substring_regex(first, _BRACKETS)).as_py()
+    has_commas = is_called_list and pc.any(pc.match_substring(first, ",")).as_py()
+    if not has_brackets and not has_commas:
         return None
-    return pc.split_pattern_regex(text, r"\s*,\s*").cast(pa.large_list(pa.string()))
+    text = column.cast(pa.string()).combine_chunks()
+    if not has_brackets:
+        return pc.split_pattern_regex(text, r"\s*,\s*").cast(pa.large_list(pa.string()))
+    lists = parse_lists(text.fill_null("[]"))
+    if not lists:
+        return None
+    texts = [[None if value is None else str(value) for value in values] for values in lists]
+    return pa.array(texts, pa.large_list(pa.string()))
