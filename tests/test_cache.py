@@ -180,7 +180,7 @@ def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     read_dataset(config).build()
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
     later |= {"LIST_SUFFIX", "augmentation", "update_from", "memory_limit"}  # read afterwards
-    later |= {"event_features", "user_features", "MODEL_TYPE"}
+    later |= {"event_features", "user_features", "MODEL_TYPE", "data_part"}  # parts: own folders
     assert config.read - later <= set(cache.READ)
 
 

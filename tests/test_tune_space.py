@@ -15,7 +15,7 @@ import torch
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import MODELS
 from recbole_pos.runs.searchers import OptunaSearcher, make_searcher
@@ -168,6 +168,13 @@ def test_the_command_line_wins_over_the_space(tmp_path: Path) -> None:
 def test_wrong_options_of_the_search(tmp_path: Path, option: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"--{option}"):
         search_of(write(tmp_path, ALL_KINDS), **{option: value})
+
+
+@pytest.mark.parametrize("option", ["nproc", "storage"])
+def test_an_argument_of_an_older_version_warns(tmp_path: Path, option: str) -> None:
+    with pytest.warns(RunWarning, match=f"--{option}"):
+        plan = search_of(write(tmp_path, ALL_KINDS), given={option: "2"})
+    assert option not in plan.base
 
 
 def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:
@@ -352,7 +359,7 @@ def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) 
     part = prepare(config, dataset=shared.make_dataset(config))
     assert part.loaders["test"] is None and not (part.dataset.part == TEST).any()
     assert len(part.dataset.log) == (whole.dataset.part != TEST).sum()
-    assert shared.shell.inter_feat is None and shared.shell.config is None
+    assert shared.template.inter_feat is None and shared.template.config is None
     for phase in ("train", "valid"):
         one, two = whole.loaders[phase]._dataset, part.loaders[phase]._dataset
         assert len(one) == len(two)

@@ -20,10 +20,9 @@ import pyarrow as pa
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
 from recbole_pos.conversion.interaction_table import find_copies, read_interactions
-from recbole_pos.conversion.lists import explode_lists
 from recbole_pos.conversion.reading import read_files, read_frame
 from recbole_pos.conversion.report import Lines, Report
-from recbole_pos.conversion.roles import NAMES, find_roles, require_column
+from recbole_pos.conversion.roles import NAMES, explode_lists, find_roles, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
 from recbole_pos.errors import PosError, UsageError

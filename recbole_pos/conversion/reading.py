@@ -136,14 +136,11 @@ def _find_files(path: Path) -> list[Path]:
     """Return the file at a path, or all data files of a folder; refuse files of two formats."""
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
-    if path.is_file():
-        files = [path] if _find_format(path) else []
-    else:
-        files = []
-        for file in sorted(path.rglob("*")):
-            is_hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
-            if file.is_file() and _find_format(file) and not is_hidden:
-                files.append(file)
+    files = []
+    for file in sorted(path.rglob("*")) or [path]:  # a file has none below it
+        is_hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
+        if file.is_file() and _find_format(file) and not is_hidden:
+            files.append(file)
     files = [file for file in files if file.suffix not in _BESIDE] or files
     if not files:
         raise UsageError(
