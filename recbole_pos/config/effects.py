@@ -254,15 +254,15 @@ def _list_fields_read(config: Options) -> set[str]:
 
 
 def if_fields_are_read(config: Options, value: Any) -> str | None:
-    """Require that the model reads all fields that the option names."""
+    """Return why the option is of no use if it names a field that the model does not read."""
     if config["model"] in ADDED:
         return None
-    read = _list_fields_read(config)
+    fields_read = _list_fields_read(config)
     fields = value if isinstance(value, (list, tuple, Mapping)) else [value]
-    unread = [name for name in fields if name not in read]
+    unread = [name for name in fields if name not in fields_read]
     if not unread:
         return None
-    instead = ", ".join(sorted(read)) or "ids and times alone"
+    instead = ", ".join(sorted(fields_read)) or "ids and times alone"
     return f"names {shown(unread[0])}, which {config['model']} does not read: it reads {instead}"
 
 

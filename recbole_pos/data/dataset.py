@@ -273,19 +273,20 @@ class _ExactTimeMixin(AtomicTables):
 
         Training and validation stay as they are: histories never reach into a later part.
         """
-        other = copy.copy(self)
-        other.identity = self.identity  # weights learned from the copy fit the whole
+        reduced = copy.copy(self)
+        reduced.identity = self.identity  # weights learned from the copy fit the whole
         split = self.split
         is_kept = split.part != TEST
-        other.split = replace(
+        reduced.split = replace(
             split,
             log=split.log.keep(is_kept),
             part=split.part[is_kept],
             is_target=split.is_target[is_kept],
         )
-        log_masks = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}
-        other.missing = self.missing | log_masks  # masks of users and items stay whole
-        return other
+        log_fields = self.missing.keys() & split.log.fields.keys()
+        log_masks = {field: self.missing[field][is_kept] for field in log_fields}
+        reduced.missing = self.missing | log_masks  # masks of users and items stay whole
+        return reduced
 
 
 def _scale(numbers: np.ndarray) -> np.ndarray:

@@ -206,7 +206,10 @@ class HeldOut(NamedTuple):
 def divide_interactions(
     table: pd.DataFrame, known: Vocabulary, user_field: str, item_field: str, time_field: str
 ) -> tuple[pd.DataFrame, HeldOut]:
-    """Divide interactions, with names as in the file, into the data of a run and later ones."""
+    """Divide interactions, with names as in the file, into the data of a run and later ones.
+
+    ``known`` is the vocabulary of the run; later ones are held out, and counted as growth.
+    """
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     skipped, table = table[~has_known_item], table[has_known_item]
     is_known = known.find_oldest(table[user_field], table[time_field], user_field)

@@ -94,9 +94,9 @@ def find_periods(model: nn.Module) -> list[Periods]:
         for name, scheme in layer.position.parts().items():
             seconds = scheme.time_periods()
             if seconds is not None:
-                before = seconds if scheme.fresh_periods is None else scheme.fresh_periods
-                both = (x.double().cpu().numpy() for x in (seconds, before))
-                hours = np.stack(list(both), -1) / SECONDS["hours"]
+                initial = seconds if scheme.fresh_periods is None else scheme.fresh_periods
+                pairs = [x.double().cpu().numpy() for x in (seconds, initial)]
+                hours = np.stack(pairs, -1) / SECONDS["hours"]
                 periods += _group_heads(number, name, hours)
     return periods
 
@@ -110,10 +110,11 @@ def _group_heads(layer: int, scheme: str, hours: np.ndarray) -> list[Periods]:
     groups = []
     for pairs, heads in heads_by_pairs.items():
         finite = [pair for pair in pairs if np.isfinite(pair[0])]
-        now, before = tuple(pair[0] for pair in finite), tuple(pair[1] for pair in finite)
-        near = tuple(map(_find_calendar_period, now))
+        current, initial = (tuple(pair[i] for pair in finite) for i in (0, 1))
+        near = tuple(map(_find_calendar_period, current))
         num_still = len(pairs) - len(finite)
-        groups.append(Periods(layer, scheme, tuple(heads), is_all, now, before, near, num_still))
+        group = Periods(layer, scheme, tuple(heads), is_all, current, initial, near, num_still)
+        groups.append(group)
     return groups
 
 
@@ -324,8 +325,8 @@ def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
     rows = range(len(periods), 0, -1)
     for row, group in zip(rows, periods, strict=True):
         if group.learned:
-            before = group.hours_before_training
-            panel.plot(before, [row] * len(before), "|", color="black", markersize=9, alpha=0.4)
+            initial = group.hours_before_training
+            panel.plot(initial, [row] * len(initial), "|", color="black", markersize=9, alpha=0.4)
         is_near = np.array(group.near) != ""
         for is_shown, marker, color in ((~is_near, "o", GRAY), (is_near, "D", VERMILION)):
             hours = np.array(group.hours)[is_shown]
@@ -343,7 +344,7 @@ def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:,g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
-    labels = [f"{p.scheme}, {p.label}" if has_schemes else p.label for p in periods]
+    labels = [f"{group.scheme}, {group.label}" if has_schemes else group.label for group in periods]
     panel.set_yticks(rows, labels)
     panel.set(ylim=(0.4, len(periods) + 0.6), xlabel="period (hours)")
     panel.grid(axis="x", alpha=0.2)

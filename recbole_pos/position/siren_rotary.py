@@ -80,8 +80,8 @@ class SirenRotaryPosition(AngularPosition):
         columns = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
         for name in self.calendar_parts:
             period = PERIODS[name] * SECONDS["days"]
-            turn = 2 * math.pi * ctx.times.remainder(period) / period
-            columns += [turn.sin(), turn.cos()]
+            angle = 2 * math.pi * ctx.times.remainder(period) / period
+            columns += [angle.sin(), angle.cos()]
         return torch.stack([*columns, torch.ones_like(columns[0])], 1)
 
     def angles(self, ctx: SequenceContext) -> Tensor:

@@ -244,8 +244,9 @@ class RelationLookup:
         first = np.cumsum(lengths) - lengths
         follows = np.zeros(len(lengths), dtype=bool)
         if linked:
-            oldest, before = events[first[1:]], events[first[1:] - 1]
-            follows[1:] = (oldest == before + 1) & (self.users[oldest] == self.users[before])
+            oldest, previous = events[first[1:]], events[first[1:] - 1]
+            is_same_user = self.users[oldest] == self.users[previous]
+            follows[1:] = (oldest == previous + 1) & is_same_user
         chain = np.cumsum(~follows) - 1
         return PackedSequences(events, lengths, chain, is_source, np.zeros_like(follows))
 
@@ -269,7 +270,7 @@ class RelationLookup:
         )
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the newest training window of each user who has any, as rows for others to read.
+        """Return the newest training window of each of the users [n] who has one, to be read.
 
         A training batch has all chunks of fewer users, so an early interaction of a long history
         finds fewer neighbours here. Whole histories took twice the interactions and gave no better
@@ -312,8 +313,8 @@ class RelationLookup:
         steps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
         arrival = np.cumsum(rng.gamma(steps))
         start = np.flatnonzero(is_first)
-        before = np.append(0.0, arrival)[start]  # the sum of earlier users
-        arrival -= np.repeat(before, np.diff(np.append(start, len(distinct))))
+        earlier_sum = np.append(0.0, arrival)[start]  # over earlier users
+        arrival -= np.repeat(earlier_sum, np.diff(np.append(start, len(distinct))))
         return arrival[index.reshape(-1)]
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:

@@ -271,7 +271,7 @@ class Space:
                 for name, values in dependent.when.items():
                     allowed[name] = [v for v in allowed.get(name, values) if v in values]
         options: dict[str, Any] = {}
-        searched = {p.name: p for p in self.parameters}
+        searched = {searched.name: searched for searched in self.parameters}
         for name, values in allowed.items():
             if name in searched:
                 possible = [value for value in values if searched[name].has(value)]
@@ -343,8 +343,8 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
                 f"{location}: expected `option kind values`, each option once and the kind one of "
                 f"{', '.join(RECBOLE_KINDS)}; found {shown(line.strip())}"
             )
-        name, kind, written = words
-        content[name] = {kind: _parse_recbole_values(kind, written, location)}
+        name, kind, values_text = words
+        content[name] = {kind: _parse_recbole_values(kind, values_text, location)}
         lines[name] = location
     return content, lines
 
@@ -414,7 +414,10 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
             f"{location}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
             f"such as {{fusion: early}}; found {shown(value)}{hint if kind is None else ''}"
         )
-    allowed = {key: list(v) if isinstance(v, list) else [v] for key, v in when.items()}
+    allowed = {
+        option: list(values) if isinstance(values, list) else [values]
+        for option, values in when.items()
+    }
     return Parameter(name, kind, value[kind], location, allowed)
 
 

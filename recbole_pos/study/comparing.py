@@ -110,8 +110,9 @@ def compare(
 
     Examples:
         >>> options = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-        >>> found = recbole_pos.compare(["FPARec", "Pop"], "ml-100k", config_dict=options, seeds=2)
-        >>> sorted(found.runs["status"]), list(found.pairs["row"])
+        >>> models = ["FPARec", "Pop"]
+        >>> compared = recbole_pos.compare(models, "ml-100k", config_dict=options, seeds=2)
+        >>> sorted(compared.runs["status"]), list(compared.pairs["row"])
         (['done', 'done', 'done', 'done'], ['Pop'])
 
     Args:

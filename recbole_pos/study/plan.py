@@ -386,9 +386,10 @@ def _make_final_fit(plan: Plan, row_name: str, seed: int, trials: list[Fit]) -> 
     row = plan.rows[row_name]
     if row.parent:
         stage = "attach" if row.attach else "retest"
-        after: tuple[str, ...] = (f"{row.parent}, seed {seed}",)
+        earlier_fits: tuple[str, ...] = (f"{row.parent}, seed {seed}",)
     else:
-        stage, after = "final", tuple(fit.name for fit in trials)
+        stage, earlier_fits = "final", tuple(fit.name for fit in trials)
     repeats = bool(trials) and seed in plan.trial_seeds
     options = {**plan.make_options(row_name), "seed": seed}
-    return Fit(row_name, seed, stage, None, options, f"{row_name}, seed {seed}", after, repeats)
+    name = f"{row_name}, seed {seed}"
+    return Fit(row_name, seed, stage, None, options, name, earlier_fits, repeats)
