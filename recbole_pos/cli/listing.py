@@ -30,7 +30,7 @@ _MIN_TEXT_WIDTH = 32  # columns of the text beside the others
 
 
 def list_models() -> None:
-    """Print what ``run -m`` takes."""
+    """Print the models that ``run -m`` takes: name, package, and what each is."""
     rows = []
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
         source = ADDED.added[name].cls.__module__ if name in ADDED else US
@@ -41,7 +41,7 @@ def list_models() -> None:
 
 
 def list_schemes() -> None:
-    """Print what ``position`` may name."""
+    """Print the schemes that ``position`` may name, with what they change, need and add."""
     rows = []
     for name in SCHEMES:
         facts = FACTS.get(name)

@@ -183,7 +183,7 @@ def check_interval(location: str, value: str) -> None:
 
 
 def check_discretization(location: str, value: Any) -> None:
-    """Check a mapping of fields to how their numbers become buckets."""
+    """Check a mapping of fields to ways of making buckets of their numbers, by ED or LD."""
     _check_type(location, value, {"price": {"method": "LD"}})
     for field, method in value.items():
         bucket = method.get("bucket") if isinstance(method, dict) else None

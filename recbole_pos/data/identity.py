@@ -131,7 +131,7 @@ class Vocabulary:
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
-        """Read a table of :meth:`to_table`.
+        """Return the vocabulary in a table that :meth:`to_table` made.
 
         Raises:
             ValueError: if it is not such a table.

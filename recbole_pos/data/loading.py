@@ -429,7 +429,7 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
 
 def number_names(
     columns: list[pd.Series], scratch: Scratch | None = None
-) -> tuple[np.ndarray, list[Any]]:
+) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
     """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
 
     Args:
@@ -444,8 +444,10 @@ def number_names(
     return np.array(["[PAD]", *ids]), numbered
 
 
-def _number_column(column: pd.Series, ids: dict[str, int], scratch: Scratch | None) -> Any:
-    """Return the ids of one column, and add its new names to ``ids``."""
+def _number_column(
+    column: pd.Series, ids: dict[str, int], scratch: Scratch | None
+) -> np.ndarray | list[np.ndarray]:
+    """Return the ids of one column, [rows] or of each list, and add its new names to ``ids``."""
     has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
     if column.dtype == "category":
         codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()

@@ -16,7 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import is_unfinished, read_result
+from recbole_pos.experiment.result import Result, is_unfinished, read_result
 from recbole_pos.experiment.run import load_config, run, warn_of_unfinished
 from recbole_pos.experiment.warm_start import require_updatable
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -32,7 +32,7 @@ def attach(
     *,
     settings: AttachArguments | None = None,
     **keywords: Any,
-) -> Any:
+) -> Result | None:
     """Add position schemes to a trained model and fine-tune only their parameters.
 
     Examples:
@@ -54,7 +54,7 @@ def attach(
         keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
 
     Returns:
-        The :class:`~recbole_pos.experiment.result.Result` of the new run.
+        The result of the new run, as of :func:`recbole_pos.run`.
 
     Raises:
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.
@@ -88,7 +88,7 @@ def update(
     new_items: str | None = None,
     settings: AttachArguments | None = None,
     **keywords: Any,
-) -> Any:
+) -> Result | None:
     """Train a model for further epochs on its data as they are now, as a new run.
 
     The same call can be repeated with the same ``run_dir`` after an interruption: an unfinished run
@@ -111,7 +111,7 @@ def update(
         keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
 
     Returns:
-        The :class:`~recbole_pos.experiment.result.Result` of the new run.
+        The result of the new run, as of :func:`recbole_pos.run`.
 
     Raises:
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
@@ -130,7 +130,7 @@ def update(
 
 def _continue_update(
     folder: RunFolder, files: list[str], options: dict[str, Any], args: RunArguments
-) -> Any:
+) -> Result | None:
     """Return the result of an update that was begun in a folder: read, resumed or repeated."""
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
     requested = PosConfig(config_file_list=files, config_dict=options).plain

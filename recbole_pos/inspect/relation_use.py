@@ -167,7 +167,7 @@ def measure_relations(
         adds = np.sqrt(of_relations / of_attention)
         users_add = np.sqrt(of_users / of_states)[:, 0]
     share_known, mean_reads = num_known / num_interactions, num_reads[:, 0] / num_interactions
-    measures = (values.tolist() for values in (share_known, mean_reads, share_of_others))
+    measures = share_known.tolist(), mean_reads.tolist(), share_of_others.tolist()
     shares = list(zip(*measures, strict=True))
     mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
     uses = [

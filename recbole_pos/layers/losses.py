@@ -104,7 +104,7 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save the gradients to states and item vectors, or to these ``rows`` of ``size`` [2]."""
+        """Save both gradients; that to item vectors may be of ``rows`` of a table of ``size``."""
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.rows, ctx.size = rows, size
 

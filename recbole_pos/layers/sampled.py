@@ -151,7 +151,10 @@ class SampledLoss:
     def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a [m] and b [groups, n] of the module's formulas; b is None if it is zero."""
+        """Return what is added to logits of targets, [m], and of negatives, [groups, n] or None.
+
+        ``log_repeats`` [n] is the log of how often each negative counts; None if all count once.
+        """
         target_shift = torch.zeros_like(self.log_q[targets])
         if self.logq_correction == "none":
             repeats = None if log_repeats is None else log_repeats.expand(items.shape)

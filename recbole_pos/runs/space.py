@@ -96,7 +96,7 @@ class Parameter:
         return None
 
     def decode(self, code: Any) -> Any:
-        """Return the value of a code."""
+        """Return the value of a code: an index, a number of steps, or the value itself."""
         if self.kind == "choice":
             return self.values[code]
         if self.kind == "quniform":
@@ -140,7 +140,7 @@ class Parameter:
         return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
-        """Return whether a value can be sampled."""
+        """Return whether a value is among the choices, or in the range and on its steps."""
         if self.kind == "choice":
             return value in self.values
         low, high = self.values[:2]
@@ -311,7 +311,7 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """Return the space in a file.
+    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test).
 
     Raises:
         UsageError: naming file and line of what is wrong.

@@ -92,7 +92,7 @@ Body = TypeVar("Body", bound=_Body)
 
 
 def parse(kind: type[Body], content: bytes) -> Body:
-    """Return the validated body of a request.
+    """Return the body of a request, validated as of ``kind``.
 
     Raises:
         Refusal: 400 if it is not json, 422 if a field is wrong.

@@ -260,7 +260,7 @@ class Recommender(FittedModel):
 
     @cached_property
     def _fields(self) -> Fields:
-        """Fields of interactions and users that histories may have, beside items and times."""
+        """Fields that histories may have: table -> name -> ids of tokens, None for numbers."""
 
         def find_tokens(name: str, embed: Any) -> TokenIds | None:
             if embed.numeric:

@@ -43,8 +43,7 @@ _SEED_NOISE_NOTES = {
 
 
 def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTable:
-    """Return the main table: seeds, metrics, values of the paper, difference from the reference and
-    cost of every row."""
+    """Return the main table: seeds, metrics, the paper's values, difference and cost of rows."""
     table, plan = comparison.table, results.plan
     means, differences = comparison.means, comparison.differences
     titles = {metric: format_metric(metric) for metric in table.metrics}
