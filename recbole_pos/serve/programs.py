@@ -156,8 +156,11 @@ def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
     if inference_relations is not None:
         raise UsageError(f"inference_relations: {name} has none, only AttrFormer does")
     methods = ("forward", "compute_states", "full_sort_predict")
+    model_class = type(model)
     overridden = [
-        name for name in methods if getattr(type(model), name) is not getattr(PosRecommender, name)
+        method
+        for method in methods
+        if getattr(model_class, method) is not getattr(PosRecommender, method)
     ]
     if overridden:
         raise UsageError(

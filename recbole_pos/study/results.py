@@ -48,6 +48,7 @@ class TieCount:
 
 def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount:
     """Count users of 3 interactions or more, and those with several items at their last time.
+
     Args:
         user, time, item: [interactions] columns.
     """
