@@ -231,19 +231,20 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     """
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-        others = from_plain(weights["other"])
+        other_parameters = from_plain(weights["other"])
         expected = _get_other_parameters(model)
-        for name in expected.keys() | others.keys():
+        for name in expected.keys() | other_parameters.keys():
             if expected[name] is None:
                 continue
-            if getattr(others[name], "shape", 0) != getattr(expected[name], "shape", 0):
+            shape = getattr(other_parameters[name], "shape", 0)
+            if shape != getattr(expected[name], "shape", 0):
                 difference = f"{name} is of another shape"
     except Exception as error:  # a missing name, or whatever scipy raises
         difference = shown(str(error))
     if difference:
         raise CheckpointError(f"{source} cannot be used with this model: {difference}")
     model.load_state_dict(weights["state_dict"])
-    model.load_other_parameter(others)
+    model.load_other_parameter(other_parameters)
 
 
 def _get_other_parameters(model: Any) -> dict[str, Any]:

@@ -278,15 +278,16 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
     """Draw a panel per measure over the layers, write it to ``file`` and return its path."""
     n_heads = max(values.shape[-1] for values in measured.layers)
     # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
-    values = np.stack([np.broadcast_to(v, (*v.shape[:-1], n_heads)) for v in measured.layers])
-    n_layers, _, n_measures, _ = values.shape
+    layers = [np.broadcast_to(layer, (*layer.shape[:-1], n_heads)) for layer in measured.layers]
+    values = np.stack(layers)
+    n_measures = values.shape[2]
     figure = new_figure(4.4 * n_measures, 4.4)
     layout: Any = figure.get_layout_engine()  # constrained
     layout.set(w_pad=0.12)
     panels = figure.subplots(1, n_measures, squeeze=False)[0]
-    for m, panel in enumerate(panels):
-        _draw_measure(panel, values[:, :, m], measured.uniform[:, m])
-        panel.set_ylabel(AXES[m])
+    for index, panel in enumerate(panels):
+        _draw_measure(panel, values[:, :, index], measured.uniform[:, index])
+        panel.set_ylabel(AXES[index])
     handles_and_labels = panels[0].get_legend_handles_labels()
     figure.legend(*handles_and_labels, loc="outside lower center", ncols=4, frameon=False)
     marks = "small marks: heads; large ones: their mean" if n_heads > 1 else ""
@@ -299,8 +300,8 @@ def _draw_measure(panel: Any, values: np.ndarray, uniform: np.ndarray) -> None:
     layers = np.arange(1, n_layers + 1)
     # of a single layer, heads are drawn side by side, to the right of their mean
     beside_mean = 1 + min(0.06, 0.4 / n_heads) * np.arange(1, n_heads + 1)
-    for q, (label, color) in enumerate(COLORS.items()):
-        by_head = values[:, q]  # [layers, heads]
+    for index, (label, color) in enumerate(COLORS.items()):
+        by_head = values[:, index]  # [layers, heads]
         style: dict[str, Any] = {"color": color, "alpha": 0.5, "markersize": 4}
         if n_heads > 1 and n_layers > 1:
             panel.plot(layers, by_head, "-o", linewidth=0.8, **style)
@@ -309,7 +310,7 @@ def _draw_measure(panel: Any, values: np.ndarray, uniform: np.ndarray) -> None:
         mean_style: dict[str, Any] = {"color": color, "linewidth": 2.5, "markersize": 8}
         panel.plot(layers, by_head.mean(-1), "-o", label=label, **mean_style)
         uniform_label = f"{label}, equal weights"
-        panel.axhline(uniform[q], color=color, linestyle=":", label=uniform_label)
+        panel.axhline(uniform[index], color=color, linestyle=":", label=uniform_label)
     highest = max(values.max(), uniform.max())
     panel.set(xlabel="layer", ylim=(0, (1.07 * highest) or 1))  # 1 if all values are 0
     panel.set(xlim=(0.5, n_layers + 0.5), xticks=layers[:: math.ceil(n_layers / 16)])

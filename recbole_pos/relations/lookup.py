@@ -97,7 +97,7 @@ class TableRelation:
         """Return [m] the value of each interaction, or of its item; 0 beyond the table."""
         if self.is_of_items:
             return values[lookup.items.numpy()[events]]
-        return take_or_missing(values, events, 0)
+        return take_or_fill(values, events, 0)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class NumberRelation:
         if self.origin == TIME:
             return lookup.times[events] * lookup.seconds
         assert self.values is not None
-        return take_or_missing(self.values, events, np.nan)
+        return take_or_fill(self.values, events, np.nan)
 
     def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] bool, whether interactions at places [m] of the log can be related."""
@@ -138,12 +138,12 @@ class NumberRelation:
         )
 
 
-def take_or_missing(values: np.ndarray, index: np.ndarray, missing: float) -> np.ndarray:
-    """Return values at [m] indices, ``missing`` beyond the last value.
+def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np.ndarray:
+    """Return values at [m] indices, ``fill_value`` beyond the last value.
 
     Users and interactions that ``RelationLookup.with_histories`` adds are beyond it.
     """
-    result = np.full(len(index), missing, dtype=values.dtype)
+    result = np.full(len(index), fill_value, dtype=values.dtype)
     is_known = index < len(values)
     result[is_known] = values[index[is_known]]
     return result
@@ -327,7 +327,7 @@ class RelationLookup:
         heads = [relation.find_top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
             return heads, None
-        group = take_or_missing(self.user_table.group, order.user, 0)
+        group = take_or_fill(self.user_table.group, order.user, 0)
         users = top_relations(
             self.user_table, group, order, self.top_k, self.across_users, same_column=True
         )
@@ -359,7 +359,7 @@ class RelationLookup:
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
         """Return relations of users with those of every interaction to itself (section 3.1.3)."""
         assert self.user_table is not None
-        value = take_or_missing(self.user_table.self_relation, order.user, 0)
+        value = take_or_fill(self.user_table.self_relation, order.user, 0)
         value[value == 0] = self.default_self_relation
         event = np.arange(len(order))
         return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])

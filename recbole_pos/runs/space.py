@@ -269,7 +269,8 @@ class Space:
         for dependent in reversed(self.parameters):
             if dependent is parameter or dependent.name in allowed:
                 for name, values in dependent.when.items():
-                    allowed[name] = [v for v in allowed.get(name, values) if v in values]
+                    earlier = allowed.get(name, values)
+                    allowed[name] = [value for value in earlier if value in values]
         options: dict[str, Any] = {}
         searched = {searched.name: searched for searched in self.parameters}
         for name, values in allowed.items():

@@ -139,7 +139,7 @@ def make_failures_table(results: Results) -> RenderedTable | None:
     if failed.empty:
         return None
     titles = {"row": "configuration", "seed": "seed", "reason": "reason"}
-    columns = {title: [Cell(str(v)) for v in failed[name]] for name, title in titles.items()}
+    columns = {title: [Cell(str(cell)) for cell in failed[key]] for key, title in titles.items()}
     return _make_table("Runs that failed", columns, text_columns=(0, 2))
 
 
