@@ -90,8 +90,8 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
     """Return the seeds from a list of them, or from their number."""
     if is_whole(value) and 1 <= value <= 1000:
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
-    has_seeds = isinstance(value, list) and value
-    has_seeds = has_seeds and all(is_whole(seed) and seed >= 0 for seed in value)
+    is_list = isinstance(value, list) and len(value) > 0
+    has_seeds = is_list and all(is_whole(seed) and seed >= 0 for seed in value)
     if not has_seeds or find_repeated(value):
         raise ValueError("expected how many, or different whole numbers in a list")
     return tuple(value)
