@@ -40,7 +40,7 @@ _SINCE_1 = {
     **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
     **{"target_window": 1, "shuffle_block": None, "lr_scheduler": "none"},
-    **{"warmup_steps": 0, "ema_decay": 0.0},
+    **{"warmup_steps": 0, "ema_decay": 0.0, "data_part": "none"},
 }
 # Options of RecBole that are no options of a run, and that digests of 0.2 have.
 _OF_RECBOLE = (
