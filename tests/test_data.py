@@ -97,6 +97,7 @@ def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) 
         ({"ITEM_LIST_LENGTH_FIELD": "item_id"}, "exist already: item_id"),
         ({"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
         ({"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
+        ({"val_interval": {"item_id": "[3,inf)"}}, "val_interval.*item_id.*float"),
         ({"item_inter_num_interval": "[24,inf)"}, "topk: 20 is more than the . items"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

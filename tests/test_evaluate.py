@@ -95,6 +95,7 @@ def test_wrong_questions(run, capsys, words) -> None:
     assert main(["evaluate", str(run), words]) == 2
     message = capsys.readouterr().err.strip()
     assert words.partition("=")[0].lstrip("-") in message and "\n" not in message
+    assert "valid_metric" not in message  # which is no option of evaluate
 
 
 # --- ranks of test targets ---

@@ -155,10 +155,13 @@ def test_lost_moved_and_resumed(cluster: Path, tiny: Path, tmp_path: Path, capsy
     old, moved, out = tmp_path / "old", tmp_path / "data", tmp_path / "out"
     broken = Path(f"{cluster}.broken")
     shutil.copytree(tiny, old)
+    np.save(old / "v.npy", np.random.default_rng(0).normal(size=(40, 4)))
+    (old / "v.txt").write_text("\n".join(f"i{n}" for n in range(40)))
     (tmp_path / "space.yaml").write_text("n_layers: {choice: [1, 2]}\n")
     words = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={old}", "--searcher=grid"]
     words += [*(f"--{key}={value}" for key, value in FAST.items()), "--epochs=2", "--quiet"]
     words += [f"--space={tmp_path / 'space.yaml'}", f"--run_dir={out}"]
+    words += [f"--item_vectors={old / 'v.npy'}"]
     broken.touch()
     try:
         assert main([*words, "--max_concurrent=1"]) == 1
@@ -172,6 +175,9 @@ def test_lost_moved_and_resumed(cluster: Path, tiny: Path, tmp_path: Path, capsy
     resume = ["tune", "--resume", str(out), "--quiet"]
     assert main(resume) == 2 and "data_path" in capsys.readouterr().err
     resume.append(f"--data_path={moved}")
+    assert main(resume) == 2 and "item_vectors" in capsys.readouterr().err
+    resume.append(f"--item_vectors={moved / 'v.npy'}")
+    assert main([*resume, "--init_from=x"]) == 2 and "has none" in capsys.readouterr().err
     assert main([*resume, "--cpus_per_trial=64"]) == 2
     assert "--cpus_per_trial" in capsys.readouterr().err
     before = len(notes(cluster))
@@ -304,6 +310,8 @@ def test_how_trials_end(tiny: Path, tmp_path: Path, capsys) -> None:
     """By themselves, by the scheduler, by their own fault or not; the same after a restart."""
     args = SearchArguments(num_samples=5)
     given = {**FAST, "epochs": 2, "data_path": str(tiny)}
+    started, _ = plan_search("FPARec", "tiny", None, [], {**given, "init_from": "start"}, args)
+    assert started.base.options["init_from"] == os.path.abspath("start")  # trials run elsewhere
     plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
     folder = StudyFolder(tmp_path)
     runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
