@@ -34,7 +34,7 @@ class _Rules(yaml.constructor.SafeConstructor):
     """Rules of the package's yaml: plain values, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-
+        """Return a mapping as a dict, or raise an error at the key that is given twice."""
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         names = set()
         for key in keys:
@@ -122,12 +122,12 @@ _INTERVALS = re.compile(rf"(?:[\[(]{_END},{_END}[\])];?)+", re.IGNORECASE)
 _OPENERS = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
 
 
-def parse_scalar(text: str, where: str) -> Any:
+def parse_scalar(text: str, location: str) -> Any:
     """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
 
     Raises:
         UsageError: if the text begins like a list, mapping or quotation and is not one; the message
-            begins with ``where``.
+            begins with ``location``.
     """
     bare = text.strip()
     if bare in ("|", ">"):  # a separator of fields, which yaml takes for a block of lines
@@ -140,8 +140,8 @@ def parse_scalar(text: str, where: str) -> Any:
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
         raise UsageError(
-            f"{where}: {shown(text)} begins like {kind}, but is wrong ({problem}); close what it "
-            "opens, or quote all of it if it is text"
+            f"{location}: {shown(text)} begins like {kind}, but is wrong ({problem}); close what "
+            "it opens, or quote all of it if it is text"
         ) from error
 
 

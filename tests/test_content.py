@@ -121,6 +121,8 @@ def test_absurd_files_are_refused(tmp_path: Path) -> None:
     for file in [*files, str(tmp_path / "v.csv")]:
         with pytest.raises(UsageError, match="^item_vectors: "):
             read_vectors(file, np.array(["[PAD]", *NAMES]), "item_id")
+    with pytest.raises(UsageError, match="row 2"):
+        read_vectors(str(tmp_path / "ragged.parquet"), np.array(["[PAD]", "i0"]), "item_id")
     with pytest.raises(UsageError, match="^item_vectors: "):
         to_files((NAMES, vectors()[:3]))
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from own_models import GRU, MODULE, REGISTER, call, config_of, options
+from conftest import run_python, train
+from own_models import GRU, MODULE, REGISTER, config_of, options
 from recbole.config import Config
 from recbole.model.abstract_recommender import ContextRecommender, SequentialRecommender
 from recbole.model.sequential_recommender import SASRec
@@ -155,7 +156,7 @@ def test_names_that_mean_something_else_to_the_plugin_are_free(tiny: Path, mine)
     assert "pre, post" in refusal(PosConfig, "PosSASRec", "tiny", None, options(tiny, norm="l1"))
 
 
-def test_models_that_are_none(mine) -> None:
+def test_classes_that_are_no_models_are_refused(mine) -> None:
     sequential, stub = (SequentialRecommender,), lambda self, rows: None
     for model, named in (
         ("TinyGRU", "'TinyGRU'"),
@@ -174,7 +175,7 @@ def test_models_that_are_none(mine) -> None:
         assert name in message and holder in message
 
 
-def test_schemes_that_are_none(mine) -> None:
+def test_classes_that_are_no_schemes_are_refused(mine) -> None:
     misspelt = type("Misspelt", (recbole_pos.AttentionPosition,), {"biass": None})
     text = type("Text", (mine.Recency,), {"options": "recency_slope"})
     positional = type("Positional", (mine.Recency,), {"__init__": lambda self, sizes, slope: None})
@@ -314,7 +315,7 @@ recbole_pos.run(TinyGRU, "tiny", None, given, run_dir="gru", nproc=2, verbose=Fa
 """).strip()  # fmt: skip
     indented = "\n".join(f"    {line}" if line else "" for line in body.splitlines())
     (tmp_path / "script.py").write_text(f'if __name__ == "__main__":\n{indented}\n')
-    call(tmp_path, "script.py")
+    run_python("script.py", cwd=tmp_path)
     assert (tmp_path / "gru" / "result.json").is_file()
 
 
@@ -342,8 +343,7 @@ def test_what_this_process_knows_is_sent_to_others(here: Path, mine) -> None:
 @pytest.fixture
 def stranger(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run folder with modules, and as the working directory, which is searched for modules."""
-    given = {**options(tiny), "hidden_size": 8, "inner_size": 8}
-    recbole_pos.run("FPARec", "tiny", None, given, run_dir=tmp_path, verbose=False)
+    train(tiny, tmp_path)
     (tmp_path / "nested").mkdir()
     for file in ("mine.py", "nested/part.py"):
         (tmp_path / file).write_text("open('ran', 'w').close()\n")
@@ -376,7 +376,7 @@ def test_a_file_does_not_choose_code(stranger: Path, monkeypatch, capsys) -> Non
     assert not (stranger / "ran").exists()
 
 
-def test_the_user_does(stranger: Path) -> None:
+def test_code_that_the_user_names_runs(stranger: Path) -> None:
     name_plugin("mine")
     assert main([*READ, "--plugins", "mine"]) == 0 and (stranger / "ran").exists()
     plugins._allowed.clear()

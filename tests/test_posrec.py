@@ -9,9 +9,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference_graph import SESSIONS
+from shop import shaken
 
 from recbole_pos.config.options import find_option
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, count_distances, weigh_neighbours
 
@@ -107,15 +107,6 @@ def states(model, many: list[list[int]]) -> torch.Tensor:
     return model.states(items, ctx, ctx.last)
 
 
-def shaken(made):
-    """The model in float64 with weights far from their start."""
-    model = made.model.double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn_like(p) * 0.4)
-    return model
-
-
 def expected(config, model, session: list[int]) -> torch.Tensor:
     if config["model"] == "FGNN":
         return reference.fgnn(model, session, config["anchors"], config["anchor_overlap"])
@@ -184,17 +175,3 @@ def test_prefix_windows_give_the_loss_of_recboles_rows(experiment, name: str) ->
     for row in range(20):
         session = rows["item_id_list"][row, : int(rows["item_length"][row])].tolist()
         torch.testing.assert_close(scores[row], states(model, [session])[0] @ table.T)
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        ("PosRec", {"position": ["ldpe", "rope"]}, "^position: .*rope"),
-        ("PosRec", {"position": ["time_learned"]}, "^position: .*time_learned"),
-        ("FGNN", {"train_windows": "chunk"}, "^train_windows: FGNN"),
-    ],
-)
-def test_bad_options(experiment, model: str, options: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        made = experiment(model, **{"hidden_size": 16, **options})
-        made.trainer.training_loader(made.loaders["train"])

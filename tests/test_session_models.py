@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from conftest import write_atomic
 from scipy.sparse import csr_matrix
 from session_logs import CUT, file_phases, session_log
 
-import recbole_pos
-from recbole_pos.model.models import BASELINES
 from recbole_pos.model.session_baselines import find_nearest_items
 
 
@@ -116,23 +113,3 @@ def test_fpmc_without_users(experiment, sessions: str) -> None:
         made.model.full_sort_predict(rows), users.model.full_sort_predict(rows)
     )
     torch.testing.assert_close(made.model.predict(rows), users.model.predict(rows))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", BASELINES)
-def test_baselines_run_with_the_papers_metrics(sessions: str, tmp_path: Path, model: str) -> None:
-    """R@K: targets among the first K of all items; M@K: their reciprocal ranks, else 0."""
-    options = {"data_path": sessions, "epochs": 1, "metrics": ["Recall", "MRR"], "topk": [5, 10]}
-    options |= {"valid_metric": "Recall@10", **CUT}
-    result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
-    assert result.candidates == "all items"
-    assert result.test_targets == len(prefixes(session_log(), "test")) > 50
-    if model == "SessionKNN":  # its ties have no order
-        return
-    made = recbole_pos.load(tmp_path / "run")
-    ranks = [best.index(target) + 1 for _, target, best in ranked(made, "test")]
-    want = {}
-    for k in (5, 10):
-        want[f"recall@{k}"] = sum(rank <= k for rank in ranks) / len(ranks)
-        want[f"mrr@{k}"] = sum(1 / rank for rank in ranks if rank <= k) / len(ranks)
-    assert result.test == pytest.approx(want, abs=1e-6)

@@ -22,6 +22,7 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     """Return a function that converts a word of the command line to a finite number."""
 
     def read(text: str) -> Any:
+        """Return the number; raise argparse's error if ``text`` is none, or not finite."""
         try:
             value = kind(text)
         except ValueError:

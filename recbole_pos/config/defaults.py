@@ -7,6 +7,7 @@ from typing import Any
 
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
+from recbole_pos.data.parts import is_part
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
@@ -62,9 +63,14 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
 
 
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return ``load_col``, with the time field added to RecBole's default (user and item)."""
+    """Return ``load_col``, with the time field added to RecBole's default (user and item).
+
+    Under ``data_part: by_rank`` names of items are loaded too, which number them.
+    """
     load_col = config.get("load_col")
-    if load_col != {"inter": ["user_id", "item_id"]}:
-        return load_col
     fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
-    return {"inter": [config[field] for field in fields]}
+    if load_col == {"inter": ["user_id", "item_id"]}:
+        load_col = {"inter": [config[field] for field in fields]}
+    if load_col and is_part(config):
+        load_col = {"item": [config["ITEM_ID_FIELD"]], **load_col}
+    return load_col

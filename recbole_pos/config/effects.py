@@ -58,6 +58,7 @@ def if_option(text: str) -> Condition:
     allowed = choices.split()
 
     def condition(config: Options, value: Any) -> str | None:
+        """Return why the option is not read, or None if it is."""
         other_value = _read_option(config, key)
         if other_value is _ABSENT:
             return None
@@ -136,6 +137,7 @@ def if_not_refused(option: str) -> Condition:
     recbole_refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
 
     def condition(config: Options, value: Any) -> str | None:
+        """Return why the model refuses the option, or None if it does not."""
         model = config["model"]
         reasons = recbole_refuses.get(model, {})
         if model in OURS:

@@ -93,6 +93,7 @@ _TABLE: list[Option] = [
             "discretization", only=effects.if_fields_are_embedded, check=option.check_discretization
         ),
         _rows("numerical_features", example=["price"], only=effects.if_fields_are_embedded),
+        _rows("data_part", "none by_rank"),
         _rows("benchmark_filename", example=["train", "valid", "test"]),
         _rows("rm_copies"),
         _rows("session_filter", check=option.make_check("data.splits:read_session_filter")),

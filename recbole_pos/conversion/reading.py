@@ -88,7 +88,7 @@ def read_files(path: Path, args: ConvertArguments, names_option: str) -> Source:
                 f"{part.path}: {num_broken:,} of {num_lines:,} lines are broken, the first: "
                 f"{part.describe_broken()[0]}"
             )
-        _add_partitions(part, path)
+        _add_partitions(part)
     columns = stack_columns([(part.columns, part.num_rows) for part in parts])
     return Source(path, parts, columns, form, decimal_comma)
 
@@ -136,14 +136,12 @@ def _find_files(path: Path) -> list[Path]:
     """Return the file at a path, or all data files of a folder; refuse files of two formats."""
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
-    if path.is_file():
-        files = [path] if _find_format(path) else []
-    else:
-        files = []
-        for file in sorted(path.rglob("*")):
-            is_hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
-            if file.is_file() and _find_format(file) and not is_hidden:
-                files.append(file)
+    files = []
+    for file in sorted(path.rglob("*")) or [path]:  # a file has none below it
+        parts = file.relative_to(path).parts
+        is_hidden = any(part[0] in "._" and "=" not in part for part in parts)
+        if file.is_file() and _find_format(file) and not is_hidden:
+            files.append(file)
     files = [file for file in files if file.suffix not in _BESIDE] or files
     if not files:
         raise UsageError(
@@ -172,12 +170,12 @@ def _open(file: Path) -> IO[bytes]:
     return gzip.open(file) if _is_gzip(file) else open(file, "rb")  # type: ignore[return-value]
 
 
-def _add_partitions(part: Part, folder: Path) -> None:
-    """Add a column for each folder that is called such as country=NO.
+def _add_partitions(part: Part) -> None:
+    """Add a column for each folder of the path that is called such as country=NO.
 
     It is called ``country (folder)`` if the file has a column country with other values.
     """
-    for name in part.path.relative_to(folder).parts[:-1]:
+    for name in part.path.parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
         if not (column and equals):
             continue
@@ -216,8 +214,15 @@ class TextReader:
         bad_rows: list[tuple[int, str]] = []
         with suppress(UsageError):  # reading the whole file raises it again
             columns, bad_rows = self._read_table(file, head, line_number, use_threads=False)
-        has_one_column = num_columns < 2 or (self.separator == " " and bad_rows)
-        if has_one_column and not args.separator:
+        is_ragged = self.separator == " " and bad_rows
+        if num_columns > 1 and is_ragged and not args.separator:
+            raise UsageError(
+                f"{file}: separated by spaces, line {bad_rows[0][0] + line_number + 1} has "
+                f"{bad_rows[0][1]}; if each is a user and the items in order, write pairs: "
+                f"`awk '{{for (n = 2; n <= NF; n++) print $1, $n}}' {file.name} > pairs.txt` for "
+                f"--{names_option} user,item --time row_order"
+            )
+        if num_columns < 2 and not args.separator:
             raise UsageError(
                 f"{file}: the first line, {first_line[:80]!r}, has one column; cells may be "
                 "separated by comma, semicolon, tab or |, another is given with --separator"
@@ -236,7 +241,8 @@ class TextReader:
                 f"{file}: its first line, {first_line[:80]!r}, is not that of the other files; "
                 "files with different columns are converted one by one (--items, --users)"
             )
-        num_header = line_number - 1 if self.given_names else line_number  # lines above the rows
+        is_header = self._split(first_line, self.separator) == self.names
+        num_header = line_number if is_header or not self.given_names else line_number - 1
         compression = "gzip" if _is_gzip(file) else None
         for use_threads in (True, False):  # with threads, Arrow does not number bad rows
             with pa.input_stream(str(file), compression=compression, buffer_size=_BLOCK) as stream:

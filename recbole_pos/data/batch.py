@@ -139,6 +139,8 @@ class WindowGatherer:
         device: torch.device,
         features: Features,
     ) -> None:
+        """Copy interactions, windows and features to the device; times only if required."""
+
         def to_device(column: Tensor) -> Tensor:
             return column.to(device)
 

@@ -29,6 +29,7 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole.utils.argument_list import dataset_arguments
 
 from recbole_pos.data.interactions import EventLog
+from recbole_pos.data.parts import is_part, list_parts
 from recbole_pos.data.targets import Split
 from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
@@ -56,7 +57,10 @@ class Cache:
     """The prepared data of one dataset, of ``files`` in a folder, under one set of options."""
 
     def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:
-        self.files, self.key, self.folder = sorted(files), key, folder / FOLDER
+        """Name the cache's file by a digest of the options that reading the data depends on."""
+        self.files, self.key = sorted(files), key
+        parts = list_parts(config) if is_part(config) else None  # each keeps its own caches
+        self.folder = Path(folder, FOLDER, *(parts or ()))
         self.options = json.loads(json.dumps({n: config[n] for n in READ}, default=str))
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.pt"
@@ -112,14 +116,14 @@ class Cache:
         try:
             if _read_states(self.files) != self.table_states:
                 raise OSError("a file has changed while it was read")
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             with _open_replacement(self.path) as file:
                 torch.save({"state": capture(dataset), "warnings": warnings}, file)
             self._write_seal(digest_file(self.path))
             self._remove_old()
         except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
             message = "prepared data of %s are not kept for the next start: %s"
-            logging.getLogger().info(message, self.folder.parent, error)
+            logging.getLogger().info(message, self.files[0].parent, error)
 
     def _digest_tables(self) -> dict[str, str]:
         return {file.name: digest_file(file) for file in self.files}

@@ -27,6 +27,7 @@ from recbole_pos.data.identity import (
 )
 from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
 from recbole_pos.data.loading import AtomicTables, number_names
+from recbole_pos.data.parts import Totals, is_part, join_parts
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.targets import (
@@ -57,6 +58,7 @@ class _ExactTimeMixin(AtomicTables):
         held_out: data later than those of the run; None if none were held out.
         user_counts: [users] int64 interactions of each before the split left any out.
         split: the log with the part of every interaction and the targets, see ``targets.py``.
+        totals: counts over the parts of all processes; None if this one has all users.
         phase: train, valid or test; None for the dataset before the split.
         whole: for the part of one phase, the dataset that was split.
         missing: for fields of type float, which cells had no number ([users], [items] or
@@ -64,6 +66,7 @@ class _ExactTimeMixin(AtomicTables):
     """
 
     split: Split
+    totals: Totals | None = None
     phase: str | None = None
     whole: _ExactTimeMixin | None = None
     held_out: HeldOut | None = None
@@ -108,6 +111,8 @@ class _ExactTimeMixin(AtomicTables):
             return
         columns = [feat[field] for feat, field, _ in remap_list]
         first_field = remap_list[0][1]
+        if is_part(self.config) and first_field == self.iid_field:  # numbers for all processes
+            columns.insert(0, self.item_feat[first_field])
         if self.known is not None and first_field in self.known.tokens:
             columns.insert(0, pd.Series(self.known.tokens[first_field][1:], dtype=object))
         names, numbered = number_names(columns, self.scratch)
@@ -226,6 +231,8 @@ class _ExactTimeMixin(AtomicTables):
     @property
     def popularity(self) -> np.ndarray:
         """[items] int64 training interactions of each item."""
+        if self.totals is not None:
+            return self.totals.popularity
         return count_items(self.log, self.part == TRAIN, self.item_num)
 
     @cached_property
@@ -249,6 +256,8 @@ class _ExactTimeMixin(AtomicTables):
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
+        if is_part(self.config) and self.totals is None:
+            join_parts(self)
         datasets = []
         for phase in PHASES:
             dataset = copy.copy(self)
@@ -320,6 +329,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         """Do nothing: RecBole's given parts hold histories, here they hold interactions."""
 
     def _take_log(self) -> None:
+        """Take over the log, with a row for every interaction that has a history."""
         self.max_item_list_len = self.config["MAX_ITEM_LIST_LENGTH"]
         self.field2seqlen = dict(self.field2seqlen)
         super()._take_log()

@@ -102,6 +102,9 @@ class Vocabulary:
         """Return the names and counts of a dataset after ``build``."""
         loaded = map_fields_to_tables(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
+        if dataset.totals is not None:  # a process knows its own users, and no model reads them
+            tokens[dataset.uid_field] = tokens[dataset.uid_field][:1]
+            return cls(tokens, dataset.user_counts[:1], dataset.popularity)
         return cls(tokens, dataset.user_counts, dataset.popularity)
 
     @property
@@ -136,22 +139,21 @@ class Vocabulary:
         Raises:
             ValueError: if it is not such a table.
         """
-        if tuple(table) != _COLUMNS or not {user_field, item_field} <= set(table["field"]):
+        if tuple(table) != _COLUMNS or item_field not in set(table["field"]):
             raise ValueError(
-                f"expected columns {', '.join(_COLUMNS)} and names of {shown(user_field)} and "
-                f"{shown(item_field)}"
+                f"expected columns {', '.join(_COLUMNS)} and names of {shown(item_field)}"
             )
         is_text = pd.api.types.infer_dtype(table["token"], skipna=False) == "string"
         if not is_text or table.duplicated(["field", "token"]).any():
             raise ValueError("token: expected text, each name of a field once")
         rows_by_field = dict(list(table.groupby("field", observed=True, sort=False)))
         user_counts, popularity = (
-            np.append(0, rows_by_field[field]["events"].to_numpy(dtype=np.int64))
+            np.append(0, rows_by_field.get(field, table[:0])["events"].to_numpy(dtype=np.int64))
             for field in (user_field, item_field)
         )
         if table["events"].dtype.kind != "i" or user_counts.min() < 0:
             raise ValueError("events: expected whole numbers, at least 0 of each user")
-        tokens = {
+        tokens = {user_field: np.array(["[PAD]"])} | {
             str(field): np.array(["[PAD]", *rows["token"]]) for field, rows in rows_by_field.items()
         }
         return cls(tokens, user_counts, None if popularity.min() < 0 else popularity)
@@ -331,8 +333,10 @@ def _read_later(
 
 def count_dataset(dataset: Any) -> dict[str, int]:
     """Return the numbers of users, items and interactions of a dataset after ``build``."""
-    num_users, num_items = dataset.user_num - 1, dataset.item_num - 1
-    return {"users": num_users, "items": num_items, "events": len(dataset.log)}
+    users, events = dataset.user_num - 1, len(dataset.log)
+    if dataset.totals is not None:
+        users, events = dataset.totals.users, dataset.totals.events
+    return {"users": users, "items": dataset.item_num - 1, "events": events}
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:

@@ -23,7 +23,7 @@ from numpy.lib.format import open_memmap
 from pyarrow import compute
 
 from recbole_pos.errors import UsageError
-from recbole_pos.files import digest_file, name_write_errors, write_text
+from recbole_pos.files import TemporaryFolder, digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
@@ -249,7 +249,7 @@ def to_files(value: Any) -> Any:
         return {name: to_files(vectors) for name, vectors in value.items()}
     if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
-    path = Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / KEPT
+    path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
         value.to_parquet(path, index=False)
@@ -264,9 +264,9 @@ def to_files(value: Any) -> Any:
 
 
 @cache
-def _temporary_folder() -> tempfile.TemporaryDirectory:
+def _temporary_folder() -> TemporaryFolder:
     """Return the folder of vectors from memory, which is removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="recbole_pos_")
+    return TemporaryFolder()
 
 
 def make_absolute(source: Any) -> Any:

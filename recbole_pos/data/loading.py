@@ -14,6 +14,7 @@ from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import find_atomic_file, list_interaction_files, require_dataset
+from recbole_pos.data.parts import is_part, list_parts, require_all_parts
 from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
 from recbole_pos.data.tables import Table, open_table
@@ -47,6 +48,7 @@ class _CountedNames:
     def __init__(
         self, table: str, intervals: Intervals | None, column: pd.Series, in_table: pd.Series | None
     ) -> None:
+        """Number the names of a categorical column, then those that occur only in the table."""
         names = column.cat.categories
         table_codes = np.empty(0, dtype=np.int64)
         if in_table is not None:
@@ -86,8 +88,10 @@ class AtomicTables(Dataset):
         return self._list_interaction_files() + [self._find_file(suffix) for suffix in suffixes]
 
     def _list_interaction_files(self) -> list[Path]:
-        parts = self.config["benchmark_filename"]
-        return list_interaction_files(Path(self.dataset_path), self.dataset_name, parts)
+        parts, folder = list_parts(self.config), Path(self.dataset_path)
+        if is_part(self.config):
+            require_all_parts(folder, self.dataset_name)
+        return list_interaction_files(folder, self.dataset_name, parts)
 
     def _find_file(self, suffix: str) -> Path:
         return find_atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
@@ -95,7 +99,9 @@ class AtomicTables(Dataset):
     def _load_data(self, token: str, dataset_path: str) -> None:
         """Load all tables of a dataset; check that they and the options fit together."""
         suffixes = self.config["additional_feat_suffix"] or []
-        require_dataset(token, Path(dataset_path), ["user", "item", *suffixes], self.config)
+        require_dataset(
+            token, Path(dataset_path), ["user", "item", *suffixes], list_parts(self.config)
+        )
         for table in ("user", "item"):
             file = self._find_file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():

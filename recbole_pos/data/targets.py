@@ -253,7 +253,7 @@ def make_split(
         "target": eval_args["target"],
         "cold_items": eval_args["cold_items"],
         "items_without_training": int(is_cold[1:].sum()),
-        **{name: _count_phases(parts) for name, parts in parts_by_count.items()},
+        **{name: count_phases(parts) for name, parts in parts_by_count.items()},
         **leaks,
     }
     return Split(log, part, is_target, summary)
@@ -406,8 +406,8 @@ def describe_split(summary: dict[str, Any]) -> str:
         return ""
     kind = next(iter(summary["split"]))
     times = " and ".join(map(format_time, summary["boundaries"]))
-    where = f" at time {times}" if times else ""
-    return f"split {kind}{where}: {'; '.join(parts)}"
+    boundaries = f" at time {times}" if times else ""
+    return f"split {kind}{boundaries}: {'; '.join(parts)}"
 
 
 def make_warnings(summary: dict[str, Any]) -> list[str]:
@@ -439,5 +439,6 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
     return warnings
 
 
-def _count_phases(part: np.ndarray) -> dict[str, int]:
+def count_phases(part: np.ndarray) -> dict[str, int]:
+    """Return phase -> how many of some interactions, of which ``part`` has the parts, are in it."""
     return {phase: int(np.count_nonzero(part == i)) for i, phase in enumerate(PHASES)}

@@ -130,6 +130,7 @@ class PrefixRows(Interaction):
         length_field: str,
         features: Features | None = None,
     ) -> None:
+        """Keep the interactions; a row for each target is computed when it is read."""
         super().__init__({})
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field

@@ -107,6 +107,7 @@ class EarlyGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients that ``forward`` kept, times the scalar ``grad``."""
         grads = ctx.saved_tensors
         # Scaling copies gradients. On a CPU it is cheap to read the factor, and 1 needs no copy.
         is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -132,6 +133,7 @@ class _CatalogueLoss(EarlyGradients):
         prior: Tensor | None,
         factor_type: torch.dtype | None,
     ) -> Tensor:
+        """Return the scalar mean loss of states [m, d] over all items; keep its gradients."""
         loss, grad_hidden, grad_weight = _compute_loss_and_gradients(
             hidden, weight, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
         )

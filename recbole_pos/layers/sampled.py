@@ -77,6 +77,7 @@ class SampledLoss:
     cumulative: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        """Compute the sampling distribution, ``log_q`` and ``cumulative``, from the counts."""
         if self.loss_type == "in_batch":
             self.negative_sampler = "in_batch"
         counts = self.counts.double()
@@ -195,6 +196,7 @@ class _SharedNegatives(EarlyGradients):
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
+        """Return the scalar mean loss of states [m, d] against [groups, n] negative ``items``."""
         m = len(hidden)
         num_groups, n = items.shape
         size = math.ceil(m / num_groups)

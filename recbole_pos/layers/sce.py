@@ -211,6 +211,7 @@ class _BucketCrossEntropy(EarlyGradients):
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
+        """Return the scalar mean of each position's largest loss in a bucket; keep gradients."""
         buckets = _Buckets(hidden, weight, targets, positions, items)
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]

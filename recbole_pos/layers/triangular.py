@@ -31,6 +31,7 @@ class _TriangularProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients to the matrix [t, t], within its band, and to x [t, c]."""
         matrix, x = ctx.saved_tensors
         grad = grad.contiguous()
         grad_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[0] else None

@@ -75,6 +75,7 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Read the relations, build the backbone with them, and estimate the prior of targets."""
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
         self.reads_request = False  # neighbours in a batch would learn when a target happens
@@ -130,11 +131,13 @@ class AttrFormer(PosSASRec):
         self.notices += check_clock(dataset.log, unit, instead=instead, across=not reads_time)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
+        """Return the function that builds the next block, with relations as ``user_layers`` say."""
         num_user_relations = sum(relation.source == "user" for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         layer_number = count(1)
 
         def build_layer(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
+            """Build the next block; each call counts the blocks on."""
             return RelationLayer(
                 options,
                 position,

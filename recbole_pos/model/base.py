@@ -103,6 +103,7 @@ class PosRecommender(SequentialRecommender):
     )
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build the item vectors with their features and content, and the loss."""
         super().__init__(config, dataset)
         self.notices: list[str] = []  # to report before training, not when a run is loaded
         self.time_unit = SECONDS[config["timestamp_unit"]]

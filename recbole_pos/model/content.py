@@ -76,6 +76,7 @@ class Content(ItemPart):
     def __init__(
         self, statistics: Statistics, values: np.ndarray, size: int, is_trainable: bool
     ) -> None:
+        """Keep the content vectors, fixed or as a parameter, and create the MLP, c to d to d."""
         super().__init__()
         self.statistics = statistics
         content = torch.from_numpy(values).to(torch.get_default_dtype())

@@ -57,6 +57,7 @@ class NativeAdapter(RecBoleAdapter):
     """Adapter of a model of the plugin."""
 
     def requirements(self) -> BatchRequirements:
+        """Return the form of batches that the attributes of the model ask for."""
         model = self.model
         return BatchRequirements(
             windows=True,
@@ -98,6 +99,7 @@ class NativeAdapter(RecBoleAdapter):
         return loss
 
     def find_kept_table(self) -> nn.Parameter | None:
+        """Return the item table if it is large, on a CPU, and a step needs few of its rows."""
         embedding = self.model.item_embedding
         if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
             return None
@@ -123,6 +125,7 @@ class EveryPosition(RecBoleAdapter):
     """
 
     def requirements(self) -> BatchRequirements:
+        """Return that batches are windows; raise UsageError for a loss but cross-entropy."""
         config = self.config
         if config["augmentation"] == "all_positions" and config["loss_type"] != "CE":
             raise UsageError(

@@ -44,6 +44,7 @@ class TimeIntervalAttention(AttentionPosition):
     reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
+        """Create P [n, d] and R [intervals + 1, d], one of each for keys and for values."""
         super().__init__()
         self.max_length = dimensions.max_length
         self.longest = tisas_intervals
@@ -113,6 +114,7 @@ class DecoupledAttributes(AttentionPosition):
     def __init__(
         self, dimensions: Dimensions, *, difsr_fields: Sequence[str], difsr_size: int
     ) -> None:
+        """Create a table, queries and keys for the position and for each field of items."""
         super().__init__()
         std = dimensions.initializer_range
         if isinstance(difsr_fields, str):

@@ -80,6 +80,7 @@ class ALiBi(DistanceBias):
     slopes: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
+        """Compute the slopes [h, 1], a geometric series if h, the heads, is a power of two."""
         super().__init__()
         h = dimensions.n_heads
         power = 2 ** int(math.log2(h))  # the largest power of two up to h
@@ -107,6 +108,7 @@ class T5Bias(DistanceBias):
     bucket: Tensor
 
     def __init__(self, dimensions: Dimensions, *, t5_buckets: int, t5_max_distance: int) -> None:
+        """Create the biases [h, buckets], and compute the bucket of each distance, [n]."""
         super().__init__()
         if t5_buckets < 2 or t5_max_distance <= t5_buckets // 2:
             raise UsageError(
@@ -138,6 +140,7 @@ class KERPLE(DistanceBias):
     options = ("kerple_kind",)
 
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
+        """Create r1 and r2 [h] without bounds; :meth:`curve` maps them into their ranges."""
         super().__init__()
         self.kind = kerple_kind
         h = dimensions.n_heads
@@ -149,6 +152,7 @@ class KERPLE(DistanceBias):
         self.raw_r2 = nn.Parameter(raw_r2)
 
     def curve(self, distance: Tensor) -> Tensor:
+        """Return the bias [h, t] of each head at the distances 0 to t - 1, [t] int64."""
         r1 = F.softplus(self.raw_r1)[:, None]
         raw_r2 = self.raw_r2[:, None]
         if self.kind == "log":

@@ -141,6 +141,7 @@ class FuXiLinear(AttentionPosition):
         time_max_period: float,
         time_unit: str,
     ) -> None:
+        """Create the decay of each head [h], p [n, s], alpha and beta, and the fixed periods."""
         super().__init__()
         if fuxi_position_size % 2:
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")

@@ -110,6 +110,7 @@ class TokenMixing(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
+        """Return W2 gelu(W1 X) over the positions of each sequence, for values X [m, h, e]."""
         block = ctx.pad(value, "end", time_major=True)  # [t, b, h, e]
         t = ctx.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))

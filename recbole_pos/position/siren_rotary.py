@@ -59,6 +59,7 @@ class SirenRotaryPosition(AngularPosition):
         siren_omega: float,
         time_unit: str,
     ) -> None:
+        """Create A and B [width, signals + 1], biases included, and W and V [planes, width]."""
         super().__init__()
         planes = count_planes(dimensions, "siren_rope")
         num_signals = 1 + 2 * len(calendar_parts)

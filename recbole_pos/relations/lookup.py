@@ -174,6 +174,7 @@ class RelationLookup:
         seconds: float,
         default_self_relation: float,
     ) -> None:
+        """Take the interactions from the dataset, and build the relations of heads and users."""
         log = dataset.log
         self.top_k, self.max_length = top_k, max_length
         self.clock = cross_sequence

@@ -90,6 +90,7 @@ class _ReadableRuns:
     def __init__(
         self, cell: np.ndarray, classified: np.ndarray, order: EventOrder, across_users: bool
     ) -> None:
+        """Sort interactions by cell and chain, and those that others may read by cell and rank."""
         self.order = order
         self.num_chains = int(order.chain.max(initial=0)) + 1
         self.num_users = int(order.user.max(initial=0)) + 1

@@ -121,15 +121,17 @@ _NAMES = TypeAdapter(Annotated[list[Name | None], Plain])
 _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
-def describe_invalid(error: ValidationError, where: str = "") -> str:
-    """Return the first validation error as text: its location within ``where``, reason, value."""
+def describe_invalid(error: ValidationError, location: str = "") -> str:
+    """Return the first validation error as text: its place, from ``location`` on, and reason."""
     first = error.errors(include_url=False, include_context=False)[0]
     for key in first["loc"]:
         if isinstance(key, int):
-            where += f"[{key}]"
+            location += f"[{key}]"
         elif key not in _UNION_MEMBERS:
-            where += f".{shown(key)[1:-1]}"
-    return f"{where.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
+            location += f".{shown(key)[1:-1]}"
+    return (
+        f"{location.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
+    )
 
 
 @dataclass(frozen=True)
@@ -325,21 +327,24 @@ def _parse_histories(histories: Any) -> list[History]:
         raise UsageError(describe_invalid(error, "histories")) from None
 
 
-def _read_times(history: History, where: str, needs_time: bool, unit: float | None) -> list[float]:
+def _read_times(
+    history: History, location: str, needs_time: bool, unit: float | None
+) -> list[float]:
     """Return the time of each interaction in the unit of the time field, or NaN for each."""
     num_items = len(history.items)
     if history.times is None:
         if needs_time and num_items:
             raise UsageError(
-                f"{where}: the model reads times, so each history needs them: "
+                f"{location}: the model reads times, so each history needs them: "
                 '{"items": [...], "times": [...]}'
             )
         return [np.nan] * num_items
     if len(history.times) != num_items:
         raise UsageError(
-            f"{where}.times: expected one for each of {num_items} items, found {len(history.times)}"
+            f"{location}.times: expected one for each of {num_items} items, found "
+            f"{len(history.times)}"
         )
-    return [read_moment(time, f"{where}.times", unit) for time in history.times]
+    return [read_moment(time, f"{location}.times", unit) for time in history.times]
 
 
 def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
@@ -371,20 +376,20 @@ def _read_column(
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
     flat: list[Any] = []
     for number, value in enumerate(values):
-        where = f"histories[{number}].{name}"
+        location = f"histories[{number}].{name}"
         if lengths is None:
             value = [value]
         elif value is None:
             value = [None] * lengths[number]
         elif not _is_list(value) or len(value) != lengths[number]:
             raise UsageError(
-                f"{where}: expected a list with a value for each of {lengths[number]} items (null "
-                f"where there is none), found {shown(value)}"
+                f"{location}: expected a list with a value for each of {lengths[number]} items "
+                f"(null where there is none), found {shown(value)}"
             )
         try:
             flat += adapter.validate_python(value)
         except ValidationError as error:
-            raise UsageError(describe_invalid(error, where)) from None
+            raise UsageError(describe_invalid(error, location)) from None
     return _to_tensor(flat, tokens)
 
 
@@ -406,12 +411,12 @@ def _to_tensor(values: list[Any], tokens: TokenIds | None) -> Tensor:
     return pad_sequence(rows, batch_first=True)[:-1]
 
 
-def read_moment(time: Any, where: str, unit: float | None) -> float:
+def read_moment(time: Any, location: str, unit: float | None) -> float:
     """Return a time in the unit of the time field, counted from 1970-01-01 UTC.
 
     Args:
         time: a number in that unit, a datetime, or text in ISO 8601; UTC if it names no zone.
-        where: location of the time, for error messages.
+        location: the time's field, for error messages.
         unit: seconds in the unit; None if the field only orders interactions.
     """
     if isinstance(time, (float, int, np.number)) and not isinstance(time, bool):
@@ -426,13 +431,13 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
             raise ValueError
     except (ValueError, TypeError, OverflowError, AttributeError):
         raise UsageError(
-            f"{where}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
+            f"{location}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
             f"{shown(time)}"
         ) from None
     if unit is None:
         raise UsageError(
-            f"{where}: expected numbers, as the time field of the data has, which counts no time; "
-            f"found {shown(str(time))}"
+            f"{location}: expected numbers, as the time field of the data has, which counts no "
+            f"time; found {shown(str(time))}"
         )
     return since_epoch / (unit * 1e6)
 
@@ -482,13 +487,13 @@ def _name_read_errors(file: str | Path) -> Iterator[None]:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
 
-def _require_columns(names: list[str], where: Any) -> None:
+def _require_columns(names: list[str], location: Any) -> None:
     """Raise a UsageError unless a table has the columns of histories, each once."""
     counts = {key: names.count(key) for key in KEYS}
     if not (counts["id"] and counts["items"] and max(counts.values()) == 1):
         raise UsageError(
-            f"{where}: expected the columns id, items (lists of names) and perhaps times (lists of "
-            f"numbers), each once; found {listed(names)}"
+            f"{location}: expected the columns id, items (lists of names) and perhaps times (lists "
+            f"of numbers), each once; found {listed(names)}"
         )
 
 

@@ -59,6 +59,7 @@ class Metrics:
     """Metrics of one server for Prometheus, in a registry of its own."""
 
     def __init__(self, models: Iterable[str]) -> None:
+        """Register counters, histograms and gauges, with a zero for every model."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
@@ -84,6 +85,7 @@ class Metrics:
         """Return an ASGI application that counts and times the requests of another."""
 
         async def measured_app(scope: Any, receive: Any, send: Any) -> None:
+            """Answer a request by ``app``; count it by path and status, and note its seconds."""
             status = 500  # until an answer begins
             began = time.perf_counter()
 
@@ -108,6 +110,7 @@ class Service:
     def __init__(
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
     ) -> None:
+        """Make the holders of the models, the metrics, and the one thread that scores."""
         self.settings, self.reporter = settings, reporter
         self.holders = ModelHolders(
             folders, settings.shares, settings.data_path, settings.item_vectors

@@ -40,6 +40,7 @@ class Encoder(nn.Module):
     """
 
     def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
+        """Freeze the model, and list the inputs that its times, features and relations need."""
         super().__init__()
         self.model, self.relations = model.eval().requires_grad_(False), relations
         self.needs_time = model.needs_time or (relations is not None and relations.needs_time)

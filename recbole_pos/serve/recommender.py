@@ -70,6 +70,7 @@ class Recommender(FittedModel):
         folder: RunFolder | None = None,
         resources: Sequence[Any] = (),
     ) -> None:
+        """Index the items by name, and compute their shares of training interactions."""
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
         self.scorer = Scorer(experiment.model, experiment.config)

@@ -17,6 +17,7 @@ from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside
 from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
+from recbole_pos.data.parts import list_parts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -244,7 +245,7 @@ def _check_rows(plan: Plan) -> set[str]:
     _require_metrics(plan, configs)
     require_twins(configs)
     for config in configs.values():
-        require_dataset(plan.dataset, Path(config["data_path"]), [], config)
+        require_dataset(plan.dataset, Path(config["data_path"]), [], list_parts(config))
         if config["item_vectors"]:
             open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}

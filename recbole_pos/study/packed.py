@@ -79,6 +79,7 @@ class PackedStudy:
     """
 
     def __init__(self, path: str | Path) -> None:
+        """Read the archive, and the facts of the runs in it."""
         self.path = Path(path)
         self.files = _read_archive(self.path)
         digests = dict.fromkeys(name.split("/")[1] for name in self.files)

@@ -295,7 +295,7 @@ class Plan(_Layout):
         if search.space:
             path = (*path, "space")
         options = search.grid or search.space or {}
-        return {option: self.source.where(*path, option) for option in options}
+        return {option: self.source.locate(*path, option) for option in options}
 
     def sort_rows(self) -> list[str]:
         """Return the names of all rows, each after its parent.

@@ -66,6 +66,7 @@ class Scheduler:
         rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
     ) -> None:
+        """List the runs of the rows to train and of all rows that these start from; all wait."""
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
@@ -339,6 +340,7 @@ class RowSearch:
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
+        """Read the metric, and the grid or space from which the options of trials are taken."""
         search = plan.rows[name].search
         assert isinstance(search, Search)
         config = make_row_config(plan.make_first_options(name))

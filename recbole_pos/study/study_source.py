@@ -30,7 +30,7 @@ class Source:
     content: dict[str, Any]
     lines: dict[_Path, str] = field(default_factory=dict)
 
-    def where(self, *path: Any) -> str:
+    def locate(self, *path: Any) -> str:
         """Return file and line of the smallest part around ``path`` with a line, else the name."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
@@ -39,7 +39,7 @@ class Source:
 
     def error(self, path: _Path, problem: str) -> UsageError:
         """Return a UsageError whose message begins with file and line of a part."""
-        return UsageError(f"{self.where(*path)}: {problem}")
+        return UsageError(f"{self.locate(*path)}: {problem}")
 
     def require_choice(self, path: _Path, name: Any, rows: Collection[str]) -> None:
         """Raise a UsageError, with the line of ``path``, if ``name`` is not the name of a row."""

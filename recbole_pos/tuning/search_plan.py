@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import SearchArguments, list_changed, require_shares
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import find_parts_by_scheme
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import SEARCH
 from recbole_pos.plain import to_plain
 from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, read_space
@@ -19,6 +20,11 @@ from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_boun
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import check_choice, is_whole, shown
 
+# Arguments of version 0.2.0, and what replaces their effect.
+_REMOVED = {
+    "nproc": "a trial is one process",
+    "storage": "all results are in --run_dir, which all machines must reach",
+}
 SCHEDULERS = ("asha", "none")
 _TRIALS = 60  # as in the kernel attention paper
 # What may also be given with --resume: arguments, and options of the configuration.
@@ -95,12 +101,10 @@ def plan_search(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
-    for key in ("nproc", "storage"):
-        if key in config_dict:
-            raise UsageError(
-                f"--{key} is no longer an option of a search: a trial is one process, and all "
-                "results are in --run_dir, which all machines must reach; leave it out"
-            )
+    for key in _REMOVED.keys() & config_dict.keys():
+        text = f"--{key} has no effect any more: {_REMOVED[key]}; leave it out"
+        warnings.warn(text, RunWarning, stacklevel=2)
+    config_dict = {key: value for key, value in config_dict.items() if key not in _REMOVED}
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     name = config["model"]
@@ -129,7 +133,7 @@ def plan_search(
             "seed": args.seed,
         },
     }
-    lines: dict[tuple, str] = {("search", "space", p.name): p.where for p in searched.parameters}
+    lines: dict[tuple, str] = {("search", "space", p.name): p.location for p in searched.parameters}
     lines |= {("base", key): whole_space.lines[key] for key in whole_space.fixed}
     plan = make_plan(Source("search", content, lines))
     check_plan(plan, lambda options: make_row_config(options).plain)

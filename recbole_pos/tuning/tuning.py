@@ -246,7 +246,7 @@ def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
             run_trial,
             resources=resources,
             packed=runs.code[config["model"]],
-            data=[runs.share(config, with_test=False)],
+            data=[runs.share(config, includes_test=False)],
         ),
         {"CPU": resources.cpus, "GPU": resources.gpus},
     )
