@@ -312,7 +312,8 @@ def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> No
     started, _ = plan_search("FPARec", "tiny", None, [], {**given, "init_from": "start"}, args)
     assert started.base.options["init_from"] == os.path.abspath("start")  # trials run elsewhere
     plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
-    runs = ActiveRuns(Scheduler(plan, StudyFolder(tmp_path)), args, Reporter(), {"FPARec"})
+    folder = StudyFolder(tmp_path)
+    runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
     trials = TrialSearcher(runs, runs.scheduler.next_job(), num_slots=2)
     assert [trials.suggest(f"t{n}")["number"] for n in range(2)] == [0, 1]
     assert trials.suggest("t2") is None
@@ -323,6 +324,10 @@ def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> No
     assert trials.suggest("t2") == TrialSearcher.FINISHED and trials.waiting.fit.trial is None
     found = [(trial.state, trial.is_lost) for trial in read_trials(runs.scheduler)]
     assert found == [("finished", False), ("failed", True)]
+    again = Scheduler(plan, folder).next_job()  # what failed is trained again, and was never lost
+    assert again is not None and again.fit.trial == 1
+    folder.write_fit(again.digest, {"status": "running"})
+    assert not {"reason", "lost"} & set(folder.read_fit(again.digest))
 
 
 def test_a_table_is_safe_to_open(tmp_path: Path) -> None:
