@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import parse_lists
-from recbole_pos.conversion.source import Part, Source, is_list
+from recbole_pos.conversion.source import Part, Source
 from recbole_pos.conversion.times import ROW_ORDER, AmbiguousDate, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
@@ -45,6 +45,9 @@ NAMES = {
 _TIME_LIKE = re.compile(r"_at$|time|date")
 _SAMPLE = 1000  # values by which the use of a column is guessed
 _BRACKETS = r"^\s*[\[(]"
+_SPACES = r"\s+"
+_MARKS = (r"\s*,\s*", r"\s*\|\s*", _SPACES)  # between entries of a list, the surest first
+_NUMBERS = r"^[\d\s.]*$"
 _WORDS = re.compile(r"^(sequence|seq|list|history)_|_(sequence|seq|list|history)$")
 
 
@@ -79,6 +82,29 @@ def find_roles(
                 raise _make_guess_error(role, names, columns)
             roles[role] = names[0]
     return roles
+
+
+def require_header(
+    columns: Mapping[str, pa.ChunkedArray], roles: Mapping[str, str], date_format: str | None
+) -> None:
+    """Refuse columns that are called as a row of data is: a file without a header.
+
+    The name of the column of times then is a time; without times, that of users or items is a
+    value of the column. Columns called 0, 1, 2 are those of pandas.
+    """
+    if list(columns) == list(map(str, range(len(columns)))):
+        return
+    if roles["time"] in columns:
+        name = roles["time"]
+        is_row = _holds_times(pa.chunked_array([[name]]), name, date_format)
+    else:
+        names = (roles["user"], roles["item"])
+        is_row = any(pc.any(pc.equal(columns[n].cast(pa.string()), n)).as_py() for n in names)
+    if is_row:
+        raise UsageError(
+            f"the columns are called {listed(columns)}, as a row of data: there is no header; name "
+            "them with --columns user,item,... (a frame: read its file with header=None)"
+        )
 
 
 def _make_guess_error(role: str, names: list[str], columns: Mapping[str, Any]) -> UsageError:
@@ -204,21 +230,26 @@ def _find_singular(name: str) -> str:
 
 
 def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListArray | None:
-    """Return lists, text in brackets or, if called a list, with commas as lists; else None."""
-    if is_list(column.type):
-        return column.combine_chunks().cast(pa.large_list(column.type.value_type))
+    """Return lists, text in brackets or, if called a list, text with marks; else None."""
+    if pa.types.is_large_list(column.type):
+        return column.combine_chunks()
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):
         return None
     first = column.slice(0, _SAMPLE).cast(pa.string()).drop_null()
     has_brackets = len(first) and pc.all(pc.match_substring_regex(first, _BRACKETS)).as_py()
-    has_commas = is_called_list and pc.any(pc.match_substring(first, ",")).as_py()
-    if not has_brackets and not has_commas:
+    marks = [mark for mark in _MARKS if pc.any(pc.match_substring_regex(first, mark)).as_py()]
+    marks = marks if is_called_list else []
+    if not has_brackets and not marks:
         return None
     text = column.cast(pa.string()).combine_chunks()
-    if not has_brackets:
-        return pc.split_pattern_regex(text, r"\s*,\s*").cast(pa.large_list(pa.string()))
-    lists = parse_lists(text.fill_null("[]"))
-    if not lists:
-        return None
-    texts = [[None if value is None else str(value) for value in values] for values in lists]
-    return pa.array(texts, pa.large_list(pa.string()))
+    if has_brackets:
+        if lists := parse_lists(text.fill_null("[]")):
+            texts = [[None if value is None else str(value) for value in row] for row in lists]
+            return pa.array(texts, pa.large_list(pa.string()))
+        text = pc.utf8_trim(text, "[]() \n")  # as NumPy prints an array
+        text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    if marks == [_SPACES] and not pc.all(pc.match_substring_regex(text, _NUMBERS)).as_py():
+        return None  # names have spaces, too
+    return (
+        pc.split_pattern_regex(text, marks[0]).cast(pa.large_list(pa.string())) if marks else None
+    )
