@@ -76,7 +76,7 @@ def _brief_repr(value: Any, budget: list[int]) -> str:
             return f"[{joined}]"
         return f"({joined},)" if len(value) == 1 else f"({joined})"
     try:
-        return repr(value)
+        return " ".join(repr(value).splitlines())
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
         return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
 

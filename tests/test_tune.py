@@ -157,10 +157,13 @@ def test_a_lost_trial_is_trained_after_the_search_has_moved(
     old, moved, out = tmp_path / "old", tmp_path / "data", tmp_path / "out"
     broken = Path(f"{cluster}.broken")
     shutil.copytree(tiny, old)
+    np.save(old / "v.npy", np.random.default_rng(0).normal(size=(40, 4)))
+    (old / "v.txt").write_text("\n".join(f"i{n}" for n in range(40)))
     (tmp_path / "space.yaml").write_text("n_layers: {choice: [1, 2]}\n")
     words = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={old}", "--searcher=grid"]
     words += [*(f"--{key}={value}" for key, value in FAST.items()), "--epochs=2", "--quiet"]
     words += [f"--space={tmp_path / 'space.yaml'}", f"--run_dir={out}"]
+    words += [f"--item_vectors={old / 'v.npy'}"]
     broken.touch()
     try:
         assert main([*words, "--max_concurrent=1"]) == 1
@@ -174,6 +177,9 @@ def test_a_lost_trial_is_trained_after_the_search_has_moved(
     resume = ["tune", "--resume", str(out), "--quiet"]
     refused(resume, "data_path")
     resume.append(f"--data_path={moved}")
+    refused(resume, "item_vectors")
+    resume.append(f"--item_vectors={moved / 'v.npy'}")
+    refused([*resume, "--init_from=x"], "has none")
     refused([*resume, "--cpus_per_trial=64"], "--cpus_per_trial")
     before = len(notes(cluster))
     assert main(resume) == 0
@@ -303,6 +309,8 @@ def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> No
     """Whatever it had reported before; the last test waits until all trials have ended."""
     args = SearchArguments(num_samples=2)
     given = {**FAST, "epochs": 2, "data_path": str(tiny)}
+    started, _ = plan_search("FPARec", "tiny", None, [], {**given, "init_from": "start"}, args)
+    assert started.base.options["init_from"] == os.path.abspath("start")  # trials run elsewhere
     plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
     folder = StudyFolder(tmp_path)
     runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})

@@ -327,7 +327,8 @@ class PosConfig(Config):
         check_together(shared, self.model, starts_from_runs(self.model), losses)
         self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         self.plain.update(model=self.model, dataset=self.dataset)
-        self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
+        for key in ("item_vectors", "init_from", "update_from"):
+            self.plain[key] = make_absolute(self.plain[key])
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # the run can be repeated from another folder
             self.plain["data_path"] = str(base.resolve())

@@ -196,13 +196,14 @@ class _ExactTimeMixin(AtomicTables):
         """Convert tables to tensors; sort the interactions into the log, and split it."""
         Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
+        is_selected = find_selected(self, fields)
         # masks of missing cells are sorted and cut as columns of the log, then taken out of it
         mask_names = {field: f"{field} is missing" for field in self.missing if field in fields}
         for field, name in mask_names.items():
             fields[name] = torch.from_numpy(self.missing[field])
         if self.given_part is not None:
             fields[GIVEN_PART] = torch.from_numpy(self.given_part)
-        if (is_selected := find_selected(self, fields)) is not None:
+        if is_selected is not None:
             fields[IS_SELECTED] = torch.from_numpy(is_selected)
         config, eval_args = self.config, self.config["eval_args"]
         fields = shuffle_ties(fields, read_ties(eval_args["ties"]))

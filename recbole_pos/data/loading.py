@@ -25,10 +25,10 @@ from recbole_pos.values import listed, shown, suggest
 NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     "numerical_features": ("float",),
     "normalize_field": ("float", "float_seq"),
-    "discretization": ("float",),
+    **dict.fromkeys(("discretization", "val_interval"), ("float",)),
     "seq_len": ("token_seq", "float_seq"),
     **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
-    **dict.fromkeys(("val_interval", "threshold", "unused_col", "preload_weight"), ()),
+    **dict.fromkeys(("threshold", "unused_col", "preload_weight"), ()),
 }
 
 

@@ -127,7 +127,7 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
         if field not in allowed:
             raise UsageError(
                 f"target_events: {shown(field)} is no token or float field of interactions that "
-                f"load_col names; it names {listed(allowed) or 'none'}"
+                f"load_col names; it names {listed(sorted(allowed)) or 'none'}"
             )
         column = fields[field].numpy()
         has_value = ~dataset.missing.get(field, np.zeros(num_rows, dtype=bool))

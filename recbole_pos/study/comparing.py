@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.data.parts import list_parts
 from recbole_pos.errors import UsageError
@@ -249,6 +250,8 @@ def _check_rows(plan: Plan) -> set[str]:
     require_twins(configs)
     for config in configs.values():
         require_dataset(plan.dataset, Path(config["data_path"]), [], list_parts(config))
+        if config["item_vectors"]:
+            open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
 
 
