@@ -105,7 +105,7 @@ SLOW = """
     readme tune.py study_driver tune_faults device.py pages export.py stops pictures fuzz_options
     serve_http wheel recommend.py recbole_doors successive tune_space
     inspect trainer ray_token update recbole_ compile warm_start
-    convert tables launch cache evaluate tune checkpoint_files session_models options moved_runs
+    convert tables launch cache evaluate tune checkpoint_files options moved_runs
     splits study_statistics study_report fuzz loading bench paths_of_runs run_device
 """.split()
 

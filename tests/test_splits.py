@@ -331,6 +331,9 @@ def test_wrong_options_of_splits_are_refused() -> None:
     for key, value in (("order", "RO"), ("group_by", "none")):
         with pytest.raises(UsageError, match=f"eval_args.{key}"):
             read_split({**eval_args({"LS": "test_only"}), key: value})
+    for value in ("fil", "random", "random(-1)", None):
+        with pytest.raises(UsageError, match=r"random\(SEED\)"):
+            read_ties(value)
     for value in (5, {"items": 5}, {"item": 0}):
         with pytest.raises(UsageError, match="^session_filter"):
             read_session_filter(value)
@@ -360,9 +363,3 @@ def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
         for column, expected in zip(both[0][:2], both[1][:2], strict=True):
             assert (column == expected).all()
         assert sorted(zip(*both[0], strict=True)) == sorted(zip(*both[1], strict=True))
-
-
-@pytest.mark.parametrize("wrong", ["fil", "random", "random(-1)", None])
-def test_wrong_orders_of_ties_are_refused(wrong: object) -> None:
-    with pytest.raises(UsageError, match=r"random\(SEED\)"):
-        read_ties(wrong)

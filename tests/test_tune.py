@@ -157,10 +157,13 @@ def test_a_lost_trial_is_trained_after_the_search_has_moved(
     old, moved, out = tmp_path / "old", tmp_path / "data", tmp_path / "out"
     broken = Path(f"{cluster}.broken")
     shutil.copytree(tiny, old)
+    np.save(old / "v.npy", np.random.default_rng(0).normal(size=(40, 4)))
+    (old / "v.txt").write_text("\n".join(f"i{n}" for n in range(40)))
     (tmp_path / "space.yaml").write_text("n_layers: {choice: [1, 2]}\n")
     words = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={old}", "--searcher=grid"]
     words += [*(f"--{key}={value}" for key, value in FAST.items()), "--epochs=2", "--quiet"]
     words += [f"--space={tmp_path / 'space.yaml'}", f"--run_dir={out}"]
+    words += [f"--item_vectors={old / 'v.npy'}"]
     broken.touch()
     try:
         assert main([*words, "--max_concurrent=1"]) == 1
@@ -174,6 +177,9 @@ def test_a_lost_trial_is_trained_after_the_search_has_moved(
     resume = ["tune", "--resume", str(out), "--quiet"]
     refused(resume, "data_path")
     resume.append(f"--data_path={moved}")
+    refused(resume, "item_vectors")
+    resume.append(f"--item_vectors={moved / 'v.npy'}")
+    refused([*resume, "--init_from=x"], "has none")
     refused([*resume, "--cpus_per_trial=64"], "--cpus_per_trial")
     before = len(notes(cluster))
     assert main(resume) == 0
@@ -303,8 +309,11 @@ def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> No
     """Whatever it had reported before; the last test waits until all trials have ended."""
     args = SearchArguments(num_samples=2)
     given = {**FAST, "epochs": 2, "data_path": str(tiny)}
+    started, _ = plan_search("FPARec", "tiny", None, [], {**given, "init_from": "start"}, args)
+    assert started.base.options["init_from"] == os.path.abspath("start")  # trials run elsewhere
     plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
-    runs = ActiveRuns(Scheduler(plan, StudyFolder(tmp_path)), args, Reporter(), {"FPARec"})
+    folder = StudyFolder(tmp_path)
+    runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
     trials = TrialSearcher(runs, runs.scheduler.next_job(), num_slots=2)
     assert [trials.suggest(f"t{n}")["number"] for n in range(2)] == [0, 1]
     assert trials.suggest("t2") is None
@@ -315,6 +324,10 @@ def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> No
     assert trials.suggest("t2") == TrialSearcher.FINISHED and trials.waiting.fit.trial is None
     found = [(trial.state, trial.is_lost) for trial in read_trials(runs.scheduler)]
     assert found == [("finished", False), ("failed", True)]
+    again = Scheduler(plan, folder).next_job()  # what failed is trained again, and was never lost
+    assert again is not None and again.fit.trial == 1
+    folder.write_fit(again.digest, {"status": "running"})
+    assert not {"reason", "lost"} & set(folder.read_fit(again.digest))
 
 
 def test_a_table_is_safe_to_open(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import Cells, encode, read_ids
-from recbole_pos.conversion.source import Source, is_list
+from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
@@ -74,7 +74,7 @@ def read_interactions(
     """Read the interactions of a source; drop rows that are none, and refuse to drop all."""
     columns = source.columns
     for name in roles.values():
-        if name in columns and is_list(columns[name].type):
+        if name in columns and pa.types.is_large_list(columns[name].type):
             raise UsageError(
                 f"{source.path}: {name} holds lists, expected an interaction a row: pandas makes "
                 "them by frame.explode([item, time])"

@@ -8,8 +8,6 @@ import io
 import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -27,9 +25,9 @@ from recbole_pos.conversion.source import (
     Columns,
     Part,
     Source,
-    flatten_records,
-    simplify_type,
+    require_distinct,
     stack_columns,
+    take_columns,
 )
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
@@ -47,7 +45,6 @@ _BLOCK = 1 << 22  # bytes
 _MAX_DEPTH = 200  # of brackets; parsers recurse, and deeper text could overflow the stack
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _HEAD = 1 << 20  # bytes by which types are chosen
-_MAX_CHUNK_ROWS = 1 << 20  # of a frame, so that the text of a chunk has under 2 GiB
 
 
 def read_files(path: Path, args: ConvertArguments, names_option: str) -> Source:
@@ -96,7 +93,7 @@ def read_files(path: Path, args: ConvertArguments, names_option: str) -> Source:
 def _read_parquet(file: Path) -> Part:
     """Read a parquet file, without columns of its folders."""
     table = parquet.read_table(file, partitioning=None)
-    return Part(file, flatten_records(table), table.num_rows)
+    return Part(file, take_columns(table, file), table.num_rows)
 
 
 def read_frame(frame: Any, name: str) -> Source:
@@ -111,25 +108,11 @@ def read_frame(frame: Any, name: str) -> Source:
             f"{name}: expected a file or a frame (pandas, polars, pyarrow, DuckDB), found "
             f"{type(frame).__name__}; a lazy frame is collected first"
         )
-    _require_distinct(name, table.column_names)
     if not table.num_rows:
         raise UsageError(f"{name} has no row")
-    table = pa.Table.from_batches(table.to_batches(max_chunksize=_MAX_CHUNK_ROWS), table.schema)
-    columns = {
-        column: cells.cast(simplify_type(cells.type))
-        for column, cells in flatten_records(table).items()
-    }
+    columns = take_columns(table, name)
     part = Part(Path(name), columns, table.num_rows, first_number=0)
     return Source(Path(name), [part], columns, "frame")
-
-
-def _require_distinct(source: str | Path, names: Iterable[str]) -> None:
-    """Refuse two columns of one name."""
-    if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise UsageError(
-            f"{source}: two columns are called {shown(repeated[0])}; rename one, or name them with "
-            "--columns if there is no header"
-        )
 
 
 def _find_files(path: Path) -> list[Path]:
@@ -295,7 +278,7 @@ class TextReader:
                     f"{len(names)} columns; its first line is {first_line[:80]!r}"
                 )
             names = self.given_names
-        _require_distinct(file, names)
+        require_distinct(file, names)
         return [name or f"(column {number})" for number, name in enumerate(names, 1)]
 
     def _read_table(
@@ -333,7 +316,7 @@ class TextReader:
             table = csv_reader.read_csv(stream, read_options, parse_options, convert_options)
         except (pa.ArrowException, UnicodeError) as error:
             raise self._make_error(file, error) from error
-        return flatten_records(table), bad_rows
+        return take_columns(table, file), bad_rows
 
 
 def read_json(file: Path) -> Part:
@@ -356,7 +339,7 @@ def read_json(file: Path) -> Part:
                 num_lines_before = num_rows + len(broken_lines)
                 table, faults = _read_json_by_python(block)
                 broken_lines += [(num_lines_before + number, fault) for number, fault in faults]
-            tables.append((flatten_records(table), table.num_rows))
+            tables.append((take_columns(table, file), table.num_rows))
             num_rows += table.num_rows
     return Part(file, stack_columns(tables), num_rows, broken_lines)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import parse_lists
-from recbole_pos.conversion.source import Part, Source, is_list
+from recbole_pos.conversion.source import Part, Source
 from recbole_pos.conversion.times import ROW_ORDER, AmbiguousDate, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
@@ -231,8 +231,8 @@ def _find_singular(name: str) -> str:
 
 def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListArray | None:
     """Return lists, text in brackets or, if called a list, text with marks; else None."""
-    if is_list(column.type):
-        return column.combine_chunks().cast(pa.large_list(column.type.value_type))
+    if pa.types.is_large_list(column.type):
+        return column.combine_chunks()
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):
         return None
     first = column.slice(0, _SAMPLE).cast(pa.string()).drop_null()

@@ -105,8 +105,8 @@ def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str
 def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
     """Raise a UsageError about ``option`` if the earlier run had other data, options or schemes."""
     present = scheme_names(earlier["position"]) if "position" in earlier else []
-    kept = scheme_names(config["position"]) if present else []
-    if missing := set(present) - {*kept, "nope"}:
+    current = scheme_names(config["position"]) if present else []
+    if missing := set(present) - {*current, "nope"}:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
