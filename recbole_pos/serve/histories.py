@@ -173,7 +173,9 @@ class Histories:
     ) -> Histories:
         """Return histories sorted by time, ties in their order, without unknown items (id 0).
 
-        NaN is a missing time; ``times`` are kept only if no known item lacks one.
+        Items, times and features are [m], histories one after the other; ids, lengths and ``at``,
+        the times of requests, are [b]. NaN is a missing time; ``times`` are kept only if no known
+        item lacks one.
         """
         row = np.repeat(np.arange(len(ids)), lengths)
         order = np.arange(len(items)) if times is None else np.lexsort((times, row))
@@ -348,7 +350,7 @@ def _read_times(
 
 
 def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
-    """Return the features of histories; raise a UsageError for a field the model does not read."""
+    """Return the features of histories of ``lengths`` [b]; refuse a field that is not read."""
     columns: dict[str, dict[str, Tensor]] = {}
     for table, readable in fields.items():
         rows = [getattr(history, table) or {} for history in histories]
@@ -405,8 +407,8 @@ def _to_tensor(values: list[Any], tokens: TokenIds | None) -> Tensor:
     rows = []
     for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
-        known = [ids[name] for name in map(str, names) if ids.get(name)]
-        rows.append(torch.tensor(known or [0]))
+        known_ids = [ids[name] for name in map(str, names) if ids.get(name)]
+        rows.append(torch.tensor(known_ids or [0]))
     rows.append(torch.tensor([0]))  # pad_sequence needs a row; this one is removed again
     return pad_sequence(rows, batch_first=True)[:-1]
 
