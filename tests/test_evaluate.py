@@ -91,7 +91,8 @@ def test_items_of_the_past_are_left_out_where_that_is_asked(run) -> None:
     ["--metrics=Nonsense", "--metrics=", "--topk=0", "--topk=x", "--topk=400", "--part=train"],
 )
 def test_wrong_questions(run, refused, words) -> None:
-    refused(["evaluate", run, words], words.partition("=")[0].lstrip("-"))
+    line = refused(["evaluate", run, words], words.partition("=")[0].lstrip("-"))
+    assert "valid_metric" not in line  # which is no option of evaluate
 
 
 # --- ranks of test targets ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,22 @@ from recbole_pos.model.models import ADDED, ensure_registered
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
+
+HOOKED = """
+import beside
+import recbole_pos
+from recbole_pos.model.sasrec import PosSASRec
+
+
+class TinyGRU(PosSASRec):
+    def __init__(self, config, dataset):
+        super().__init__(config, dataset)
+        for module in self.modules():
+            module.register_forward_pre_hook(beside.fail)
+
+
+recbole_pos.register_model(TinyGRU)
+"""
 
 
 def refusal(action: Any, *given: Any, **more: Any) -> str:
@@ -196,13 +213,39 @@ def test_what_a_custom_class_does_wrong_is_named(tiny: Path, here: Path, capsys)
     given = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
     message = refusal(recbole_pos.run, Wide, "tiny", config_dict=given, verbose=False)
     assert message.startswith("Wide: encode gives")
-    wrong = '1 + config["forgotten"]'  # which no one gives
-    text = MODULE.replace("self.init_weights()", wrong) + REGISTER
-    (here / "my_models.py").write_text(text)
-    words = [f"--data_path={tiny}", "--plugins=my_models", "--epochs=1"]
-    assert main(["run", "-m", "TinyGRU", "-d", "tiny", *words]) == 1
-    error = capsys.readouterr().err  # as Python raised it in that class
-    assert "my_models.py" in error and "TypeError" in error and wrong in error
+    init = "self.init_weights()"
+    texts = {
+        "TypeError": (MODULE + REGISTER).replace(init, '1 + config["forgotten"]'),
+        "FileNotFoundError": (MODULE + REGISTER).replace(init, "open('weights.npy')"),
+        "KeyError": HOOKED,
+    }
+    (here / "beside.py").write_text("def fail(*_):\n    raise KeyError('a hook')\n")
+    for raised, text in texts.items():  # as Python raised it in that class, or in a file beside it
+        (here / f"my_{raised}.py").write_text(text)
+        words = [f"--data_path={tiny}", f"--plugins=my_{raised}", "--epochs=1"]
+        assert main(["run", "-m", "TinyGRU", "-d", "tiny", *words]) == 1
+        error = capsys.readouterr().err
+        assert "Traceback" in error and str(here) in error and f"\n{raised}:" in error
+        ADDED.added.clear()
+        SCHEMES.added.clear()
+
+
+def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:
+    """Windows have a loss of their own, which such a class does not define."""
+
+    class OwnLoss(PosSASRec):
+        """SASRec with its own loss."""
+
+        def calculate_loss(self, interaction):
+            return 0 * super().calculate_loss(interaction)
+
+    given = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
+    message = refusal(recbole_pos.run, OwnLoss, "tiny", config_dict=given, verbose=False)
+    assert message.startswith("augmentation: OwnLoss") and "prefix" in message
+    given["augmentation"] = "prefix"
+    run = recbole_pos.run(OwnLoss, "tiny", config_dict=given, run_dir="run", verbose=False)
+    (line,) = Path(run.run_dir, "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["loss"] == 0
 
 
 # --- from a module ---
@@ -250,6 +293,7 @@ def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
         ("my_models.py", "write --plugins my_models"),
         ([3], "[3]"),
         (["./my_models"], "modules such as"),
+        (["my_models", "./there/more.py"], "write --plugins more"),
     ],
 )
 def test_wrong_plugins(here: Path, tiny: Path, given: Any, named: str) -> None:

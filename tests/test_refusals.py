@@ -32,6 +32,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosSASRec", {"ITEM_LIST_LENGTH_FIELD": "item_id"}, "item_id"),
     ("PosSASRec", {"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
     ("PosSASRec", {"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
+    ("PosSASRec", {"val_interval": {"item_id": "[3,inf)"}}, "val_interval: field 'item_id'"),
     ("PosSASRec", {"item_inter_num_interval": "[24,inf)"}, "topk: 20"),
     # positions
     ("PosRec", {"position": ["ldpe", "rope"]}, "^position: .*rope"),

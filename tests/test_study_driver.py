@@ -18,10 +18,12 @@ import psutil
 import pytest
 from conftest import make_log, wait, write_atomic
 from small_study import BASE, SMALL, study
+from spy import notes
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
+from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import digest_run, make_row_config
@@ -137,7 +139,10 @@ def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path) -> None:
 def test_a_search_goes_by_validation_alone(
     cluster, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No trial has a test event, so none can read a test metric; the best one is tested."""
+    """No trial has a test event, so none can read a test metric; the best one is tested.
+
+    The data are read once, by the process that shares them, whatever number of runs there is.
+    """
     folder, given = tmp_path / "s", study(tiny, search={"learning_rate": [1e-5, 3e-2]})
     kept = StudyFolder(folder)
     seen = []  # the facts of the study when a run has ended
@@ -147,8 +152,19 @@ def test_a_search_goes_by_validation_alone(
         end(self, task, facts)
         seen.append(kept.read_facts().chosen)
 
+    reads = []
+    load = PosSequentialDataset._load_inter_feat
+
+    def read(self: PosSequentialDataset, *args: Any) -> None:
+        reads.append(self.dataset_name)
+        load(self, *args)
+
+    monkeypatch.setattr(PosSequentialDataset, "_load_inter_feat", read)
     monkeypatch.setattr(ActiveRuns, "end", note)
+    before = len(notes(cluster))
     found = compare(given, folder)
+    by_workers = {what for _, what, _ in notes(cluster)[before:]}
+    assert reads == ["tiny"] and "epoch" in by_workers and "file" not in by_workers
     assert set(seen[0].values()) == {None}  # the other trials may be better
     assert None not in seen[-1].values()
     trials = [

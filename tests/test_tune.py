@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_log, write_atomic
+from own_models import GRU
 from ray.tune.schedulers import FIFOScheduler
 from spy import notes
 
@@ -157,10 +158,13 @@ def test_a_lost_trial_is_trained_after_the_search_has_moved(
     old, moved, out = tmp_path / "old", tmp_path / "data", tmp_path / "out"
     broken = Path(f"{cluster}.broken")
     shutil.copytree(tiny, old)
+    np.save(old / "v.npy", np.random.default_rng(0).normal(size=(40, 4)))
+    (old / "v.txt").write_text("\n".join(f"i{n}" for n in range(40)))
     (tmp_path / "space.yaml").write_text("n_layers: {choice: [1, 2]}\n")
     words = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={old}", "--searcher=grid"]
     words += [*(f"--{key}={value}" for key, value in FAST.items()), "--epochs=2", "--quiet"]
     words += [f"--space={tmp_path / 'space.yaml'}", f"--run_dir={out}"]
+    words += [f"--item_vectors={old / 'v.npy'}"]
     broken.touch()
     try:
         assert main([*words, "--max_concurrent=1"]) == 1
@@ -174,6 +178,9 @@ def test_a_lost_trial_is_trained_after_the_search_has_moved(
     resume = ["tune", "--resume", str(out), "--quiet"]
     refused(resume, "data_path")
     resume.append(f"--data_path={moved}")
+    refused(resume, "item_vectors")
+    resume.append(f"--item_vectors={moved / 'v.npy'}")
+    refused([*resume, "--init_from=x"], "has none")
     refused([*resume, "--cpus_per_trial=64"], "--cpus_per_trial")
     before = len(notes(cluster))
     assert main(resume) == 0
@@ -303,6 +310,8 @@ def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> No
     """Whatever it had reported before; the last test waits until all trials have ended."""
     args = SearchArguments(num_samples=2)
     given = {**FAST, "epochs": 2, "data_path": str(tiny)}
+    started, _ = plan_search("FPARec", "tiny", None, [], {**given, "init_from": "start"}, args)
+    assert started.base.options["init_from"] == os.path.abspath("start")  # trials run elsewhere
     plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
     folder = StudyFolder(tmp_path)
     runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
@@ -330,7 +339,7 @@ def test_a_table_is_safe_to_open(tmp_path: Path) -> None:
     assert row["cell"] == "'=1+1" and row["epochs"] == "4"
 
 
-def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
+def test_a_run_says_why_it_failed(tmp_path: Path, mine) -> None:
     """What the machine is to blame for is marked as lost."""
     facts = train_run({}, str(tmp_path / "elsewhere" / "run"), None, Resources())
     assert "does not see" in facts["reason"] and facts["status"] == "failed" and not facts["lost"]
@@ -340,6 +349,10 @@ def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
     assert facts["lost"]
     for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")):
         assert explain_failure(error).startswith("out of memory")
+    recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
+    with pytest.raises(KeyError) as caught:
+        mine.TinyGRU({}, None)  # in code of the user, who needs the place
+    assert "(<string>, line " in explain_failure(caught.value)
 
 
 def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, refused) -> None:

@@ -27,15 +27,15 @@ def plugin_defaults(
     Later sources win: overall options, position schemes, the loss, the model. Schemes and loss are
     the model's own where None; a model without a default of ``position`` takes no schemes.
     """
-    own = own_defaults(model)
+    model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
-    if "position" in own:
-        for name in scheme_names(own["position"] if position is None else position):
+    if "position" in model_defaults:
+        for name in scheme_names(model_defaults["position"] if position is None else position):
             defaults.update(SCHEMES.defaults(name))
-    loss = loss_type or own.get("loss_type")
+    loss = loss_type or model_defaults.get("loss_type")
     if loss in LOSSES and loss != "CE" and is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
-    return {**defaults, **own}
+    return {**defaults, **model_defaults}
 
 
 def starts_from_runs(model: str) -> bool:

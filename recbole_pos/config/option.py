@@ -183,7 +183,7 @@ def check_interval(location: str, value: str) -> None:
 
 
 def check_discretization(location: str, value: Any) -> None:
-    """Check a mapping of fields to how their numbers become buckets."""
+    """Check a mapping of fields to ways of making buckets of their numbers, by ED or LD."""
     _check_type(location, value, {"price": {"method": "LD"}})
     for field, method in value.items():
         bucket = method.get("bucket") if isinstance(method, dict) else None
@@ -201,7 +201,9 @@ def check_columns(location: str, value: Any) -> None:
     _check_type(location, value, {"inter": ["rating"]})
     for table, fields in value.items():
         is_all = fields == "*" and location.endswith(": load_col")
-        is_list = isinstance(fields, (list, tuple)) and all(isinstance(f, str) for f in fields)
+        is_list = isinstance(fields, (list, tuple)) and all(
+            isinstance(name, str) for name in fields
+        )
         if not (is_all or is_list):
             raise UsageError(
                 f"{location}: {table}: expected a list of fields (or, of load_col, '*' for all), "

@@ -282,7 +282,7 @@ _TABLE: list[Option] = [
     *_rows("bucket_size_y", 1, 10**6),
     *_rows("mix_x"),
     *_rows("reg_weight", 0, _WEIGHT, is_pair=True),
-    *_rows("reg_loss_ratio", 0, _WEIGHT),
+    *_rows("reg_loss_ratio", 0, _WEIGHT, only=effects.if_model_is_not("SINE")),
     *_rows("lmd lmd_sem", 0, _WEIGHT, only=_NOT_FEAREC),
     *_rows("lambda_0 lambda_1 lambda_2", -_WEIGHT, _WEIGHT),
     *_rows("temperature tau_ratio", ABOVE_0, _WEIGHT),

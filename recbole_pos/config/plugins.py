@@ -62,7 +62,9 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
     if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):
-        module = plugins.removesuffix(".py") if isinstance(plugins, str) else ""
+        paths = names if isinstance(names, (list, tuple)) else ()
+        files = [os.path.basename(path) for path in paths if str(path).endswith(".py")]
+        module = files[0].removesuffix(".py") if files else ""
         hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
             f"{location}: plugins: found {shown(plugins)}, expected modules such as [my_models], "

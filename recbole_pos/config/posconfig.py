@@ -191,7 +191,7 @@ class PosConfig(Config):
                 models.append(str(content["model"]))
             schemes += list_positions(content.get("position"), None)
         custom = {*models, *schemes} - {*list_built_in(), *SCHEMES.paths}
-        are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
+        are_registered = bool(custom) and all(name in ADDED or name in SCHEMES for name in custom)
         modules: list[str] = []
         for file, content in sources:
             modules += import_plugins(content.get(PLUGINS), str(file), are_registered)
@@ -308,14 +308,14 @@ class PosConfig(Config):
                 f"{location}: {key} is not an option: give it on the command line (--{key}) or as "
                 f"an argument, as in recbole_pos.run(..., {key}=...)"
             )
-        known = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
-        if key not in known:
+        allowed = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
+        if key not in allowed:
             advice = ""
             if self.model in ADDED:
                 advice = "; declare it by recbole_pos.register_model(..., defaults={...})"
             raise UnknownKey(
-                f"{location}: unknown key {shown(key)}{nearest(str(key), known)}. {self.model} on "
-                f"{self.dataset} does not read it{advice}",
+                f"{location}: unknown key {shown(key)}{nearest(str(key), allowed)}. {self.model} "
+                f"on {self.dataset} does not read it{advice}",
                 key,
             )
 
@@ -327,7 +327,8 @@ class PosConfig(Config):
         check_together(shared, self.model, starts_from_runs(self.model), losses)
         self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         self.plain.update(model=self.model, dataset=self.dataset)
-        self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
+        for key in ("item_vectors", "init_from", "update_from"):
+            self.plain[key] = make_absolute(self.plain[key])
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # the run can be repeated from another folder
             self.plain["data_path"] = str(base.resolve())

@@ -105,15 +105,15 @@ def _split_by_title(content: dict[str, Any], file: str | Path) -> list[tuple[str
             f"{file}: {FOR}: expected options under names of models or schemes, found "
             f"{shown(by_title)}"
         )
-    known = [*SCHEMES, *list_runnable()]
+    allowed = [*SCHEMES, *list_runnable()]
     parts = []
     for title, options in by_title.items():
         names = [name.strip() for name in str(title).split(",")]
         for name in names:
-            if name not in known:
+            if name not in allowed:
                 raise UsageError(
                     f"{file}, for {title}: {shown(name)} is neither a model nor a scheme"
-                    f"{suggest(name, known)}; see `recbole-pos models` and `recbole-pos schemes`"
+                    f"{suggest(name, allowed)}; see `recbole-pos models` and `recbole-pos schemes`"
                 )
         parts.append((title, names, {} if options is None else options))
     return parts

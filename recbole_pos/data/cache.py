@@ -61,7 +61,7 @@ class Cache:
         self.files, self.key = sorted(files), key
         parts = list_parts(config) if is_part(config) else None  # each keeps its own caches
         self.folder = Path(folder, FOLDER, *(parts or ()))
-        self.options = json.loads(json.dumps({n: config[n] for n in READ}, default=str))
+        self.options = json.loads(json.dumps({name: config[name] for name in READ}, default=str))
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.pt"
         self.seal = self.path.with_suffix(".json")
@@ -155,11 +155,11 @@ class Cache:
         """Remove abandoned temporary files, and all caches but the ``MAX_CACHES`` used last."""
         newest_abandoned = time.time() - _ABANDONED
         seals = sorted(self.folder.glob("*.json"), key=_get_modified, reverse=True)[:MAX_CACHES]
-        used = {seal.with_suffix(".pt") for seal in seals}
+        recent = {seal.with_suffix(".pt") for seal in seals}
         for file in self.folder.iterdir():
             is_abandoned = file.suffix == ".part" and _get_modified(file) < newest_abandoned
             is_cache = file.suffix in (".pt", ".json", ".arrow")
-            if is_abandoned or (is_cache and file.with_suffix(".pt") not in used):
+            if is_abandoned or (is_cache and file.with_suffix(".pt") not in recent):
                 file.unlink(missing_ok=True)
 
 
@@ -192,9 +192,11 @@ def capture(dataset: Any) -> dict[str, Any]:
 
 def restore(dataset: Any, state: dict[str, Any]) -> None:
     """Set the state of a dataset, before it has read its files, to one of :func:`capture`."""
-    characters = {field: codes.numpy() for field, codes in state["names"].items()}
-    names = {f: codes.view(f"U{codes.shape[1]}").ravel() for f, codes in characters.items()}
-    ids = {f: {name: i for i, name in enumerate(column.tolist())} for f, column in names.items()}
+    names: dict[str, np.ndarray] = {}  # field -> [ids] names
+    ids: dict[str, dict[str, int]] = {}  # field -> name -> id
+    for field, codes in state["names"].items():
+        names[field] = codes.numpy().view(f"U{codes.shape[1]}").ravel()
+        ids[field] = {name: index for index, name in enumerate(names[field].tolist())}
     fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
     log = EventLog(state["log"], state["offsets"].numpy(), *fields)
     split = Split(log, state["part"].numpy(), state["is_target"].numpy(), state["summary"])

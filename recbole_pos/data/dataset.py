@@ -196,13 +196,14 @@ class _ExactTimeMixin(AtomicTables):
         """Convert tables to tensors; sort the interactions into the log, and split it."""
         Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
+        is_selected = find_selected(self, fields)
         # masks of missing cells are sorted and cut as columns of the log, then taken out of it
         mask_names = {field: f"{field} is missing" for field in self.missing if field in fields}
         for field, name in mask_names.items():
             fields[name] = torch.from_numpy(self.missing[field])
         if self.given_part is not None:
             fields[GIVEN_PART] = torch.from_numpy(self.given_part)
-        if (is_selected := find_selected(self, fields)) is not None:
+        if is_selected is not None:
             fields[IS_SELECTED] = torch.from_numpy(is_selected)
         config, eval_args = self.config, self.config["eval_args"]
         fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
@@ -268,7 +269,23 @@ class _ExactTimeMixin(AtomicTables):
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
+        if self.given_part is not None and not is_part(self.config):
+            for phase, held_out in enumerate(datasets):
+                if not len(held_out):
+                    self._require_shared_users(phase)
         return datasets
+
+    def _require_shared_users(self, phase: int) -> None:
+        """Refuse a given part of users who have no interaction before it."""
+        users, part = self.log.users.numpy(), self.part
+        here, earlier = users[part == phase], users[part < phase]
+        if len(here) and not np.isin(here, earlier).any():
+            new, known = self.field2id_token[self.uid_field][[here[0], earlier[0]]].tolist()
+            raise UsageError(
+                f"benchmark_filename: nothing of the {PHASES[phase]} part can be predicted: none "
+                f"of its users, such as {shown(new)}, has an earlier interaction; earlier parts "
+                f"have such as {shown(known)}"
+            )
 
     def for_config(self: Kind, config: Options) -> Kind:
         """Return a copy of a built dataset under other options of model, training and histories."""
@@ -282,19 +299,20 @@ class _ExactTimeMixin(AtomicTables):
 
         Training and validation stay as they are: histories never reach into a later part.
         """
-        other = copy.copy(self)
-        other.identity = self.identity  # weights learned from the copy fit the whole
+        reduced = copy.copy(self)
+        reduced.identity = self.identity  # weights learned from the copy fit the whole
         split = self.split
         is_kept = split.part != TEST
-        other.split = replace(
+        reduced.split = replace(
             split,
             log=split.log.keep(is_kept),
             part=split.part[is_kept],
             is_target=split.is_target[is_kept],
         )
-        log_masks = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}
-        other.missing = self.missing | log_masks  # masks of users and items stay whole
-        return other
+        log_fields = self.missing.keys() & split.log.fields.keys()
+        log_masks = {field: self.missing[field][is_kept] for field in log_fields}
+        reduced.missing = self.missing | log_masks  # masks of users and items stay whole
+        return reduced
 
 
 def _scale(numbers: np.ndarray) -> np.ndarray:

@@ -134,7 +134,7 @@ class Vocabulary:
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
-        """Read a table of :meth:`to_table`.
+        """Return the vocabulary in a table that :meth:`to_table` made.
 
         Raises:
             ValueError: if it is not such a table.
@@ -208,7 +208,10 @@ class HeldOut(NamedTuple):
 def divide_interactions(
     table: pd.DataFrame, known: Vocabulary, user_field: str, item_field: str, time_field: str
 ) -> tuple[pd.DataFrame, HeldOut]:
-    """Divide interactions, with names as in the file, into the data of a run and later ones."""
+    """Divide interactions, with names as in the file, into the data of a run and later ones.
+
+    ``known`` is the vocabulary of the run; later ones are held out, and counted as growth.
+    """
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     skipped, table = table[~has_known_item], table[has_known_item]
     is_known = known.find_oldest(table[user_field], table[time_field], user_field)
@@ -259,7 +262,8 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
     ids = {name: i for i, name in enumerate(names)}
     extended.field2id_token = {**dataset.field2id_token, user_field: names}
     extended.field2token_id = {**dataset.field2token_id, user_field: ids}
-    missing = {f: mask for f, mask in dataset.missing.items() if f not in dataset.log.fields}
+    log_fields = dataset.log.fields
+    masks = {field: mask for field, mask in dataset.missing.items() if field not in log_fields}
     users = dataset.user_feat
     num_new = len(names) - dataset.user_num
     if num_new and users is not None:
@@ -268,10 +272,10 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
             for field, column in users.interaction.items()
         }
         extended.user_feat = Interaction({**columns, user_field: torch.arange(len(names))})
-        for field in missing.keys() & columns.keys():
-            missing[field] = np.append(missing[field], np.ones(num_new, dtype=bool))
-    extended.split, missing_in_log = _extend_split(extended, interactions)
-    extended.missing = missing | missing_in_log
+        for field in masks.keys() & columns.keys():
+            masks[field] = np.append(masks[field], np.ones(num_new, dtype=bool))
+    extended.split, log_masks = _extend_split(extended, interactions)
+    extended.missing = masks | log_masks
     return extended
 
 
@@ -302,8 +306,8 @@ def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict
         part=extended.fields.pop(GIVEN_PART).numpy(),
         is_target=extended.fields.pop("is target").numpy(),
     )
-    missing = {field: extended.fields.pop(name).numpy() for field, name in mask_names.items()}
-    return new_split, missing
+    masks = {field: extended.fields.pop(name).numpy() for field, name in mask_names.items()}
+    return new_split, masks
 
 
 def _read_later(

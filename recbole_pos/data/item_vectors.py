@@ -214,20 +214,20 @@ def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return names [k] and float32 vectors [k, size] of the items that are not ``known`` yet."""
-    in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
+    names_in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
     excluded = {*known, "", "[PAD]"}
-    new = [name for name in dict.fromkeys(in_files) if name not in excluded]
-    if not new:
+    new_names = [name for name in dict.fromkeys(names_in_files) if name not in excluded]
+    if not new_names:
         raise UsageError(
             "item_vectors: all items of the file are known to the model already; give vectors of "
             "new ones"
         )
-    vectors, _ = read_vectors(source, np.array(["[PAD]", *new], dtype=object), item_field)
-    return np.array(new, dtype=object), vectors[1:]
+    vectors, _ = read_vectors(source, np.array(["[PAD]", *new_names], dtype=object), item_field)
+    return np.array(new_names, dtype=object), vectors[1:]
 
 
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
-    """Write the vectors of a run's items into its folder, so that the folder can be moved."""
+    """Write the vectors of a run's items, ``names`` [items], into its folder; it can be moved."""
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return

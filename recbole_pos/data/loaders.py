@@ -114,7 +114,7 @@ class WindowLoader:
         return steps
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Order the groups of windows, and return the windows of each batch of this epoch."""
+        """Order the groups of windows; return indices of windows, [k], for each batch."""
         sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
         first = np.cumsum(sizes) - sizes  # index of each group's first window in `grouped`
         max_lengths = np.maximum.reduceat(lengths, first)
@@ -160,7 +160,7 @@ class WindowLoader:
         return [batch for cut in cuts for batch in self._limit_inputs(cut, num_inputs)]
 
     def _group_windows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the windows group by group, and the size of each group.
+        """Return indices of windows [windows], group by group, and the size of each [groups].
 
         A group stays in one batch: under ``linked`` all windows of a user, else one window.
         """

@@ -166,7 +166,7 @@ class PrefixRows(Interaction):
         return self._gather(index)
 
     def _gather(self, index: Any) -> Interaction:
-        """Return rows by a slice or index."""
+        """Return the rows of a slice or of indices; histories are [rows, L], padded at the end."""
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         target = self.target[rows.reshape(-1)]
         start = self._find_start(target)

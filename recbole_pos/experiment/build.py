@@ -126,7 +126,7 @@ def _prepare_data(
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
-            f"{shown(config['dataset'])}; give smaller cutoffs and a valid_metric among them"
+            f"{shown(config['dataset'])}; give smaller cutoffs"
         )
     return dataset, parts["train"], loaders
 

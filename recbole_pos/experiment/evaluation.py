@@ -217,7 +217,7 @@ class TargetCollector(Collector):
     def _collect_targets(
         self, scores: Tensor | StreamedScores, rows: Any, targets: Tensor, best: Tensor | None
     ) -> None:
-        """Collect hits and ranks of rows with one target each; see :func:`rank_targets`."""
+        """Collect hits and ranks of targets [rows], given scores and ``best`` items [rows, k]."""
         if self.needs_topk and best is not None:
             hits = best == targets[:, None]
             num_relevant = torch.ones_like(hits[:, :1])

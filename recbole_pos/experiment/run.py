@@ -48,7 +48,7 @@ def run(
     *,
     callbacks: Sequence[Callback] = (),
     settings: RunArguments | None = None,
-    **given: Any,
+    **keywords: Any,
 ) -> Result | None:
     """Train a model to early stopping, test its best epoch, and write the run folder.
 
@@ -68,7 +68,7 @@ def run(
         callbacks: callbacks of the training, see :class:`recbole_pos.Callback`.
         settings: how the run is carried out, as one
             :class:`~recbole_pos.config.arguments.RunArguments`.
-        given: fields of ``settings`` by name, which win over it; every other keyword is an option,
+        keywords: fields of ``settings`` by name, which win over it; every other one is an option,
             as in ``config_dict``, over which it wins. The fields are
 
             - ``resume``: folder of an interrupted run, with which only ``epochs``, ``data_path``
@@ -90,9 +90,9 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    args, options = split_keywords(settings or RunArguments(), given)
+    args, options = split_keywords(settings or RunArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
-    dataset = read_dataset_name(dataset)
+    name = read_dataset_name(dataset)  # dataset keeps its temporary folder meanwhile
     allow(config_dict.get("plugins"))
     rank = find_rank(os.environ, args)
     if rank is not None:  # lets torch count GPUs without initialising CUDA
@@ -100,7 +100,7 @@ def run(
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
-        config = PosConfig(model, dataset, config_file_list, config_dict)
+        config = PosConfig(model, name, config_file_list, config_dict)
         check_device(config)
     else:
         if model or dataset or config_file_list or run_dir:

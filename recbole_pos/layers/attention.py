@@ -95,10 +95,10 @@ class MultiHeadAttention(nn.Module):
         d, bias = options.hidden_size, options.bias
         self.n_heads = options.n_heads
         self.head_size = d // options.n_heads
-        needed = position.projections
-        self.query = nn.Linear(d, d, bias=bias) if "query" in needed else None
-        self.key = nn.Linear(d, d, bias=bias) if "key" in needed else None
-        self.value = nn.Linear(d, d, bias=bias) if "value" in needed else None
+        names = position.projections
+        self.query = nn.Linear(d, d, bias=bias) if "query" in names else None
+        self.key = nn.Linear(d, d, bias=bias) if "key" in names else None
+        self.value = nn.Linear(d, d, bias=bias) if "value" in names else None
         self.dense = nn.Linear(d, d, bias=bias) if options.output else None
         self.position = position
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)

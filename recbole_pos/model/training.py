@@ -83,6 +83,13 @@ class NativeAdapter(RecBoleAdapter):
         return model.causal and not model.needs_events and model.later_targets is None
 
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
+        losses = ("window_loss", "calculate_loss")
+        newest = next(cls for cls in type(self.model).__mro__ if vars(cls).keys() & {*losses})
+        if packed and losses[0] not in vars(newest):
+            raise UsageError(
+                f"augmentation: {newest.__name__} defines calculate_loss, the loss of rows with "
+                "one target; set augmentation: prefix, or define window_loss, the loss of windows"
+            )
         return self._window_loss if packed else self._row_loss
 
     def _row_loss(self, rows: Any) -> Tensor:

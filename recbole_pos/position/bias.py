@@ -85,8 +85,8 @@ class ALiBi(DistanceBias):
         h = dimensions.n_heads
         power = 2 ** int(math.log2(h))  # the largest power of two up to h
         slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-        between = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)]
-        slopes += between[: h - power]
+        finer_slopes = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)]
+        slopes += finer_slopes[: h - power]
         self.register_buffer("slopes", torch.tensor(slopes)[:, None], persistent=False)
 
     def curve(self, distance: Tensor) -> Tensor:
@@ -187,16 +187,16 @@ class ContextualPosition(AttentionPosition):
             return self._compute_bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
 
     def _compute_bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return B of the class docstring, [b, h, t, t], in the type of the table."""
+        """Return B_ij = q_i . e[p_ij], [b, h, t, t], in the type of the table e, for q, k alike."""
         # 1 - sigmoid(q . k), and 0 for the future
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()
         position = gate.flip(-1).cumsum(-1).flip(-1)
         # a sum of t gates below one stays below t, so rows beyond t are never read
         num_rows = min(len(self.weight), ctx.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
-        whole = position.detach().floor()
-        fraction = position - whole
-        lower = whole.long()
+        floor = position.detach().floor()
+        fraction = position - floor
+        lower = floor.long()
         upper = (lower + 1).clamp_(max=num_rows - 1)
         logits = q @ self.weight[:num_rows].t()  # q_i . e[p] at whole p, [b, h, t, num_rows]
         return (1 - fraction) * logits.gather(-1, lower) + fraction * logits.gather(-1, upper)

@@ -353,7 +353,10 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
-    """Return how many of ``total`` planes, heads or layers turn by time: the ratio, rounded."""
+    """Return how many of ``total`` planes, heads or layers turn by time: the ratio, rounded.
+
+    ``units`` and ``option`` are what is divided, and the option that sets its number, for messages.
+    """
     if ratio in (0, 1):
         return total * int(ratio)
     if total == 1:

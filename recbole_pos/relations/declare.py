@@ -83,43 +83,43 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     kind, reason = _find_kind(field, table, dataset, location)
     sources = SOURCES.get(table, ("behaviour",))
     default_scope = "batch" if table in SOURCES else "sequence"
-    chosen = {"kind": kind, "source": sources[0], "scope": default_scope}
+    options = {"kind": kind, "source": sources[0], "scope": default_scope}
     for key, allowed in CHOICES.items():
-        chosen[key] = entry.get(key, chosen[key])
-        check_choice(f"{location}: {key}", chosen[key], allowed)
-    if chosen["kind"] != kind:
-        raise UsageError(f"{location}: the field is {kind}{reason}, not {chosen['kind']}")
-    _check_source_and_scope(chosen, sources, table, location)
+        options[key] = entry.get(key, options[key])
+        check_choice(f"{location}: {key}", options[key], allowed)
+    if options["kind"] != kind:
+        raise UsageError(f"{location}: the field is {kind}{reason}, not {options['kind']}")
+    _check_source_and_scope(options, sources, table, location)
     within = _read_within(entry.get("within"), table, dataset, location)
     scales = _read_scales(entry.get("scales"), kind, reason, table, location)
-    return Relation(field=field, table=table, within=within, scales=scales, **chosen)
+    return Relation(field=field, table=table, within=within, scales=scales, **options)
 
 
 def _refuse_unknown_keys(entry: Mapping[Any, Any]) -> None:
     """Refuse an entry with a key that is none of ``KEYS``."""
     for key in entry:
         if key not in KEYS:
-            named = entry.get("field", dict(entry))
+            label = entry.get("field", dict(entry))
             raise UsageError(
-                f"relations: {named}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
+                f"relations: {label}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
             )
 
 
 def _check_source_and_scope(
-    chosen: Mapping[str, str], sources: tuple[str, ...], table: str, location: str
+    options: Mapping[str, str], sources: tuple[str, ...], table: str, location: str
 ) -> None:
     """Refuse a source that is not among the ``sources`` of a table, or a scope it cannot have."""
-    if chosen["source"] not in sources:
+    if options["source"] not in sources:
         raise UsageError(
             f"{location}: a field of the {table} table is of source {' or '.join(sources)}, "
-            f"not {chosen['source']}"
+            f"not {options['source']}"
         )
     is_of_interactions = table not in SOURCES
-    if is_of_interactions and chosen["kind"] == "numerical" and chosen["scope"] == "batch":
+    if is_of_interactions and options["kind"] == "numerical" and options["scope"] == "batch":
         raise UsageError(
             f"{location}: numbers of interactions relate interactions of one user (scope: sequence)"
         )
-    if table == "user" and chosen["scope"] == "sequence":
+    if table == "user" and options["scope"] == "sequence":
         raise UsageError(f"{location}: users are related across sequences (scope: batch)")
 
 

@@ -96,7 +96,7 @@ class Parameter:
         return None
 
     def decode(self, code: Any) -> Any:
-        """Return the value of a code."""
+        """Return the value of a code: an index, a number of steps, or the value itself."""
         if self.kind == "choice":
             return self.values[code]
         if self.kind == "quniform":
@@ -140,7 +140,7 @@ class Parameter:
         return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
-        """Return whether a value can be sampled."""
+        """Return whether a value is among the choices, or in the range and on its steps."""
         if self.kind == "choice":
             return value in self.values
         low, high = self.values[:2]
@@ -269,9 +269,10 @@ class Space:
         for dependent in reversed(self.parameters):
             if dependent is parameter or dependent.name in allowed:
                 for name, values in dependent.when.items():
-                    allowed[name] = [v for v in allowed.get(name, values) if v in values]
+                    earlier = allowed.get(name, values)
+                    allowed[name] = [value for value in earlier if value in values]
         options: dict[str, Any] = {}
-        searched = {p.name: p for p in self.parameters}
+        searched = {searched.name: searched for searched in self.parameters}
         for name, values in allowed.items():
             if name in searched:
                 possible = [value for value in values if searched[name].has(value)]
@@ -311,7 +312,7 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """Return the space in a file.
+    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test).
 
     Raises:
         UsageError: naming file and line of what is wrong.
@@ -343,8 +344,8 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
                 f"{location}: expected `option kind values`, each option once and the kind one of "
                 f"{', '.join(RECBOLE_KINDS)}; found {shown(line.strip())}"
             )
-        name, kind, written = words
-        content[name] = {kind: _parse_recbole_values(kind, written, location)}
+        name, kind, values_text = words
+        content[name] = {kind: _parse_recbole_values(kind, values_text, location)}
         lines[name] = location
     return content, lines
 
@@ -414,7 +415,10 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
             f"{location}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
             f"such as {{fusion: early}}; found {shown(value)}{hint if kind is None else ''}"
         )
-    allowed = {key: list(v) if isinstance(v, list) else [v] for key, v in when.items()}
+    allowed = {
+        option: list(values) if isinstance(values, list) else [values]
+        for option, values in when.items()
+    }
     return Parameter(name, kind, value[kind], location, allowed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -61,7 +61,13 @@ NO_FIELDS: Fields = {"events": {}, "user": {}}
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+    if isinstance(value, (str, bytes, Mapping)) or getattr(value, "ndim", 1) > 1:
+        return False
+    return hasattr(value, "__getitem__")  # a list, an array, a Series of pandas or polars
+
+
+def _is_arrow_frame(value: Any) -> bool:
+    return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
 
 
 def _to_plain(value: Any) -> Any:
@@ -167,7 +173,9 @@ class Histories:
     ) -> Histories:
         """Return histories sorted by time, ties in their order, without unknown items (id 0).
 
-        NaN is a missing time; ``times`` are kept only if no known item lacks one.
+        Items, times and features are [m], histories one after the other; ids, lengths and ``at``,
+        the times of requests, are [b]. NaN is a missing time; ``times`` are kept only if no known
+        item lacks one.
         """
         row = np.repeat(np.arange(len(ids)), lengths)
         order = np.arange(len(items)) if times is None else np.lexsort((times, row))
@@ -279,7 +287,7 @@ def read_histories(
     for number, row in enumerate(rows):
         times += _read_times(row, f"histories[{number}]", needs_time, unit)
     at = [
-        np.nan if row.at is None else read_moment(row.at, f"histories[{number}].at", unit)
+        np.nan if pd.isna(row.at) else read_moment(row.at, f"histories[{number}].at", unit)
         for number, row in enumerate(rows)
     ]
     lengths = np.array([len(row.items) for row in rows], np.int64)
@@ -298,14 +306,19 @@ def _parse_histories(histories: Any) -> list[History]:
     """Return histories of any form that :func:`read_histories` takes, validated one by one."""
     if isinstance(histories, pa.Table):
         histories = histories.to_pylist()
-    elif isinstance(histories, pd.DataFrame):
-        if "items" not in histories:
+    elif isinstance(histories, pd.DataFrame) or _is_arrow_frame(histories):
+        if "items" not in histories.columns:
             raise UsageError(
                 f"histories: expected columns items (lists), and perhaps id and times, found "
                 f"{', '.join(map(str, histories.columns))[:100]}; of interactions, take "
                 "frame.groupby(USER)[ITEM].agg(list)"
             )
-        histories = histories.to_dict("records")
+        if isinstance(histories, pd.DataFrame):
+            if "id" not in histories and histories.index.name is not None:  # as groupby leaves it
+                histories = histories.rename_axis("id").reset_index()
+            histories = histories.to_dict("records")
+        else:
+            histories = pa.table(histories).to_pylist()
     elif isinstance(histories, pd.Series):
         histories = [{"id": name, "items": items} for name, items in histories.items()]
     if isinstance(histories, (str, bytes, Mapping)) or not isinstance(histories, Iterable):
@@ -337,7 +350,7 @@ def _read_times(
 
 
 def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
-    """Return the features of histories; raise a UsageError for a field the model does not read."""
+    """Return the features of histories of ``lengths`` [b]; refuse a field that is not read."""
     columns: dict[str, dict[str, Tensor]] = {}
     for table, readable in fields.items():
         rows = [getattr(history, table) or {} for history in histories]
@@ -394,8 +407,8 @@ def _to_tensor(values: list[Any], tokens: TokenIds | None) -> Tensor:
     rows = []
     for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
-        known = [ids[name] for name in map(str, names) if ids.get(name)]
-        rows.append(torch.tensor(known or [0]))
+        known_ids = [ids[name] for name in map(str, names) if ids.get(name)]
+        rows.append(torch.tensor(known_ids or [0]))
     rows.append(torch.tensor([0]))  # pad_sequence needs a row; this one is removed again
     return pad_sequence(rows, batch_first=True)[:-1]
 
@@ -416,6 +429,8 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
             time = datetime.fromisoformat(f"{time[:-1]}+00:00" if time[-1:] in "Zz" else time)
         time = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
         since_epoch = (time - _EPOCH) / timedelta(microseconds=1)
+        if since_epoch != since_epoch:  # NaT
+            raise ValueError
     except (ValueError, TypeError, OverflowError, AttributeError):
         raise UsageError(
             f"{location}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "

@@ -153,7 +153,8 @@ class Service:
             for position, answer in zip(positions, answers_of_model, strict=True):
                 answers[position] = {**answer, "model": name}
         folders = {name: model.run_dir for name, model in loaded.items()}
-        return {"models": folders, "recommendations": [answers[p] for p in sorted(answers)]}
+        recommendations = [answers[position] for position in sorted(answers)]
+        return {"models": folders, "recommendations": recommendations}
 
     def _find_similar(
         self, loaded: dict[str, LoadedModel], body: bodies.SimilarBody
@@ -377,10 +378,10 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 async def _read_body(request: Request, limit: int) -> bytes:
     """Return the body of a json request; refuse another type, over ``limit`` bytes, a late one."""
-    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if found != "application/json":
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
         raise Refusal(
-            415, f"expected the header Content-Type: application/json, found {found[:80] or 'none'}"
+            415, f"expected the header Content-Type: application/json, found {kind[:80] or 'none'}"
         )
 
     async def receive() -> bytes:

@@ -163,7 +163,7 @@ class ActiveRuns:
             write_state(self.scheduler)
             stop(is_started)
 
-    def _start(self, job: Job) -> Any:
+    def _start(self, job: Job) -> ray.ObjectRef:
         """Start and return the Ray task of a run; it starts again if its process is lost."""
         path = str(self.folder.run(job.digest).path.resolve())
         tested = str(self.folder.run(job.tested_run).path.resolve()) if job.tested_run else None

@@ -29,7 +29,7 @@ SCHEDULERS = ("asha", "none")
 _TRIALS = 60  # as in the kernel attention paper
 # What may also be given with --resume: arguments, and options of the configuration.
 _RESUME_ARGUMENTS = ("address", "num_samples", "max_concurrent", "cpus_per_trial", "gpus_per_trial")
-_RESUME_OPTIONS = ("data_path", "plugins")
+_RESUME_OPTIONS = ("data_path", "item_vectors", "init_from", "plugins")
 
 
 class SearchFacts(Layout):
@@ -108,14 +108,14 @@ def plan_search(
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     name = config["model"]
-    given = config.external_config_dict
+    user_options = config.external_config_dict
     whole_space = read_space(find_space_file(space, name))
     in_space = {*whole_space.names, *whole_space.fixed}
     config.require_read(in_space)
     if "position" in in_space:
         _require_no_parts(config)
-    searched = whole_space.without(given)
-    overruled = [option for option in whole_space.names if option in given]
+    searched = whole_space.without(user_options)
+    overruled = [option for option in whole_space.names if option in user_options]
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     base = _merge_shared_options(config, whole_space)
@@ -142,9 +142,9 @@ def plan_search(
 
 def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
     """Return the options of all trials: those that the space sets, with given ones above them."""
-    given = config.external_config_dict
-    options = to_plain({key: value for key, value in given.items() if key not in EXTRA_KEYS})
-    for key in ("data_path", "item_vectors"):  # absolute, to resume from another folder
+    user_options = config.external_config_dict
+    options = to_plain({key: user_options[key] for key in user_options if key not in EXTRA_KEYS})
+    for key in ("data_path", "item_vectors", "init_from", "update_from"):  # absolute, for trials
         if config.plain[key] and key not in {*space.names, *space.fixed}:
             options[key] = config.plain[key]
     return merge_options(space.fixed, options)
@@ -212,6 +212,9 @@ def extend_plan(
     plan = folder.read_plan()
     if plan is None or not (folder.path / SEARCH).is_file():
         raise UsageError(f"--resume: {folder.path} is not the folder of a search of this version")
+    for name in ("item_vectors", "init_from"):
+        if name in config_dict and name not in plan.base.options:
+            raise UsageError(f"--{name}: this search has none; leave it out")
     search = dict(plan.source.content["search"])
     if args.num_samples is not None:
         if args.num_samples < search["trials"]:
