@@ -127,6 +127,7 @@ def test_fit_equals_run(fitted: rp.Recommender, tmp_path: Path) -> None:
     options = {**SHORT, "data_path": str(tmp_path)}
     result = rp.run("PosSASRec", "data", run_dir=tmp_path / "run", **options)
     loaded = rp.load(tmp_path / "run")
+    rp.run("Pop", rp.Dataset.from_frame(make_log()), run_dir=tmp_path / "pop")  # named nowhere
     for name, weights in loaded.model.state_dict().items():
         assert torch.equal(weights, fitted.model.state_dict()[name]), name
     assert fitted.result.test == result.test == fitted.evaluate()["test"].to_dict()

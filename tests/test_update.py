@@ -206,6 +206,9 @@ def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:
         given = {"update_from": str(old), **options}
         with pytest.raises(UsageError, match=message):
             recbole_pos.run(None, None, [str(old / "config.yaml")], given, tmp_path / "new")
+    write_atomic(make_log().assign(item_id="0" + make_log()["item_id"]), tmp_path)
+    with pytest.raises(UsageError, match=r"no item.*'0i.*'i"):
+        recbole_pos.update(old, run_dir=tmp_path / "new")
     (old / "known.parquet").unlink()
     with pytest.raises(UsageError, match="made by an earlier version"):
         recbole_pos.update(old)

@@ -269,7 +269,23 @@ class _ExactTimeMixin(AtomicTables):
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
+        if self.given_part is not None and not is_part(self.config):
+            for phase, held_out in enumerate(datasets):
+                if not len(held_out):
+                    self._require_shared_users(phase)
         return datasets
+
+    def _require_shared_users(self, phase: int) -> None:
+        """Refuse a given part of users who have no interaction before it."""
+        users, part = self.log.users.numpy(), self.part
+        here, earlier = users[part == phase], users[part < phase]
+        if len(here) and not np.isin(here, earlier).any():
+            new, known = self.field2id_token[self.uid_field][[here[0], earlier[0]]].tolist()
+            raise UsageError(
+                f"benchmark_filename: nothing of the {PHASES[phase]} part can be predicted: none "
+                f"of its users, such as {shown(new)}, has an earlier interaction; earlier parts "
+                f"have such as {shown(known)}"
+            )
 
     def for_config(self: Kind, config: Options) -> Kind:
         """Return a copy of a built dataset under other options of model, training and histories."""

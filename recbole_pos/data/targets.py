@@ -414,7 +414,7 @@ def describe_split(summary: dict[str, Any]) -> str:
 
 
 def make_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return warnings about copies and leaks, which make metrics too good.
+    """Return warnings about copies and leaks, which make metrics too good, and unlearned items.
 
     ``summary`` is that of a split; summaries written by 0.2.0 may lack these counts.
     """
@@ -432,6 +432,15 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
             "`rm_copies: True` leaves copies out"
         )
     leaks = summary.get("leaks") or {}
+    for phase in PHASES[1:] if leaks else ():
+        if (
+            summary["targets"][phase]
+            and summary["cold_targets"][phase] == summary["targets"][phase]
+        ):
+            warnings.append(
+                f"benchmark_filename: no item of the {phase} targets is in training; unless that "
+                "is meant, names are written differently in the files"
+            )
     for key, text in (
         ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
         ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),

@@ -92,7 +92,7 @@ def run(
     """
     args, options = split_keywords(settings or RunArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
-    dataset = read_dataset_name(dataset)
+    name = read_dataset_name(dataset)  # dataset keeps its temporary folder meanwhile
     allow(config_dict.get("plugins"))
     rank = find_rank(os.environ, args)
     if rank is not None:  # lets torch count GPUs without initialising CUDA
@@ -100,7 +100,7 @@ def run(
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
-        config = PosConfig(model, dataset, config_file_list, config_dict)
+        config = PosConfig(model, name, config_file_list, config_dict)
         check_device(config)
     else:
         if model or dataset or config_file_list or run_dir:

@@ -188,6 +188,12 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     for name, known_part in known_parts.items():
         known_part.copy_(weights[name])
     num_known = len(vocabulary.tokens[item_field])
+    names, items = dataset.field2id_token[item_field], dataset.log.items
+    if not (items < num_known).any():
+        raise UsageError(
+            f"update_from: no item of the data, such as {shown(str(names[items[0]]))}, is known to "
+            f"{source.path}, which knows such as {shown(str(names[1]))}"
+        )
     num_new = dataset.item_num - num_known
     model.notices.append(
         f"update_from: new items since {source.path.name} was trained: {num_new:,}"

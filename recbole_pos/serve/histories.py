@@ -67,7 +67,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_arrow_frame(value: Any) -> bool:
-    return hasattr(value, "columns") and hasattr(value, "__arrow_c_stream__")
+    return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
 
 
 def _to_plain(value: Any) -> Any:
