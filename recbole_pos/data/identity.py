@@ -210,7 +210,8 @@ def divide_interactions(
 ) -> tuple[pd.DataFrame, HeldOut]:
     """Divide interactions, with names as in the file, into the data of a run and later ones.
 
-    ``known`` is the vocabulary of the run; later ones are held out, and counted as growth.
+    ``known`` is the vocabulary of the run. Interactions with an item that it lacks are left out;
+    the others that it lacks are held out. Both are counted as growth.
     """
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     skipped, table = table[~has_known_item], table[has_known_item]

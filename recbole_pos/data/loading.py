@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +234,7 @@ class AtomicTables(Dataset):
         selected = set(file.kinds if load_col is None else load_col) - set(unload_col or ())
         kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
         self._require_ids_and_times(file, source, kinds)
-        for option, names in (("load_col", load_col), ("unload_col", unload_col)):
-            for name in sorted(set(names or ()) - set(file.kinds)):
-                raise UsageError(
-                    f"{option}: {file.path} has no column {shown(name)}"
-                    f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
-                )
+        _require_columns(file, load_col=load_col, unload_col=unload_col)
         if not kinds:
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
@@ -248,6 +244,13 @@ class AtomicTables(Dataset):
         id_fields = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
         if source in id_fields:
             _require_consistent(file, table, id_fields[source])
+        self._register_columns(table, kinds, source)
+        return table
+
+    def _register_columns(
+        self, table: pd.DataFrame, kinds: dict[str, str], source: FeatureSource | str
+    ) -> None:
+        """Cut lists to the option ``seq_len``; note each column's table, type and list length."""
         max_lengths = self.config["seq_len"] or {}
         for name, kind in kinds.items():
             seqlen = 1
@@ -255,13 +258,12 @@ class AtomicTables(Dataset):
                 if (max_length := max_lengths.get(name)) is not None:
                     table[name] = [cell[:max_length] for cell in table[name]]
                 seqlen = int(table[name].map(len).max())
-            if source != "link":
+            if source != "link":  # RecBole's table that names the entities of items
                 self.field2source[name] = source
                 self.field2type[name] = FeatureType(kind)
                 self.field2seqlen[name] = seqlen
                 if "float" in kind:
-                    self.field2bucketnum[name] = 2
-        return table
+                    self.field2bucketnum[name] = 2  # RecBole's number where it discretizes none
 
     def _require_ids_and_times(
         self, file: Table, source: FeatureSource | str, kinds: dict[str, str]
@@ -398,6 +400,16 @@ class AtomicTables(Dataset):
         for counter in counters:
             if len(counter.table_codes):
                 self._keep(counter.table, counter.is_listed[counter.table_codes])
+
+
+def _require_columns(file: Table, **names_by_option: Iterable[str] | None) -> None:
+    """Refuse a name in ``load_col`` or ``unload_col`` that is no column of a file."""
+    for option, names in names_by_option.items():
+        for name in sorted(set(names or ()) - set(file.kinds)):
+            raise UsageError(
+                f"{option}: {file.path} has no column {shown(name)}"
+                f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
+            )
 
 
 def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:

@@ -49,7 +49,10 @@ def is_part(config: Options) -> bool:
 
 
 def list_parts(config: Options) -> list[str] | None:
-    """Return the names of the files of interactions: of this process, or ``benchmark_filename``."""
+    """Return the parts in the names of files of interactions; None if there is one file.
+
+    Under ``data_part: by_rank`` it is the rank of this process, else ``benchmark_filename``.
+    """
     if not is_part(config):
         return config["benchmark_filename"]
     shard = current_shard()

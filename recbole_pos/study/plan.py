@@ -292,8 +292,9 @@ class Plan(_Layout):
         search = self.rows[name].search
         if not isinstance(search, Search) or isinstance(search.space, str):
             return {}
-        path = ("search",) if search is self.search else ("rows", name, "search")
-        if search.space:
+        is_shared = search is self.search  # by all rows of the study
+        path = ("search",) if is_shared else ("rows", name, "search")
+        if search.space:  # options of a grid stand in the search itself
             path = (*path, "space")
         options = search.grid or search.space or {}
         return {option: self.source.locate(*path, option) for option in options}
