@@ -277,9 +277,12 @@ def test_a_forged_pack_leaves_the_study_as_it_was(
     ("file", "field", "change"),
     [
         ("fit.json", "test.row", changed(test={"row": 1})),
+        ("fit.json", "request_time", changed(request_time={"a": [1]})),
         ("metrics.jsonl", "epoch", becomes(b'{"epoch": "one"}\n')),
+        ("metrics.jsonl", "ndcg@10", becomes(b'{"epoch": 0, "valid": {"ndcg@10": 1e308}}\n')),
         ("test_ranks.parquet", "", becomes(b"PAR1")),
         ("facts.json", "ties", changed(ties={"users": 1})),
+        ("facts.json", "ties", changed(ties={"users": 0, "test": 5})),
         ("current.json", "run", lambda old: old.replace(b'"run": "', b'"run": "../')),
         ("study.json", "content", changed(content=[1])),
     ],
@@ -297,10 +300,15 @@ def test_damage_in_a_study_is_named(
 def test_tables_are_of_the_ranks_that_the_run_was_tested_with(
     made: dict, tmp_path: Path, capsys
 ) -> None:
+    """However many decimals the run says it rounds to."""
     there = Path(shutil.copytree(made["there"], tmp_path / "there"))
     file = next(there.rglob("test_ranks.parquet"))
     pd.read_parquet(file).assign(rank=0).to_parquet(file)
-    refused([there, "--report"], capsys, str(file), "@")
+    config = file.with_name("config.yaml")
+    options = yaml.safe_load(config.read_text())
+    for decimals in (6, -5, 1, "x", -(10**400)):
+        config.write_text(yaml.safe_dump({**options, "metric_decimal_place": decimals}))
+        refused([there, "--report"], capsys, str(file), "@")
 
 
 def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
