@@ -1,7 +1,8 @@
 """``make bench-positions``: the cost of position schemes, as epochs against PosSASRec's.
 
 Sides take turns, every turn in a process of its own; each figure is the best epoch of its side.
-Writes the groups named (``order``, ``time``; by default both) into ``results/speed_positions.md``.
+Writes the groups named (``order``, ``time``, ``block``; by default all) into
+``results/speed_positions.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from data import make_log, write_atomic
 from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table
 from torch import Tensor
@@ -25,8 +27,10 @@ from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers import triangular
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hstu import PointwiseAttention
 from recbole_pos.position.compose import Compose
 from recbole_pos.position.kernel import PositionalKernel
+from recbole_pos.position.time_buckets import find_bucket
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 ROUNDS, EPOCHS = 3, 5
@@ -53,8 +57,11 @@ TIME: dict[str, dict[str, Any]] = {
     "learned + time_learned": {"position": ["learned", "time_learned"]},
 }
 TIME = {name: {**options, "n_heads": 2} for name, options in TIME.items()}
+PLAIN_BLOCK = "block: hstu, plain torch"
+HSTU = {"position": ["hstu"], "block": "hstu", "n_heads": 2}
+BLOCK: dict[str, dict[str, Any]] = {"block: hstu": HSTU, PLAIN_BLOCK: HSTU}
 # which rows, of which lengths; ratios are to the first row
-GROUPS = {"order": (ORDER, (200, 1000)), "time": (TIME, (200,))}
+GROUPS = {"order": (ORDER, (200, 1000)), "time": (TIME, (200,)), "block": (BLOCK, (200, 1000))}
 GOALS = {
     ("kernel", 200): 1.25,
     ("kernel", 1000): 1.35,
@@ -87,9 +94,26 @@ class NaiveKernel(PositionalKernel):
         return ctx.unpad((weights @ (self.L.matrix(t) @ v)).transpose(1, 2), "end")
 
 
+class PlainBlock(PointwiseAttention):
+    """HSTU's layer as its public code writes it, with bias and weights [b, h, t, t] in memory."""
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        query, key, value, gate = self._project_gated(x)
+        q, k, v = (ctx.pad(part, "start").transpose(1, 2) for part in (query, key, value))
+        times, column = ctx.pad(ctx.elapsed, "start"), torch.arange(ctx.width)
+        scheme = self.position.schemes["hstu"]
+        buckets = find_bucket(times[:, :, None] - times[:, None], len(scheme.time))
+        distance = (column[:, None] - column).clamp(min=0)
+        bias = scheme.time[buckets.long()] + scheme.distance[distance]
+        weights = F.silu(q @ k.transpose(-1, -2) + bias[:, None]) / ctx.max_length
+        out = (weights.tril() @ v).transpose(1, 2)
+        out = self.gate_norm(ctx.unpad(out, "start").reshape(x.shape)) * gate.reshape(x.shape)
+        return x + self.dense(self.out_dropout(out))
+
+
 def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
     """Return PosSASRec with a scheme."""
-    given = {**SAME, **options, **ORDER.get(scheme, {}), **TIME.get(scheme, {})}
+    given = {**SAME, **options, **{**ORDER, **TIME, **BLOCK}[scheme]}
     made = prepare(PosConfig("PosSASRec", dataset, None, given))
     if scheme == NAIVE:
         given = read_yaml(ROOT / "position" / "kernel.yaml")
@@ -99,6 +123,9 @@ def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
             new = NaiveKernel(made.model.dimensions, **given)
             new.U, new.L = old.U, old.L  # the optimiser knows these
             attention.position = Compose({"kernel": new})
+    if scheme == PLAIN_BLOCK:
+        for layer in made.model.trm_encoder.layer:
+            layer.multi_head_attention.__class__ = PlainBlock
     return made
 
 
@@ -134,7 +161,7 @@ def toeplitz() -> str:
             cells.append(f"{1e3 * best:.1f} ms")
         rows.append([f"{t:,}", *cells])
     triangular.FFT_LENGTH = chosen
-    return table(("events", "in blocks", "by halves and FFT"), rows)
+    return table(("interactions", "in blocks", "by halves and FFT"), rows)
 
 
 def measure(group: str) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 from page import RESULTS, in_turns, replace_section, run_alone, table
 from pyarrow import csv
@@ -31,6 +32,8 @@ from recbole_pos.experiment.folder import peak_rss_mb
 
 SIDES = ("bare", "first start", "second start")
 NAME = "generated"
+KINDS = "own memory", "mapped"
+TRAINED = {"PosSASRec, SCE": {"loss_type": "SCE"}, "FPARec": {}}
 LIMIT = 12 << 30  # bytes of address space: a failure, and not a machine that stands still
 
 
@@ -130,6 +133,41 @@ def start_run(path: Path, memory_limit: str) -> dict[str, float]:
     return phases.figures
 
 
+def train_steps(side: str, path: Path, memory_limit: str, steps: int) -> dict[str, float]:
+    """Return memory in MB, own and of mapped files, early and at the end of training steps."""
+    from training import make_step
+
+    from recbole_pos.config.posconfig import PosConfig
+    from recbole_pos.experiment.build import prepare
+    from recbole_pos.experiment.memory import keep_freed_memory
+
+    keep_freed_memory()
+    options = {"data_path": str(path.parent.parent), "memory_limit": memory_limit}
+    options |= {
+        "shuffle_block": 512,
+        "train_batch_size": 32,
+        **TRAINED[side],
+        "show_progress": False,
+    }
+    experiment = prepare(PosConfig(side.partition(",")[0], NAME, None, options))
+    trainer = experiment.trainer
+    loader = trainer.loader = trainer.training_loader(experiment.loaders["train"])
+    step = make_step(trainer, trainer.adapter.choose_loss(loader.packed))
+    trainer.model.train()
+    loader.set_epoch(0)
+    figures, targets = {}, 0
+    with trainer.precision.rounded_products(), trainer.steps_in_rows():
+        batches = loader.iterate_batches(trainer.device, trainer.config["data_on_device"])
+        for number, batch in zip(range(1, steps + 1), batches, strict=False):
+            step(batch)
+            targets += len(batch)
+            if number in (steps // 10, steps):
+                memory = psutil.Process().memory_info()
+                own, mapped = (memory.rss - memory.shared) / 1e6, memory.shared / 1e6
+                figures |= {f"own {number}": own, f"mapped {number}": mapped}
+    return {**figures, "targets": targets}
+
+
 def measure(side: str, path: Path, memory_limit: str) -> dict[str, float]:
     """Return the figures of one side in this process."""
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
@@ -158,6 +196,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--memory_limit", default="auto")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=0, help="steps of training, then")
     given = parser.parse_args()
     sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that measure
@@ -171,16 +210,29 @@ def main() -> None:
             return run_alone(measure, side, path, given.memory_limit)
 
         runs = in_turns(SIDES, given.rounds, run_side)
+        trained = {}
+        if given.steps:
+            arguments = path, given.memory_limit, given.steps
+            trained = {side: run_alone(train_steps, side, *arguments) for side in TRAINED}
     best = {side: min(of_side, key=lambda run: run["all"]) for side, of_side in runs.items()}
     first, second, floor = (best[side]["all"] for side in ("first start", "second start", "bare"))
     words = (
         f"{size}; best of {given.rounds} turns, {platform.machine()}, one thread. The first start "
         f"takes {first / floor:.2f} times the bare read, the second {second:.1f} s."
     )
+    parts = [words, make_table(best)]
+    if trained:
+        heads = [
+            f"{kind}, MB, step {n}" for n in (given.steps // 10, given.steps) for kind in KINDS
+        ]
+        rows = (
+            [side, *(f"{x:,.0f}" for x in figures.values())] for side, figures in trained.items()
+        )
+        parts.append(table(("training", *heads, "targets"), rows))
     title = f"{given.events} interactions"
     if given.memory_limit != "auto":
         title += f", memory_limit {given.memory_limit}"
-    replace_section(RESULTS / "reading.md", title, f"{words}\n\n{make_table(best)}")
+    replace_section(RESULTS / "reading.md", title, "\n\n".join(parts))
 
 
 if __name__ == "__main__":

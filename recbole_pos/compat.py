@@ -51,8 +51,11 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
     class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
+        """Plan the replacement for when the module is imported, and return ``around``."""
+
         @patch_module(module_name)
         def replace(module: ModuleType) -> None:
+            """Replace the function where it is defined, and where RecBole has imported it."""
             owner = getattr(module, class_name) if class_name else module
             original = getattr(owner, name)
 
@@ -182,6 +185,7 @@ class _Hook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return where a module to patch is, with a loader that patches it; None for others."""
         is_patched = name in PATCHES or name in _DEFERRED or name == _SINE
         spec = PathFinder.find_spec(name, path) if is_patched else None
         if spec is not None and spec.loader is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,7 @@ class SharedLoss:
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Wrap model and loss in DistributedDataParallel, with sums instead of its means."""
         self.model = model
         with warnings.catch_warnings():  # newer versions of torch call it forward_sync_buffers
             warnings.simplefilter("ignore", FutureWarning)
@@ -100,6 +102,7 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Keep model and loss, and prevent torch's warning about parameters that are all used."""
         super().__init__()
         self.model, self.loss = model, loss
         # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
@@ -131,6 +134,7 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
     """
 
     def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the rows of all processes, for this process's states [m, d]."""
         seed = int(torch.randint(2**62, ()))  # all processes use the seed of the first
         num_rows = len(states) if shard.num_targets else 0
         header = torch.tensor([num_rows, seed], device=states.device)
@@ -178,15 +182,39 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
 
 
 def sum_over_processes(value: Tensor) -> Tensor:
-    """Return the float64 sum of a scalar over all processes, without waiting for a GPU."""
+    """Return the float64 sum of a tensor over all processes, without waiting for a GPU."""
     summed = value.detach().to(torch.float64, copy=True)
     dist.all_reduce(summed)
     return summed
 
 
+def gather_objects(value: Any, only_first: bool = False) -> list[Any]:
+    """Return the values of all processes by rank, or with ``only_first`` nothing but in the first.
+
+    Values may be whatever pickles.
+    """
+    received: list[Any] = [None] * dist.get_world_size()
+    if only_first:
+        is_first = dist.get_rank() == 0
+        dist.gather_object(value, received if is_first else None)
+        return received if is_first else []
+    dist.all_gather_object(received, value)
+    return received
+
+
+def find_different(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Return the name of a tensor that is not the same in all processes; None if all are."""
+    own = {}
+    for name, tensor in tensors:
+        if tensor.layout is torch.strided:
+            content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+            own[name] = tuple(tensor.shape), hashlib.blake2b(content.data).hexdigest()
+    received = gather_objects(own)
+    return next((name for name in own if any(r.get(name) != own[name] for r in received)), None)
+
+
 def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return name -> rows of all processes, in the order of ranks; a process may lack names."""
-    received: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(received, rows)
+    received = gather_objects(rows)
     names = dict.fromkeys(name for tensors in received for name in tensors)
     return {name: torch.cat([t[name] for t in received if name in t]) for name in names}

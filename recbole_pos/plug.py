@@ -75,7 +75,7 @@ def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str
     for key in options.keys() & defaults.keys():
         check_value("configuration", key, options[key], defaults[key], key in free)
     all_options = {**defaults, **options}
-    check_sizes({k: v for k, v in all_options.items() if k not in free}, model)
+    check_sizes({key: all_options[key] for key in all_options if key not in free}, model)
 
 
 # --- checkpoints ---

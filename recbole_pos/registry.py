@@ -65,6 +65,7 @@ class Registry(Mapping[str, type]):
         folder: str,
         find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
+        """Take over the plugin's classes; classes that are registered later go into ``added``."""
         self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}
 
@@ -160,15 +161,15 @@ def find_home_module(cls: type) -> str | None:
 
 def gather_defaults(
     cls: type,
-    given: Defaults | None,
+    registered: Defaults | None,
     read_shipped: Callable[[type], dict[str, Any]],
     find_registration: Callable[[type], Registration | None],
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the defaults of a class; its own replace those of its bases, ``given`` replaces both.
+    """Return the defaults of a class: ``registered`` ones win over its own, and these over bases'.
 
     Args:
         cls: the class; it and its bases may have an attribute ``defaults``.
-        given: the defaults that it is registered with, or None.
+        registered: the defaults that it is registered with, or None.
         read_shipped: returns the yaml of a class of the plugin or RecBole; ``{}`` for others.
         find_registration: returns the registration of a class, or None.
 
@@ -182,28 +183,28 @@ def gather_defaults(
         shipped_names |= set(shipped)
         defaults |= shipped | read_defaults(vars(base).get("defaults"), base)
         if base is cls:
-            defaults |= read_defaults(given, cls)
+            defaults |= read_defaults(registered, cls)
         elif (registration := find_registration(base)) is not None:
             defaults |= read_defaults(registration.given, base)
     return defaults, frozenset(set(defaults) - shipped_names)
 
 
-def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
-    """Return defaults as given, or from a yaml file beside the class or in the current folder."""
-    if given is None:
+def read_defaults(source: Defaults | None, cls: type) -> dict[str, Any]:
+    """Return defaults from a mapping, or a yaml file beside the class or in the current folder."""
+    if source is None:
         return {}
-    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
-        return copy.deepcopy(dict(given))
-    if not isinstance(given, (str, Path)):
+    if isinstance(source, Mapping) and all(isinstance(key, str) for key in source):
+        return copy.deepcopy(dict(source))
+    if not isinstance(source, (str, Path)):
         raise UsageError(
             f"{import_path(cls)}: defaults: expected a dict of options or the path of a yaml file, "
-            f"found {shown(given)}"
+            f"found {shown(source)}"
         )
     module_file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     folders = [Path(module_file).parent, Path.cwd()] if module_file else [Path.cwd()]
     for folder in folders:
-        if (folder / given).is_file():
-            return read_yaml(folder / given)
+        if (folder / source).is_file():
+            return read_yaml(folder / source)
     raise UsageError(
-        f"{import_path(cls)}: defaults: no file {given} in {' or '.join(map(str, folders))}"
+        f"{import_path(cls)}: defaults: no file {source} in {' or '.join(map(str, folders))}"
     )

@@ -55,6 +55,7 @@ class Task:
         return f"{self.targets / max(seconds, 1e-9):,.0f} targets/s" if self.targets else ""
 
     def __str__(self) -> str:
+        """Return title, seconds and, where known, steps done, time left and speed."""
         seconds = time.monotonic() - self.began
         text = f"{self.title}: {seconds:,.0f} s"
         if self.total:
@@ -82,6 +83,7 @@ class Reporter:
     def __init__(
         self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
     ) -> None:
+        """Choose between notebook, terminal, json lines and silence, and open the log file."""
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
         is_notebook = _is_notebook()
         self.shows_in_cell = is_notebook and not is_quiet

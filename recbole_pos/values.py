@@ -68,7 +68,7 @@ def _brief_repr(value: Any, budget: list[int]) -> str:
         return f"{value[: _MAX_LENGTH // 2]!r} ... ({len(value):,} characters)"
     if type(value) is dict:
         pairs = itertools.islice(value.items(), _MAX_LENGTH)
-        texts = [f"{_brief_repr(key, budget)}: {_brief_repr(v, budget)}" for key, v in pairs]
+        texts = [f"{_brief_repr(key, budget)}: {_brief_repr(item, budget)}" for key, item in pairs]
         return f"{{{', '.join(texts)}}}"
     if type(value) in (list, tuple):
         joined = ", ".join(_brief_repr(item, budget) for item in value[:_MAX_LENGTH])
@@ -76,7 +76,7 @@ def _brief_repr(value: Any, budget: list[int]) -> str:
             return f"[{joined}]"
         return f"({joined},)" if len(value) == 1 else f"({joined})"
     try:
-        return repr(value)
+        return " ".join(repr(value).splitlines())
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
         return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
 
@@ -103,9 +103,9 @@ def listed(names: Iterable[Any]) -> str:
     return ", ".join(first) + more
 
 
-def _find_similar(word: str, known: Iterable[str]) -> list[str]:
-    """Return up to 3 known words, nearest first: similar ones, else those that contain the word."""
-    by_lower = {str(name).lower(): str(name) for name in known}
+def _find_similar(word: str, choices: Iterable[str]) -> list[str]:
+    """Return up to 3 choices, nearest first: similar ones, else those that contain the word."""
+    by_lower = {str(choice).lower(): str(choice) for choice in choices}
     word = word[:100].lower()
     matches = difflib.get_close_matches(word, by_lower, n=3, cutoff=0.75)
     if not matches and len(word) > 2:

@@ -34,7 +34,7 @@ class _Rules(yaml.constructor.SafeConstructor):
     """Rules of the package's yaml: plain values, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-
+        """Return a mapping as a dict, or raise an error at the key that is given twice."""
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         names = set()
         for key in keys:
@@ -122,12 +122,12 @@ _INTERVALS = re.compile(rf"(?:[\[(]{_END},{_END}[\])];?)+", re.IGNORECASE)
 _OPENERS = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
 
 
-def parse_scalar(text: str, where: str) -> Any:
+def parse_scalar(text: str, location: str) -> Any:
     """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
 
     Raises:
         UsageError: if the text begins like a list, mapping or quotation and is not one; the message
-            begins with ``where``.
+            begins with ``location``.
     """
     bare = text.strip()
     if bare in ("|", ">"):  # a separator of fields, which yaml takes for a block of lines
@@ -140,8 +140,8 @@ def parse_scalar(text: str, where: str) -> Any:
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
         raise UsageError(
-            f"{where}: {shown(text)} begins like {kind}, but is wrong ({problem}); close what it "
-            "opens, or quote all of it if it is text"
+            f"{location}: {shown(text)} begins like {kind}, but is wrong ({problem}); close what "
+            "it opens, or quote all of it if it is text"
         ) from error
 
 
@@ -156,12 +156,12 @@ def read_overall_defaults() -> dict[str, Any]:
     return read_yaml(ROOT / "overall.yaml")
 
 
-def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
+def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
     """Return the mapping in a yaml file, and the line of each of its values.
 
     Args:
         path: path of the file.
-        what: kind of the file, for messages: study, space file.
+        kind: kind of the file, for messages: study, space file.
 
     Returns:
         The mapping, and a dict of the lines: ``("runs", 0)`` -> ``study.yaml, line 7`` for the
@@ -170,14 +170,14 @@ def read_with_lines(path: str | Path, what: str) -> tuple[dict[Any, Any], dict[t
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
-    content, root = _read_mapping(path, what, YamlLoader)
+    content, root = _read_mapping(path, kind, YamlLoader)
     return content, {keys: f"{path}, line {line}" for keys, line in _find_lines(root)}
 
 
 def _read_mapping(
-    path: str | Path, what: str, loader_class: Any
+    path: str | Path, kind: str, loader_class: Any
 ) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """Return the mapping in a yaml file, and its node, None if the file is empty."""
+    """Return the mapping in a yaml file of a ``kind``, and its node, None if the file is empty."""
     name = short(str(path))
     try:
         with open(path, encoding="utf-8") as file:
@@ -191,7 +191,7 @@ def _read_mapping(
         finally:
             loader.dispose()
     except OSError as error:
-        raise UsageError(f"cannot read {what} {name}: {error.strerror}") from error
+        raise UsageError(f"cannot read {kind} {name}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:  # UnicodeDecodeError, too
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
@@ -201,7 +201,7 @@ def _read_mapping(
         return {}, root
     if not isinstance(content, dict):
         raise UsageError(
-            f"{what} {name} must hold `key: value` lines, found {type(content).__name__}"
+            f"{kind} {name} must hold `key: value` lines, found {type(content).__name__}"
         )
     return content, root
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest'
 from own_models import MODULE, REGISTER  # noqa: E402
 
 import recbole_pos  # noqa: E402
+from recbole_pos.cli.main import main  # noqa: E402
 from recbole_pos.config import plugins  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.errors import UnknownKey  # noqa: E402
@@ -80,6 +82,19 @@ def wait(what: Callable[[], Any]) -> Any:
     pytest.fail("waited in vain")
 
 
+def run_python(*words: str | Path, cwd: Path | None = None, **environment: str) -> str:
+    """What Python prints in a fresh process, which must end well."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", action="store_true", help="every generated case, not a sample")
 
@@ -88,10 +103,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = """
     readme tune.py study_driver tune_faults device.py pages export.py stops pictures fuzz_options
-    broken_weights serve_http wheel recommend.py recbole_doors successive tune_space study_cluster
-    inspect grown trainer ray_token update recbole_ compile studies.py warm_start distributed
-    convert tables launch cache evaluate tune checkpoint_files session_models options moved_runs
-    splits study_statistics study_report fuzz loading identity bench paths_of_runs run_device
+    serve_http wheel recommend.py recbole_doors successive tune_space
+    inspect trainer ray_token update recbole_ compile warm_start
+    convert tables launch cache evaluate tune checkpoint_files options moved_runs
+    splits study_statistics study_report fuzz loading bench paths_of_runs run_device
 """.split()
 
 
@@ -152,6 +167,39 @@ def write_atomic(frame: pd.DataFrame, folder: Path, name: str = "tiny") -> Path:
 def tiny(tmp_path_factory) -> Path:
     """data_path of the dataset ``tiny``."""
     return write_atomic(make_log(), tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def trained(tiny, tmp_path_factory) -> Callable[..., Path]:
+    """``trained(model, **options)``: the folder of a small run on ``tiny``, trained once a session.
+
+    Tests that change the folder copy it.
+    """
+    runs: dict[str, Path] = {}
+
+    def train_once(model: str, **options: Any) -> Path:
+        key = f"{model} {sorted(options.items())}"
+        if key not in runs:
+            runs[key] = train(tiny, tmp_path_factory.mktemp(model) / "run", model, **options)
+        return runs[key]
+
+    return train_once
+
+
+@pytest.fixture
+def refused(capsys) -> Callable[..., str]:
+    """``refused(words, *named)``: exit code 2, and one short line that has these in it."""
+
+    def run_command(words: str | Sequence[Any], *named: str) -> str:
+        words = words.split() if isinstance(words, str) else list(map(str, words))
+        capsys.readouterr()
+        assert main(words) == 2, words
+        line = capsys.readouterr().err
+        assert line.startswith("error: ") and line.count("\n") == 1 and len(line) < 1000, line
+        assert all(name in line for name in named), line
+        return line
+
+    return run_command
 
 
 @pytest.fixture(scope="session")

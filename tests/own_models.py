@@ -1,15 +1,10 @@
-"""Models and schemes as a person writes them, and how tests run them."""
+"""Models and schemes as a person writes them, and their options."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
-
-import recbole_pos
 
 SMALL = {"epochs": 1, "show_progress": False, "MAX_ITEM_LIST_LENGTH": 12}
 # A module as a person writes one: a model, a model in RecBole's form, and a scheme.
@@ -88,14 +83,3 @@ def options(tiny: Path, **more) -> dict:
 
 def config_of(result) -> dict:
     return yaml.safe_load(Path(result.run_dir, "config.yaml").read_text())
-
-
-def call(folder: Path, *command: str) -> str:
-    """The output of a fresh process."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(recbole_pos.__file__).parent.parent)}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr

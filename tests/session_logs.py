@@ -8,20 +8,16 @@ import pandas as pd
 CUT = {"eval_args": {"split": {"ST": [80, 100]}}}
 
 
-def session_log(own_items: bool = False) -> pd.DataFrame:
-    """120 sessions of 1 to 9 events that overlap in time and in the file, with ties everywhere.
-
-    With ``own_items`` items are named by their session.
-    """
+def session_log() -> pd.DataFrame:
+    """120 sessions of 1 to 9 events that overlap in time and in the file, with ties everywhere."""
     rng = np.random.default_rng(4)
     rows = []
     for session in range(120):
         begin, length = rng.integers(0, 400), rng.integers(1, 10)
         times = np.sort(begin + rng.integers(0, 40, length)) // 10
         items = rng.integers(0, 30, length)
-        for place, (item, time) in enumerate(zip(items, times, strict=True)):
-            name = f"s{session}_{place}" if own_items else f"e{item}"
-            rows.append((f"s{session}", name, float(time)))
+        for item, time in zip(items, times, strict=True):
+            rows.append((f"s{session}", f"e{item}", float(time)))
     frame = pd.DataFrame(rows, columns=["user_id", "item_id", "timestamp"])
     order = np.argsort(rng.random(len(frame)), kind="stable")
     return frame.iloc[order].reset_index(drop=True)

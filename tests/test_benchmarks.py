@@ -37,30 +37,11 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_ours_is_attention_one_sequence_at_a_time(biased: bool) -> None:
-    """And what a kernel that looks ahead, or is not there, is reported as."""
+def test_kernels_that_are_wrong_or_missing_are_reported() -> None:
     import gpu_attention as bench
 
     size = bench.Size(0, 0, 0, length=20, d=128, layers=1, batch=0)
-    case = bench.make_case(size, 7, biased, torch.device("cpu")).to(torch.float64)
-    found = bench.padded(case)
-    for begin, length in zip(
-        bench._offsets(case).tolist(), case.ctx.lengths.tolist(), strict=False
-    ):
-        q, k, v = (x[begin : begin + length] for x in (case.query, case.key, case.value))
-        logits = torch.einsum("ihe,jhe->hij", q, k) / q.size(-1) ** 0.5
-        if biased:
-            logits = logits + case.bias[0, :, :length, :length]
-        unseen = torch.ones(length, length, dtype=torch.bool).triu(1)
-        weights = logits.masked_fill(unseen, -torch.inf).softmax(-1)
-        want = torch.einsum("hij,jhe->ihe", weights, v)
-        torch.testing.assert_close(found[begin : begin + length], want)
-    if biased:  # its forward pass; a CPU has no more of it
-        with torch.no_grad():
-            torch.testing.assert_close(bench.Flex(compiled=False)(case), found)
-        return
-
+    case = bench.make_case(size, 7, False, torch.device("cpu"))
     tried = {"layers": bench.padded, "wrong": lambda case: 2 * bench.padded(case)}
     ours, wrong, missing = bench.compare(case, tried | {"varlen": bench.varlen})
     assert (ours[0], ours[-1], wrong[-1]) == ("layers", "yes", "NO")

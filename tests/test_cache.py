@@ -92,7 +92,9 @@ def all_of(dataset: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_mapped_is_what_was_made(folder: Path, any_size: list[str], options: dict) -> None:
+def test_the_cached_dataset_equals_the_fresh_one(
+    folder: Path, any_size: list[str], options: dict
+) -> None:
     load = {**LOAD, "ent": ["ent_id", "vector"]} if ALIAS.items() <= options.items() else LOAD
     options = {"load_col": load, "relations": ["brand"], **options}
     made = prepared(folder, **options)
@@ -178,7 +180,7 @@ def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     read_dataset(config).build()
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
     later |= {"LIST_SUFFIX", "augmentation", "update_from", "memory_limit"}  # read afterwards
-    later |= {"event_features", "user_features", "MODEL_TYPE"}
+    later |= {"event_features", "user_features", "MODEL_TYPE", "data_part"}  # parts: own folders
     assert config.read - later <= set(cache.READ)
 
 
@@ -236,7 +238,9 @@ def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> 
     assert len(list(begun.parent.iterdir())) == 2 * cache.MAX_CACHES
 
 
-def test_warnings_are_told_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_are_repeated_from_the_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made = tables()
     made["inter"].iloc[2, 1] = ""
     folder = write(tmp_path, made)

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import train
 from test_trainer import assert_same, run
 
 import recbole_pos
@@ -148,13 +147,9 @@ MODELS = {"FPARec": DAMAGES, "ItemKNN": SPARSE}
 
 
 @pytest.fixture(scope="module")
-def runs(tiny, tmp_path_factory) -> dict[str, Path]:
+def runs(trained) -> dict[str, Path]:
     """A run of a model with weights, and of one with sparse matrices."""
-    folder, options = (
-        tmp_path_factory.mktemp("runs"),
-        {"FPARec": {"epochs": 2}, "ItemKNN": {"k": 5}},
-    )
-    return {model: train(tiny, folder / model, model, **options[model]) for model in MODELS}
+    return {"FPARec": trained("FPARec", epochs=2), "ItemKNN": trained("ItemKNN", k=5)}
 
 
 def _new(folder: Path) -> Experiment:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
@@ -62,20 +61,6 @@ def test_it_learns_the_same_with_a_graph_for_all_sizes(experiment, monkeypatch) 
         torch.testing.assert_close(*found)
     assert len({(len(batch.items), batch.width) for batch in batches}) > 4
     assert sum(len(graph.graph.nodes) > 0 for graph in graphs.graphs) <= 2  # full blocks or not
-
-
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        *((name, {}) for name in ("PosRec", "AttrFormer", "SASRec")),
-        ("FPARec", {"augmentation": "prefix"}),
-        ("FPARec", {"target_window": 2}),
-    ],
-    ids=str,
-)
-def test_what_has_no_graph_is_refused(experiment, model: str, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"^compile: {model}"):
-        experiment(model, compile=True, **options)
 
 
 def test_the_option_compiles_once(experiment, monkeypatch) -> None:

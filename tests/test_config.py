@@ -176,7 +176,7 @@ PRESETS = sorted(str(p.relative_to(ROOT / "presets")) for p in (ROOT / "presets"
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_what_its_model_runs_with(preset: str) -> None:
-    """That of the rows it is compared with says test_studies."""
+    """That of the rows it is compared with says test_pages."""
     content = read_yaml(ROOT / "presets" / preset)
     config = PosConfig(None, "ml-100k", [preset])
     _, *parts = select_parts(content, {content["model"]}, preset)

@@ -74,6 +74,15 @@ def as_hub(frame: pd.DataFrame, path: Path) -> None:
         part.to_parquet(path / "data" / f"train-0000{place}-of-00002.parquet")
 
 
+def as_large_text(frame: pd.DataFrame, path: Path) -> None:
+    """Parquet as polars writes text, here also that of times."""
+    times = pd.to_datetime(frame["bought at"], unit="s").astype(str)
+    table = pa.Table.from_pandas(frame.assign(**{"bought at": times}))
+    large = {pa.string(): pa.large_string()}
+    fields = [field.with_type(large.get(field.type, field.type)) for field in table.schema]
+    parquet.write_table(table.cast(pa.schema(fields)), path)
+
+
 def as_json(frame: pd.DataFrame, path: Path) -> None:
     text = frame.to_json(orient="records", lines=True, force_ascii=False)
     path.write_bytes(gzip.compress(text.encode()))
@@ -89,6 +98,7 @@ FORMATS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
     "lists.parquet": lambda frame, path: frame.assign(tags=frame["tags"].str.split("|")).to_parquet(
         path
     ),
+    "large.parquet": as_large_text,
     "hub": as_hub,
 }
 

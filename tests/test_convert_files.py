@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,30 @@ def test_a_file_without_a_header(tmp_path: Path, run: Run, capsys, name: str, te
     assert run(text, "--columns=user,item,time", *form, name=name) == 0
     assert len(read_interactions(tmp_path)) == text.count("\n")
     assert read_report(tmp_path)["lines"]["events"]["read"] == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (f"ann,kite,{NOW}\nbob,owl,{NOW}\n", ["--user=ann", "--item=kite", f"--time={NOW}"]),
+        ("a,b,1/2/2024\nb,c,31/2/2024\n", ["--user=a", "--item=b", "--time=1/2/2024"]),
+        ("1,10\n1,11\n2,10\n", ["--user=1", "--item=10", "--time=row_order"]),
+        ("1 1 2 3\n2 6 7\n3 9 10 11 12\n", ["--columns=user,items", "--time=row_order"]),
+        ("user,item\na,x\n", ["--time=row_order", "--rm_copies"]),
+    ],
+)
+def test_a_row_is_not_taken_for_names(run: Run, capsys, text: str, options: list[str]) -> None:
+    """Nor a row of items for columns, nor the order of rows for times."""
+    assert run(text, *options) == 2
+    error = capsys.readouterr().err
+    assert any(way in error for way in ("--columns user,item", "awk", "--time row_order"))
+
+
+def test_names_that_the_first_line_says_as_well(tmp_path: Path, run: Run) -> None:
+    assert run("user,item\na,x\n", "--columns=user,item", "--time=row_order") == 0
+    assert read_interactions(tmp_path) == [["a", "x", "0"]]
+    assert run(f"0,1,2\na,x,{NOW}\n", "--user=0", "--item=1", "--time=2", "--overwrite") == 0
+    assert len(read_interactions(tmp_path)) == 1
 
 
 def test_order_of_rows_instead_of_times(tmp_path: Path, run: Run) -> None:
@@ -122,17 +147,20 @@ def test_exact_copies_are_counted(tmp_path: Path, run: Run, capsys) -> None:
 def test_partitions_are_columns(tmp_path: Path, run: Run) -> None:
     """Unless the files have another column of the name."""
     folders = ["country=NO", "country=F%C3%B8r", "country=__HIVE_DEFAULT_PARTITION__", "user=7"]
+    folders.append("_shard=1")
     for user, name in enumerate(folders):
         folder = tmp_path / "log" / "year=2024" / name
         folder.mkdir(parents=True)
         rows = [(user, n, NOW + n) for n in range(3)]
         pd.DataFrame(rows, columns=["user", "item", "time"]).to_parquet(folder / "part-0.parquet")
     assert run(None, name="log") == 0
-    users = (tmp_path / "shop" / "shop.user").read_text().splitlines()
-    found = dict(line.split("\t")[:2] for line in users[1:])
-    assert found == {"0": "NO", "1": "Før", "2": "", "3": ""}
+    users = pd.read_csv(tmp_path / "shop" / "shop.user", sep="\t", dtype=str, keep_default_na=False)
+    found = users.set_index("user_id:token")["country:token"].to_dict()
+    assert found == {"0": "NO", "1": "Før", "2": "", "3": "", "4": ""}
     columns = {column["column"] for column in read_report(tmp_path)["columns"]}
-    assert {"year", "country", "user", "user (folder)"} <= columns
+    assert {"year", "country", "user", "user (folder)", "_shard"} <= columns
+    assert run(None, "--overwrite", name="log/year=2024/country=NO") == 0
+    assert {"year", "country"} <= {one["column"] for one in read_report(tmp_path)["columns"]}
 
 
 GOOD = json.dumps({"user": 1, "item": "a", "time": NOW})
@@ -199,6 +227,10 @@ LISTS = {
     f'1,"10,11,12","{T + 2},{T + 1},{T}",a\n2,11,{T},b\n',
     "lists.csv": "user;items;times;tag\n"
     f"1;['10', '11', '12'];[{T + 2}, {T + 1}, {T}];a\n2;[\"11\"];[{T}];b\n",
+    "pipes.tsv": "user\titem_list\ttimes\ttag\n"
+    f"1\t10|11|12\t{T + 2}|{T + 1}|{T}\ta\n2\t11\t{T}\tb\n",
+    "numpy.csv": "user,items,times,tag\n"
+    f"1,[10 11 12],[{T + 2} {T + 1} {T}],a\n2,[11],[{T}],b\n3,[],[],b\n",
     "lists.jsonl": '{"user": "1", "items": ["10", "11", "12"], "tag": "a", '
     f'"times": [{T + 2}, {T + 1}, {T}]}}\n'
     f'{{"user": "2", "items": ["11"], "times": [{T}], "tag": "b"}}\n',
@@ -216,6 +248,6 @@ def test_a_row_for_each_user_with_lists(tmp_path: Path, name: str) -> None:
         [1, 12, T],
         [2, 11, T],
     ]
-    (tmp_path / name).write_text(LISTS[name].replace(f"{T + 2}, ", "").replace(f"{T + 2},", ""))
+    (tmp_path / name).write_text(re.sub(rf"{T + 2}(, |[,| ])", "", LISTS[name]))
     with pytest.raises(UsageError, match="expected lists of one length"):
         recbole_pos.convert(tmp_path / name, **given)

@@ -1,8 +1,8 @@
-"""Datasets and what is read of them, against brute force on random logs."""
+"""Datasets: what is read of them, parts that files give, kinds of targets; against loops."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,49 +11,17 @@ import pandas as pd
 import pytest
 import shop
 import torch
-from conftest import make_log, write_atomic
+from conftest import SMALL, make_log, small, write_atomic
 from recbole.evaluator import Collector
 
+import recbole_pos
+from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.loaders import BatchRequirements, make_training_loader
-from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.build import read_dataset
-from recbole_pos.experiment.evaluation import TOPK, TargetCollector
-
-
-def brute_force_rows(frame: pd.DataFrame, longest: int) -> dict[str, list[tuple]]:
-    """(user, history, target) of each phase, from the frame in file order."""
-    rows: dict[str, list[tuple]] = defaultdict(list)
-    for user, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
-        items = group.item_id.tolist()
-        phases = ["test", "valid"][: max(len(items) - 2, 0)]
-        for place in range(len(items) - 1, 0, -1):
-            phase = phases.pop(0) if phases else "train"
-            rows[phase].append((user, tuple(items[max(0, place - longest) : place]), items[place]))
-    return {phase: sorted(found) for phase, found in rows.items()}
-
-
-def lazy_rows(dataset, part) -> list[tuple]:
-    users, items = (dataset.field2id_token[f] for f in ("user_id", "item_id"))
-    batch = part[np.arange(len(part))]
-    found = []
-    for r in range(len(batch)):
-        length = int(batch["item_length"][r])
-        assert (batch["item_id_list"][r, length:] == 0).all()
-        history = tuple(items[batch["item_id_list"][r, :length].numpy()])
-        found.append((users[int(batch["user_id"][r])], history, items[int(batch["item_id"][r])]))
-    return sorted(found)
-
-
-def test_prefix_rows_against_brute_force(tiny: Path) -> None:
-    dataset = PosSequentialDataset(
-        PosConfig("SASRec", "tiny", None, {"data_path": str(tiny), "MAX_ITEM_LIST_LENGTH": 6})
-    )
-    want = brute_force_rows(make_log(), 6)
-    for phase, part in zip(("train", "valid", "test"), dataset.build(), strict=True):
-        assert lazy_rows(dataset, part) == want[phase]
+from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.evaluation import TargetCollector
 
 
 def test_pop_counts_training_events(experiment) -> None:
@@ -65,46 +33,6 @@ def test_pop_counts_training_events(experiment) -> None:
     assert counts.max() > 5
     np.testing.assert_array_equal(made.model.item_cnt[:, 0].numpy(), counts)
     assert made.loaders["train"]._dataset.inter_matrix("csr").sum() == counts.sum()
-
-
-@pytest.mark.parametrize("model", ["FPMC", "BPR"])
-def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) -> None:
-    """An item that only occurs held out must never be drawn as a popular negative."""
-    frame = pd.DataFrame(
-        {
-            "user_id": [f"u{u}" for u in range(30) for _ in range(5)],
-            "item_id": [i for u in range(30) for i in ("a", "bc"[u % 2], "d", "valid", "test")],
-            "timestamp": list(range(5)) * 30,
-        }
-    )
-    negatives = {"distribution": "popularity", "sample_num": 1}
-    options = {"data_path": str(write_atomic(frame, tmp_path)), "train_neg_sample_args": negatives}
-    config = PosConfig(model, "tiny", None, options)
-    dataset = (PosSequentialDataset if model == "FPMC" else PosDataset)(config)
-    train = make_training_loader(config, dataset.build()[0], BatchRequirements())
-    drawn = torch.cat([batch["neg_item_id"] for _ in range(5) for batch in train])
-    tokens = dataset.field2id_token["item_id"][drawn.unique()]
-    assert set(tokens) <= {"a", "b", "c", "d"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_windows": "all"}, "train_windows"),
-        ({"TIME_FIELD": "when"}, "when"),
-        ({"window_stride": 3}, "only read under train_windows: sliding"),
-        ({"train_windows": "sliding", "window_stride": 0}, "window_stride"),
-        ({"ITEM_LIST_LENGTH_FIELD": "item_id"}, "exist already: item_id"),
-        ({"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
-        ({"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
-        ({"item_inter_num_interval": "[24,inf)"}, "topk: 20 is more than the . items"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_wrong_data_options_say_what_is_wrong(experiment, options: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        made = experiment("PosSASRec", **options)
-        made.trainer.training_loader(made.loaders["train"])
 
 
 @pytest.mark.parametrize("chosen", [{"normalize_all": True}, {"normalize_field": ["price", "v"]}])
@@ -142,20 +70,11 @@ def test_missing_times_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metrics", [["Recall", "MRR", "ItemCoverage"], ["GAUC"]])
-def test_the_evaluator_is_given_what_recbole_gives_it(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, metrics: list[str]
-) -> None:
-    """With ties, and rows in any order; of several targets, which alone need RecBole's matrix."""
+def test_the_evaluator_is_given_what_recbole_gives_it(tiny: Path, metrics: list[str]) -> None:
+    """With ties, rows in any order, and several targets of a row."""
     ranked = metrics[0] if metrics == ["GAUC"] else f"{metrics[0]}@3"
     given = {"data_path": str(tiny), "metrics": metrics, "topk": [3], "valid_metric": ranked}
     config = PosConfig("PosSASRec", "tiny", None, given)
-    needs_matrix, collect = [], Collector.eval_batch_collect
-
-    def eval_batch_collect(self: Any, *batch: Any) -> None:
-        needs_matrix.append(self.register.need(TOPK))
-        collect(self, *batch)
-
-    monkeypatch.setattr(Collector, "eval_batch_collect", eval_batch_collect)
     found = []
     for kind in (TargetCollector, Collector):
         torch.manual_seed(0)
@@ -172,5 +91,305 @@ def test_the_evaluator_is_given_what_recbole_gives_it(
     assert set(ours) == set(other) and ours
     for key, value in ours.items():
         assert value.dtype == other[key].dtype and torch.equal(value, other[key])
-    if metrics != ["GAUC"]:
-        assert needs_matrix == [False] * 3 + [True] * 5
+
+
+THREE = ["train", "valid", "test"]
+SAMPLE = ["user_id", "item_id", "timestamp"]
+
+
+def write_parts(parts: dict[str, pd.DataFrame], folder: Path, name: str = "tiny") -> Path:
+    """folder/<name>/<name>.<part>.inter; returns folder."""
+    for part, frame in parts.items():
+        write_atomic(frame, folder, name)
+        file = folder / name / f"{name}.inter"
+        file.rename(file.with_name(f"{name}.{part}.inter"))
+    return folder
+
+
+def read(folder: Path, files: list[str] | None, model: str = "FPARec", **more: Any) -> Any:
+    given = {"data_path": str(folder), "benchmark_filename": files, **more}
+    dataset = read_dataset(PosConfig(model, "tiny", None, given))
+    dataset.parts = dict(zip(THREE, dataset.build(), strict=True))
+    return dataset
+
+
+def predicted(dataset: Any) -> set[tuple[str, str, str, tuple[str, ...]]]:
+    """Phase, user, target and history of every target, by name."""
+    log, split = dataset.log, dataset.split
+    users = dataset.field2id_token["user_id"][log.users.numpy()]
+    items = dataset.field2id_token["item_id"][log.items.numpy()].tolist()
+    return {
+        (THREE[split.part[n]], users[n], items[n], tuple(items[log.starts[n] : n]))
+        for n in np.flatnonzero(split.is_target)
+    }
+
+
+@pytest.fixture
+def log() -> pd.DataFrame:
+    """No two interactions of a user at one time."""
+    frame = make_log(seed=4)
+    frame["timestamp"] = np.random.default_rng(0).permutation(len(frame)) + 1.5e9
+    return frame
+
+
+def last_first(log: pd.DataFrame) -> pd.Series:
+    """0 for the last interaction of a user, 1 for the one before it, ..."""
+    return log.groupby("user_id")["timestamp"].rank(ascending=False).astype(int) - 1
+
+
+@pytest.mark.parametrize(("model", "drop"), [("FPARec", "drop"), ("Pop", "keep")])
+def test_files_of_leave_one_out_are_leave_one_out(
+    log: pd.DataFrame, tmp_path: Path, model: str, drop: str
+) -> None:
+    """The same targets and histories as of one file, and of two files of which the first is cut."""
+    sizes = log.groupby("user_id")["user_id"].transform("size")
+    log = log[sizes != 3]
+    place = last_first(log).where(sizes >= 4, 9)
+    parts = {"train": place > 1, "valid": place == 1, "test": place == 0}
+    write_atomic(log, tmp_path / "one")
+    write_parts({name: log[mask] for name, mask in parts.items()}, tmp_path / "three")
+    write_parts({"train": log[place > 0], "test": log[place == 0]}, tmp_path / "two")
+    protocol = {"eval_args": {"cold_items": drop}}
+    want = read(tmp_path / "one", None, model, **protocol)
+    three = read(tmp_path / "three", THREE, model, **protocol)
+    two = read(tmp_path / "two", ["train", "test"], model, **protocol)
+    assert predicted(three) == predicted(want)
+    assert {t for t in predicted(want) ^ predicted(two) if t[0] != "valid"} == set()
+    assert {t[:2] for t in predicted(two)} == {t[:2] for t in predicted(want)}
+    for name in ("events", "targets", "dropped", "cold_targets"):
+        assert three.split.summary[name] == want.split.summary[name]
+    counted = three.split.summary["leaks"]
+    for name in ("in_earlier_part", "before_earlier_part"):
+        assert counted[name] == {"valid": 0, "test": 0}
+
+
+def leaking(log: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Files of which test has interactions of training, and others that are older."""
+    place = last_first(log)
+    train, test = log[place > 2], log[place <= 1].copy()
+    return {"train": train, "valid": log[place == 2], "test": pd.concat([test, train.iloc[::9]])}
+
+
+def test_histories_end_with_earlier_files(log: pd.DataFrame, tmp_path: Path) -> None:
+    """Against loops over the rows of the files, which leak; so do the counts."""
+    parts = leaking(log)
+    dataset = read(write_parts(parts, tmp_path), THREE)
+    want, repeated, early = set(), 0, 0
+    for phase, frame in parts.items():
+        earlier = THREE[: THREE.index(phase)]
+        for user, rows in frame.sort_values("timestamp").groupby("user_id"):
+            before = pd.concat(
+                [parts[p][parts[p]["user_id"] == user].sort_values("timestamp") for p in earlier]
+                + [rows.iloc[:0]]
+            )
+            for n, row in enumerate(rows.itertuples()):
+                history = [*before["item_id"], *rows["item_id"][:n]]
+                if history:
+                    want.add((phase, user, row.item_id, tuple(history)))
+                if phase == "test":
+                    early += bool(len(before) and row.timestamp < before["timestamp"].max())
+                    repeated += bool((before[SAMPLE] == list(row[1:4])).all(axis=1).any())
+    assert predicted(dataset) == want
+    found = dataset.split.summary["leaks"]
+    assert found["in_earlier_part"] == {"valid": 0, "test": repeated} and repeated > 5
+    assert found["before_earlier_part"] == {"valid": 0, "test": early} and early > 5
+    windows = dataset.parts["train"].make_training_windows()
+    learned = np.concatenate(
+        [dataset.part[s : e + 1] for s, e in zip(windows.start, windows.end, strict=True)]
+    )
+    assert (learned == 0).all()
+
+
+def test_a_run_warns_of_leaks(log: pd.DataFrame, tmp_path: Path, capsys) -> None:
+    """Beside the metrics and in result.json; models that read times get through."""
+    write_parts(leaking(log), tmp_path)
+    words = [f"--{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    words += [f"--data_path={tmp_path}", "--benchmark_filename=[train,valid,test]"]
+    words += ["-m", "PosSASRec", "-d", "tiny", "--position=[rope, siren_rope]"]
+    assert main(["run", *words, "--mask_history=True", f"--run_dir={tmp_path / 'run'}"]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert all(np.isfinite(value) for value in result["test"].values())
+    assert result["split"]["leaks"]["in_earlier_part"]["test"] > 5
+    assert len(result["warnings"]) == 3
+    printed = capsys.readouterr().out
+    assert all(text in printed.split("best epoch")[1] for text in result["warnings"])
+    assert len(recbole_pos.recommend(tmp_path / "run", k=2))
+
+
+def test_what_cannot_be_a_given_split(log: pd.DataFrame, tmp_path: Path) -> None:
+    folder = write_parts(leaking(log), tmp_path)
+    by_time = {"eval_args": {"split": {"GT": [0.9]}}}
+    with pytest.raises(UsageError, match="benchmark_filename"):
+        read(folder, THREE, **by_time)
+    for files in (["train"], [*THREE, "more"], ["train", "train"], "train", ["train", 3]):
+        with pytest.raises(UsageError, match="benchmark_filename"):
+            read(folder, files)
+    with pytest.raises(UsageError, match=r"benchmark_filename.*tiny\.tets\.inter"):
+        read(folder, ["train", "tets"])
+    read(folder, ["train", "test"], **by_time)
+
+
+@pytest.mark.parametrize("names", ["user_id", "item_id"])
+def test_a_part_that_shares_no_name_with_training(
+    log: pd.DataFrame, tmp_path: Path, names: str
+) -> None:
+    """Nothing of it can be predicted, or only items that nothing is known of."""
+    place = last_first(log)
+    other = log[place == 0].assign(**{names: "0" + log[names]})
+    folder = write_parts({"train": log[place > 0], "test": other}, tmp_path)
+    given = {"data_path": str(folder), "benchmark_filename": ["train", "test"]}
+    if names == "user_id":
+        with pytest.raises(UsageError, match=r"test.*'0u.*'u"):
+            recbole_pos.run("Pop", "tiny", run_dir=tmp_path / "run", **given)
+    else:
+        run = recbole_pos.run("Pop", "tiny", run_dir=tmp_path / "run", **given)
+        assert len(run.warnings) == 1 and "test" in run.warnings[0]
+
+
+def twice(log: pd.DataFrame) -> pd.DataFrame:
+    """Every second interaction is logged twice, each user's last among them."""
+    return pd.concat([log, log[last_first(log) % 2 == 0]]).sample(frac=1, random_state=0)
+
+
+def test_copies_are_counted_and_warned_of(log: pd.DataFrame, tmp_path: Path, capsys) -> None:
+    """Copies, and held-out targets that are some; ``rm_copies`` gives the data without them."""
+    clean, doubled = tmp_path / "clean", tmp_path / "doubled"
+    write_atomic(log, clean)
+    write_atomic(twice(log), doubled)
+    run = recbole_pos.run("Pop", "tiny", data_path=str(doubled), run_dir=tmp_path / "run")
+    dataset = read(doubled, None)
+    summary = dataset.split.summary
+    assert sum(summary["copies"].values()) == len(twice(log)) - len(log)
+    assert run.split == summary and len(run.warnings) == 1
+    test = [t for t in predicted(dataset) if t[0] == "test"]
+    assert summary["copied_targets"]["test"] == sum(t[2] == t[3][-1] for t in test) > 40
+    assert run.warnings[0] in capsys.readouterr().out.split("best epoch")[1]
+    cleaned = read(doubled, None, rm_copies=True)
+    assert predicted(cleaned) == predicted(read(clean, None))
+    assert sum(cleaned.split.summary["copies"].values()) == 0
+
+
+def test_what_is_as_old_as_an_earlier_file_is_not_older(tmp_path: Path) -> None:
+    parts = {"train": [1.0, 2.0], "valid": [2.0, 3.0], "test": [2.5, 3.0]}
+    frames = {
+        part: pd.DataFrame([("u", f"{part}{t}", t) for t in times], columns=SAMPLE)
+        for part, times in parts.items()
+    }
+    found = read(write_parts(frames, tmp_path), THREE).split.summary["leaks"]
+    assert found["before_earlier_part"] == {"valid": 0, "test": 1}
+
+
+def test_copies_between_others_at_their_time(tmp_path: Path) -> None:
+    """A B A B at one time: two copies, none of which stands behind its original."""
+    rows = [("u", item, 1.0) for item in "abab"] + [("v", "a", 1.0), ("v", "a", 2.0)]
+    write_atomic(pd.DataFrame(rows, columns=SAMPLE), tmp_path)
+    summary = read(tmp_path, None, eval_args={"split": {"LS": "test_only"}}).split.summary
+    assert summary["copies"] == {"train": 1, "valid": 0, "test": 1}
+    assert summary["copied_targets"] == {"train": 1, "valid": 0, "test": 1}
+
+
+LOAD = {"inter": ["user_id", "item_id", "timestamp", "kind", "stars"]}
+BUY = {"kind": ["buy", "gift"]}
+
+
+def log_of_kinds() -> pd.DataFrame:
+    frame, rng = make_log(seed=5), np.random.default_rng(0)
+    frame["kind"] = rng.choice(["view", "buy", "gift", ""], len(frame), p=[0.5, 0.3, 0.1, 0.1])
+    frame["stars"] = rng.choice(["1", "4.5", "5", ""], len(frame))
+    return frame
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_atomic(log_of_kinds(), tmp_path_factory.mktemp("kinds"))
+    file = folder / "tiny" / "tiny.inter"
+    file.write_text(file.read_text().replace("kind:float", "kind:token", 1))
+    return folder
+
+
+def open_kinds(folder: Path, model: str = "PosSASRec", **options: Any) -> Experiment:
+    given = {"target_events": BUY, "load_col": LOAD, "data_path": str(folder), **options}
+    return prepare(small(model, **given))
+
+
+def brute_force(split: dict[str, Any], bought: Any) -> list[tuple[str, float, str, str]]:
+    """(user, time, item, part) of every target, by loops over users."""
+    frame, found = log_of_kinds(), []
+    edges = np.quantile(frame.timestamp, split.get("GT", [0, 1])).tolist()
+    for user, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
+        targets = [row for row in list(group.itertuples())[1:] if bought(row)]
+        n = len(targets)
+        if "LS" in split:
+            parts = [TRAIN] * n
+            if n > 1:
+                parts[-1] = TEST
+            if n > 2:
+                parts[-2] = VALID
+        elif "RS" in split:
+            valid = test = n // 4
+            if n and 0 < n / 4 < 1 and n > 1:
+                test, valid = 1, 1 if n > 2 else 0
+            parts = [TRAIN] * (n - valid - test) + [VALID] * valid + [TEST] * test
+        else:
+            parts = [
+                int(row.timestamp > edges[0]) + int(row.timestamp > edges[1]) for row in targets
+            ]
+        for row, part in zip(targets, parts, strict=True):
+            found.append((user, row.timestamp, row.item_id, PHASES[part]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("split", "wanted"),
+    [
+        ({"LS": "valid_and_test"}, {"stars": [4.5, 5], "kind": "view"}),
+        ({"RS": [2, 1, 1]}, BUY),
+        ({"GT": [0.6, 0.8]}, BUY),
+    ],
+    ids=str,
+)
+def test_targets_are_those_of_the_kind(folder: Path, split: dict, wanted: dict) -> None:
+    """In rows and in windows; histories are whole, and training ends before what is held out."""
+    made = open_kinds(folder, eval_args={"split": split}, target_events=wanted)
+    dataset, log = made.dataset, made.dataset.log
+    user, item = (dataset.field2id_token[f] for f in ("user_id", "item_id"))
+
+    def bought(row: Any) -> bool:
+        return all(
+            getattr(row, field) in (list(map(str, v)) if isinstance(v, list) else [v])
+            for field, v in wanted.items()
+        )
+
+    found = []
+    for phase in PHASES:
+        at = np.flatnonzero(dataset._is_target(phase))
+        columns = user[log.users[at]], log.times[at].tolist(), item[log.items[at]]
+        found += [(*row, phase) for row in zip(*columns, strict=True)]
+    assert sorted(found) == brute_force(split, bought)
+    loader = made.loaders["train"]
+    batches = [loader.gather(batch) for batch in loader._get_batches()]
+    trained = set(np.flatnonzero(dataset._is_target("train")))
+    assert sum(map(len, batches)) == len(trained) == loader.num_targets
+    for windows, batch in zip(loader._get_batches(), batches, strict=True):
+        places = [e for w in windows for e in range(loader.windows.start[w], loader.windows.end[w])]
+        assert batch.items.tolist() == log.items[places].tolist()  # all kinds
+        after = range(len(places)) if batch.positions is None else batch.positions
+        targets = [places[k] + 1 for k in after]
+        assert trained.issuperset(targets)
+        assert batch.targets.tolist() == log.items[targets].tolist()
+    rows = next(iter(made.loaders["test"]))[0]
+    target = rows["target_event"].numpy()
+    assert rows["item_length"].tolist() == np.minimum(log.ranks[target], 12).tolist()
+    assert (np.diff(dataset.part)[np.diff(log.users.numpy()) == 0] >= 0).all()
+    summary = dataset.split.summary
+    for phase in PHASES:
+        parts = ("dropped", "without_history", "other_events", "not_chosen", "targets")
+        assert sum(summary[key][phase] for key in parts) == summary["events"][phase]
+
+
+def test_general_models_learn_from_these_only(folder: Path) -> None:
+    made = open_kinds(folder, "BPR")
+    train = made.loaders["train"]._dataset
+    assert isinstance(train, PosDataset)
+    names = made.dataset.field2id_token["kind"]
+    assert set(names[train.inter_feat["kind"]]) == {"buy", "gift"}

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import SMALL
 from schemes import shake
 
-import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
@@ -191,9 +189,8 @@ def test_over_http_it_is_a_list(recommender: Callable) -> None:
 
 
 @pytest.mark.slow
-def test_files_and_pictures(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_dir, given = tmp_path / "run", {**SMALL, "epochs": 1, "data_path": str(tiny)}
-    recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=run_dir, verbose=False)
+def test_files_and_pictures(trained: Callable[..., Path], tmp_path: Path, capsys) -> None:
+    run_dir = trained("PosSASRec")
     for name in ("found.csv", "found.parquet"):
         asked = ["--users", "u7", "u9", "-k", "4", "--because", "2", "--out", tmp_path / name]
         assert main(["recommend", str(run_dir), *map(str, asked)]) == 0
@@ -204,8 +201,8 @@ def test_files_and_pictures(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["inspect", "because", "--checkpoint", str(run_dir), "--user", "u9"]) == 0
     assert "score_change" in capsys.readouterr().out
     assert (run_dir / "because.png").stat().st_size > 10_000
-    trained = Recommender.load(run_dir)
-    found = trained.explain(list(trained.items[:2]), ["i7"], exclude_seen=False)
+    loaded = Recommender.load(run_dir)
+    found = loaded.explain(list(loaded.items[:2]), ["i7"], exclude_seen=False)
     assert draw_explanation(found, tmp_path / "a.png", "$5 and $6").stat().st_size > 5_000
     with pytest.raises(UsageError, match="^history:"):
-        draw_explanation(trained.explain(["i1"]), tmp_path / "one.png")
+        draw_explanation(loaded.explain(["i1"]), tmp_path / "one.png")

@@ -326,7 +326,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("AttrFormer", {**dict.fromkeys(FEATURES), "target_events": WEB}, "relates"),
     ("BERT4Rec", {**dict.fromkeys(FEATURES), "target_events": WEB}, "every kind"),
     ("PosSASRec", {"target_events": {"channel": ["webb"]}}, "did you mean web"),
-    ("PosSASRec", {"target_events": {"brand": ["A"]}}, "brand"),
+    ("PosSASRec", {"target_events": {"brand": ["A"]}}, "it names channel, stars"),
     ("PosSASRec", {"target_events": ["web"]}, "target_events"),
 ]
 

@@ -52,7 +52,7 @@ def test_two_writers_have_files_of_their_own(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("size", [10_000, 3_000_000])  # refused while writing, or while closing
-def test_no_room(tmp_path, small_disk, size) -> None:
+def test_a_full_disk_keeps_the_old_file(tmp_path, small_disk, size) -> None:
     file = tmp_path / "a.txt"
     write_text(file, "old")
     with pytest.raises(StorageError, match=r"cannot write .*a\.txt: File too large"):
@@ -62,7 +62,7 @@ def test_no_room(tmp_path, small_disk, size) -> None:
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_file_that_cannot_be(tmp_path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path) -> None:
     for file in (tmp_path / "none" / "a.txt", tmp_path, tmp_path / ("x" * 300)):
         with pytest.raises(UsageError, match="cannot write"):
             write_text(file, "")

@@ -72,7 +72,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frame_is_what_its_file_is(kind: str, tmp_path: Path) -> None:
+def test_a_frame_equals_its_file(kind: str, tmp_path: Path) -> None:
     frame = orders()
     parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "orders.parquet")
     parquet.write_table(pa.Table.from_pandas(items_of(frame)), tmp_path / "items.parquet")
@@ -120,13 +120,14 @@ def fitted() -> rp.Recommender:
     return rp.fit("PosSASRec", data, **SHORT)
 
 
-def test_fit_is_run(fitted: rp.Recommender, tmp_path: Path) -> None:
+def test_fit_equals_run(fitted: rp.Recommender, tmp_path: Path) -> None:
     """The bits of a run over a file of the same data, with the same recommendations."""
     make_log().to_csv(tmp_path / "log.csv", index=False)
     rp.convert(tmp_path / "log.csv", name="data", data_path=tmp_path, verbose=False)
     options = {**SHORT, "data_path": str(tmp_path)}
     result = rp.run("PosSASRec", "data", run_dir=tmp_path / "run", **options)
     loaded = rp.load(tmp_path / "run")
+    rp.run("Pop", rp.Dataset.from_frame(make_log()), run_dir=tmp_path / "pop")  # named nowhere
     for name, weights in loaded.model.state_dict().items():
         assert torch.equal(weights, fitted.model.state_dict()[name]), name
     assert fitted.result.test == result.test == fitted.evaluate()["test"].to_dict()

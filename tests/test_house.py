@@ -112,8 +112,8 @@ def test_few_small_modules_with_names_of_their_own() -> None:
     assert not {name: length for name, length in lengths.items() if length > 600}
 
 
-def test_what_breaks_a_rule_is_seen() -> None:
-    """The reader of imports finds those within functions, and tells modules from names."""
+def test_imports_within_functions_are_seen() -> None:
+    """And modules are told from names."""
     text = "def f():\n    from recbole_pos.data.interactions import EventLog\n    import ray.tune\n"
     assert [_module(name) for name in _imports(text)] == ["recbole_pos.data.interactions", "ray"]
     assert _room("recbole_pos.data.interactions") == _room("recbole_pos.data") == "data"

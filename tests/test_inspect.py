@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import shop
 import torch
-from schemes import LENGTHS, rows_of, shake
+from schemes import shake
 from torch import Tensor
 
 import recbole_pos
@@ -25,7 +25,6 @@ from recbole_pos.inspect.attention import (
     compute_positional_weights,
     find_attention_layers,
     measure_attention,
-    measure_weights,
     sample_histories,
 )
 from recbole_pos.inspect.attention_report import inspect_attention
@@ -33,9 +32,6 @@ from recbole_pos.inspect.relation_use import measure_relations
 from recbole_pos.layers.attention import TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.position.rotary import RotaryPosition
-
-FAST = {"epochs": 1, "hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12}
-
 
 # --- attention weights and positional kernels ---
 
@@ -106,27 +102,12 @@ def in_loops(weights: Tensor, times: Tensor) -> list[list[float]]:
     return [np.mean(by_query, 0).tolist(), by_query[-1]]
 
 
-def test_measures_are_the_sums(double) -> None:
-    """Rows of any sign and sum, of zeros, too; padded histories."""
-    times = 1.5e9 + torch.cat([torch.rand(length).cumsum(0) * 1e5 for length in LENGTHS])
-    ctx = SequenceContext.from_lengths(torch.tensor(LENGTHS), 9, times)
-    weights = torch.randn(len(LENGTHS), 2, 9, 9).tril()
-    weights[0, 0, 2, 1] = weights[1, 1, 5] = 0
-    found = measure_weights(weights, ctx)
-    assert found.shape == (4, 2, 3, 2)
-    for row, (length, part) in enumerate(zip(LENGTHS, rows_of(LENGTHS), strict=True)):
-        for head in range(2):
-            want = in_loops(weights[row, head, :length, :length], times[part])
-            np.testing.assert_allclose(found[row, :, :, head], want, rtol=1e-12, atol=1e-10)
-    without = SequenceContext.from_lengths(ctx.lengths, 9)
-    assert torch.equal(measure_weights(weights, without), found[:, :, :2])
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"position": ["learned"]},
         {"position": ["parec"], "positional_mask": "after_softmax"},
+        {"position": ["hstu"], "block": "hstu"},  # weights of any sign and sum
     ],
     ids=str,
 )
@@ -152,7 +133,7 @@ def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options
             want.append([in_loops(head.detach(), ctx.times) for head in weights])
     want = np.array(want).reshape(9, 2, -1, 2, 3).mean(0).transpose(0, 2, 3, 1)
     np.testing.assert_allclose(found.layers, want, rtol=1e-9, atol=1e-9)
-    assert found.is_rescaled == ("positional_mask" in options)
+    assert found.is_rescaled == (options["position"] != ["learned"])
 
 
 def test_samples_are_users(experiment) -> None:
@@ -172,13 +153,9 @@ def test_samples_are_users(experiment) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def runs(trained) -> dict[int, Path]:
     """Folders of the same model after 1 and after 3 epochs."""
-    root = tmp_path_factory.mktemp("runs")
-    for epochs in (1, 3):
-        given = {**FAST, "data_path": str(tiny), "position": ["rope"], "epochs": epochs}
-        recbole_pos.run("PosSASRec", "tiny", None, given, root / str(epochs), verbose=False)
-    return {epochs: root / str(epochs) for epochs in (1, 3)}
+    return {n: trained("PosSASRec", position=["rope"], epochs=n) for n in (1, 3)}
 
 
 def test_the_command_on_attention(runs: dict[int, Path], capsys) -> None:
@@ -237,11 +214,9 @@ def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
         ("SASRec", {}, "SASRec has RecBole's layers"),
     ],
 )
-def test_models_without_attention_weights(tiny: Path, tmp_path: Path, model, options, message):
-    given = {**FAST, "data_path": str(tiny), **options}
-    recbole_pos.run(model, "tiny", None, given, tmp_path, verbose=False)
+def test_models_without_attention_weights(trained, model, options, message):
     with pytest.raises(UsageError, match=message):
-        inspect_attention(tmp_path, min_events=5)
+        inspect_attention(trained(model, **options), min_events=5)
 
 
 def test_attention_of_too_few(runs: dict[int, Path], tmp_path: Path) -> None:
@@ -360,15 +335,71 @@ def test_the_command_on_relations(folder: Path, tmp_path: Path, capsys, options:
     assert ("gate of layer 1" in shown) == (not options)
 
 
-def test_relations_that_cannot_be_inspected(folder: Path, tmp_path: Path, capsys) -> None:
-    shop.train(folder, tmp_path / "none", epochs=1, relations=[])
-    given = {"data_path": str(folder), "epochs": 1}
-    recbole_pos.run("Pop", "shop", None, given, run_dir=tmp_path / "pop", verbose=False)
+def test_relations_that_cannot_be_inspected(folder: Path, tmp_path: Path, trained, refused) -> None:
+    shop.train(folder, tmp_path, epochs=1, relations=[])
     for run, batches, message in (
-        ("none", "0", "--batches"),
-        ("none", "1", "trained without relations"),
-        ("pop", "1", "Pop has no relations"),
+        (tmp_path, 0, "--batches"),
+        (tmp_path, 1, "trained without relations"),
+        (trained("Pop"), 1, "Pop has no relations"),
     ):
-        arguments = ["--checkpoint", str(tmp_path / run), "--batches", batches]
-        assert main(["inspect", "relations", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        refused(f"inspect relations --checkpoint {run} --batches {batches}", message)
+
+
+# --- weights that are no numbers, or too large to compute with: every command says so ---
+
+# by command, the model that it is for
+COMMANDS = {
+    "plot": "FPARec",
+    "inspect attention --min_events 5 --checkpoint": "AttrFormer",
+    "inspect relations --batches 1 --checkpoint": "AttrFormer",
+    "inspect encoding --length 5 --checkpoint": "PosSASRec",
+    "inspect because --user u1 --checkpoint": "PosSASRec",
+}
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, trained, tmp_path_factory) -> dict[str, Path]:
+    """A small run of each model."""
+    run = tmp_path_factory.mktemp("runs") / "AttrFormer"
+    shop.train(folder, run, epochs=1)
+    encoded = trained("PosSASRec", position=["ldpe", "to_rope", "kernel"])
+    return {"AttrFormer": run, "PosSASRec": encoded, "FPARec": trained("FPARec")}
+
+
+def damaged(run: Path, folder: Path, value: float, everywhere: bool = False) -> tuple[Path, str]:
+    """A copy with ``value`` in one weight, or in all; the parameter's name."""
+    ignored = shutil.ignore_patterns("*.png", "attention.json", "relations.json")
+    copy = Path(shutil.copytree(run, folder / "run", ignore=ignored))
+    state = torch.load(copy / "checkpoint.pt", weights_only=True)
+    names = [name for name, _ in recbole_pos.load(run).model.named_parameters()]
+    middle = names[len(names) // 2]
+    for weights in (state["weights"], state["best_weights"]):
+        for name in names if everywhere else [middle]:
+            weights["state_dict"][name].view(-1)[slice(None) if everywhere else -1] = value
+    torch.save(state, copy / "checkpoint.pt")
+    return copy, middle
+
+
+@pytest.mark.parametrize(("command", "model"), COMMANDS.items())
+def test_a_parameter_that_is_no_number_is_named(whole, tmp_path, capsys, command, model) -> None:
+    """And its file, also one beside the run's own checkpoint, which is whole."""
+    run, name = damaged(whole[model], tmp_path, math.nan)
+    file = run / "checkpoint.pt"
+    if "encoding" in command:
+        file.rename(run / "later.pt")
+        shutil.copy(whole[model] / "checkpoint.pt", run)
+        assert main([*command.split(), str(run)]) == 0
+        file = run = run / "later.pt"
+    assert main([*command.split(), str(run)]) == 2
+    printed = capsys.readouterr().err
+    assert name in printed and str(file) in printed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", list(COMMANDS)[:4])
+def test_weights_too_large_to_compute_with_are_refused(whole, tmp_path, capsys, command) -> None:
+    """They are numbers, and may be drawn; what they lead to may be none, and is then refused."""
+    run, _ = damaged(whole[COMMANDS[command]], tmp_path, 1e30, everywhere=True)
+    code = main([*command.split(), str(run)])
+    assert code in (0, 2)
+    assert ("too large to compute with" in capsys.readouterr().err) == (code == 2)

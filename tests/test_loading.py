@@ -16,7 +16,6 @@ from recbole.data.dataset import Dataset
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.item_vectors import read_vectors
 from recbole_pos.data.loading import NAMING_FIELDS, AtomicTables
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -163,14 +162,6 @@ def test_a_table_of_other_names(shop: Path) -> None:
     load = {"inter": INTER, "item": ["item_id", "brand"]}
     with pytest.raises(UsageError, match="toyshop.item: no item_id of it has an inter.*'ID-"):
         read(shop, load_col=load, filter_inter_by_user_or_item=False)
-
-
-def test_vectors_of_one_size(tmp_path: Path) -> None:
-    file = tmp_path / "vectors.parquet"
-    vectors = [[1.0, 2.0], None, [3.0], [4.0, 5.0]]
-    pd.DataFrame({"item_id": list("abcd"), "vector": vectors}).to_parquet(file)
-    with pytest.raises(UsageError, match="row 3: the vector has 1 numbers, others have 2"):
-        read_vectors(file, np.array(["[PAD]", "a"]), "item_id")
 
 
 class RecBoleTables(Dataset):

@@ -11,15 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks, losses, sce
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.sampled import SampledLoss
 
 SIZES = {"n_buckets": 128, "bucket_size_x": 128, "bucket_size_y": 512, "mix_x": True}
-UNIFORM = {"distribution": "uniform"}
 PAPER = {"n_buckets": None, "bucket_size_x": None, "bucket_size_y": 256, "mix_x": True}
 
 
@@ -349,26 +346,3 @@ def test_items_are_sampled_as_they_should() -> None:
             torch.testing.assert_close(loss.log_q.exp(), q)
         spread = (items.numel() * q * (1 - q)).sqrt()
         assert ((count - items.numel() * q).abs() <= 5 * spread).all(), sampler
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "field"),
-    [
-        ("BPR", {"loss_type": "SCE"}, "loss_type"),
-        ("GRU4Rec", {"loss_type": "gBCE"}, "loss_type"),
-        ("FPARec", {"loss_type": "SCE", "bucket_size": 1}, "bucket_size_"),
-        ("PosSASRec", {"loss_type": "in_batch", "negatives": 5}, "negatives"),
-        ("PosSASRec", {"loss_type": "gBCE", "negative_sampler": "popularity"}, "negative_sampler"),
-        ("GRU4Rec", {"augmentation": "all_positions", "target_window": 3}, "target_window"),
-        ("AttrFormer", {"target_window": 3}, "target_window.*future_weights"),
-        (
-            "FPARec",
-            {"loss_type": "SCE", "train_neg_sample_args": {"distribution": "uniform"}},
-            "SCE",
-        ),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused(model: str, options: dict, field: str) -> None:
-    with pytest.raises(UsageError, match=field):
-        PosConfig(model, "ml-100k", None, options)

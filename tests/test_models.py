@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,11 +10,8 @@ import pytest
 import reference
 import torch
 from conftest import make_log, write_atomic
-from shop import shop_options, tables, write
 from torch import Tensor
 
-import recbole_pos
-from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.layers import triangular
 from recbole_pos.position import positional_attention
 from recbole_pos.position.positional_attention import MIN_BLOCKS
@@ -103,46 +99,3 @@ def test_units_of_the_time_field(experiment, tmp_path) -> None:
         with torch.no_grad():
             outs.append(made.model.eval().full_sort_predict(batch))
     torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        ("PosRec", {"lr_decay_step": 2}),
-        ("PosSASRec", {"loss_type": "SCE", "bucket_size_y": 4}),
-        ("AttrFormer", {}),
-    ],
-)
-def test_an_interrupted_run_ends_with_the_same_bits(
-    tiny: Path, tmp_path: Path, monkeypatch, model: str, options: dict
-) -> None:
-    """Directions of SCE, clocks of AttrFormer's batches and rates of the epoch included."""
-    rates, step, stop_at = {}, PosTrainer._step, None
-
-    def stopping(self, loss_func, batch, watch, number: int):
-        epoch = self.progress.next_epoch
-        rates[epoch] = round(self.optimizer.param_groups[0]["lr"], 9)
-        if stop_at == (epoch, number):
-            raise KeyboardInterrupt
-        return step(self, loss_func, batch, watch, number)
-
-    monkeypatch.setattr(PosTrainer, "_step", stopping)
-    sizes = {"hidden_size": 16, "inner_size": 16, "train_batch_size": 16, "data_path": str(tiny)}
-    given, dataset = {**sizes, **options, "epochs": 4}, "tiny"
-    if model == "AttrFormer":  # on data whose relations reach other users
-        given = shop_options(write(tmp_path, tables()), hidden_dropout_prob=0.2, epochs=4)
-        dataset = "shop"
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    result = recbole_pos.run(model, dataset, None, given, whole, verbose=False)
-    if model == "PosRec":
-        assert rates == {0: 1e-3, 1: 1e-3, 2: 1e-4, 3: 1e-4}
-    stop_at = (2, 1)
-    with pytest.raises(KeyboardInterrupt):
-        recbole_pos.run(model, dataset, None, given, broken, verbose=False)
-    stop_at = None
-    assert recbole_pos.run(resume=broken, verbose=False).test == result.test
-    one, two = recbole_pos.load(whole), recbole_pos.load(broken)
-    assert all(map(torch.equal, one.model.parameters(), two.model.parameters()))
-    again = one.trainer.evaluate(one.loaders["test"], load_best_model=False)
-    assert dict(again) == result.test

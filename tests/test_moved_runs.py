@@ -1,4 +1,4 @@
-"""A run folder works wherever it and its data are, and whichever version has written it."""
+"""A run folder works wherever it and its data are, of any version; on other data it is refused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import shop
 from conftest import make_log, train, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.data.identity import Vocabulary, extend_log
+from recbole_pos.data.splits import TEST
 from recbole_pos.errors import CheckpointError, RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.run import load
 from recbole_pos.serve.holder import ModelHolder
 
 HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
@@ -200,3 +207,94 @@ def test_best_weights_in_a_file_of_their_own(old, tmp_path) -> None:
     best.unlink()
     with pytest.raises(CheckpointError):
         recbole_pos.load(there.path)
+
+
+@pytest.fixture(scope="module")
+def shop_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on a shop, which is beside it."""
+    folder = shop.write(tmp_path_factory.mktemp("shop"), shop.tables())
+    shop.train(folder, folder / "run", epochs=1)
+    return folder / "run"
+
+
+def copy_with(shop_run: Path, folder: Path, *changed: str) -> Path:
+    """A copy of the run on a copy of the shop where columns are the other way round."""
+    made = shop.tables()
+    for name in changed:
+        for table in made.values():
+            for column in table.columns[table.columns.str.startswith(f"{name}:")]:
+                table[column] = table[column].to_numpy()[::-1]
+    shop.write(folder, made)
+    shutil.copytree(shop_run, folder / "run")
+    config = folder / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(str(shop_run.parent), str(folder)))
+    return folder / "run"
+
+
+def test_the_same_files_are_the_same_data(shop_run: Path, tmp_path: Path) -> None:
+    """A number that is missing now is a change: RecBole puts the mean in its place."""
+    made = recbole_pos.load(copy_with(shop_run, tmp_path))
+    fields = {"brand", "tags", "price", "weight", "channel", "stars", "country", "age"}
+    assert set(made.dataset.identity["fields"]) == fields
+    other = shop.open_shop(shop_run.parent).dataset
+    other.missing = {**other.missing, "price": ~other.missing["price"]}
+    del other.__dict__["identity"]  # of what it was before
+    then, now = made.dataset.identity["fields"], other.identity["fields"]
+    assert {field for field in then if then[field] != now[field]} == {"price"}
+
+
+@pytest.mark.parametrize("changed", [["price", "tags"], ["age"], ["stars"]], ids=str)
+def test_changed_attributes_are_refused(shop_run: Path, tmp_path: Path, changed: list[str]) -> None:
+    run = copy_with(shop_run, tmp_path, *changed)
+    assert recbole_pos.Recommender.load(run).changed == changed  # it recommends, and says so
+    match = f"the values of {', '.join(changed)}, or the order of "
+    with pytest.raises(CheckpointError, match=match):
+        load(run)
+    with pytest.raises(CheckpointError, match=match):
+        recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"user_id": "aaaabb"},  # only where a sequence ends
+        {"item_id": "xyxzyy"},
+        {"item_id": "yxyzxy"},  # the same numbers
+        {"timestamp": [0.0, 1, 2, 3, 4, 6]},
+        {"eval_args": {"split": {"GT": [0.5]}}},
+    ],
+    ids=str,
+)
+def test_every_part_of_the_data_counts(tmp_path: Path, change: dict[str, Any]) -> None:
+    given = {"topk": [1], "valid_metric": "NDCG@1", "eval_args": {"split": {"GT": [0.7]}}}
+    columns = {"user_id": "aaabbb", "item_id": "xyxzyx", "timestamp": [0.0, 1, 2, 3, 4, 5]}
+    found = []
+    for more in ({}, change):
+        table = {name: list(more.get(name, values)) for name, values in columns.items()}
+        options = {name: more.get(name, value) for name, value in given.items()}
+        options["data_path"] = str(write_atomic(pd.DataFrame(table), tmp_path))
+        dataset = read_dataset(PosConfig("FPARec", "tiny", None, options))
+        dataset.build()
+        found.append(dataset.identity["data"])
+    assert found[0] != found[1]
+
+
+def test_later_interactions_are_history_only(tmp_path: Path) -> None:
+    """None of them is a target, those of the run stay, and they come last for their user."""
+    frame = make_log()
+    given = {"data_path": str(write_atomic(frame, tmp_path))}
+    config = PosConfig("PosSASRec", "tiny", None, given)
+    known = read_dataset(config)
+    known.build()
+    later = pd.DataFrame({"user_id": ["u9", "new"], "item_id": ["i1", "i2"], "timestamp": 2e9})
+    write_atomic(pd.concat([frame, later]), tmp_path)
+    grown = PosSequentialDataset(config, Vocabulary.from_dataset(known))
+    grown.build()
+    assert grown.identity == known.identity
+    whole = extend_log(grown, grown.held_out, has_new_users=True)
+    assert whole.split.is_target.sum() == known.split.is_target.sum()
+    assert len(whole.log) == len(frame) + 2 and whole.user_num == known.user_num + 1
+    for user, item in (("u9", "i1"), ("new", "i2")):
+        last = whole.log.offsets[whole.field2token_id["user_id"][user] + 1] - 1
+        assert whole.log.items[last] == known.field2token_id["item_id"][item]
+        assert not whole.split.is_target[last] and whole.part[last] == TEST

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from own_models import GRU, MODULE, REGISTER, call, config_of, options
+from conftest import run_python, train
+from own_models import GRU, MODULE, REGISTER, config_of, options
 from recbole.config import Config
 from recbole.model.abstract_recommender import ContextRecommender, SequentialRecommender
 from recbole.model.sequential_recommender import SASRec
@@ -36,6 +37,21 @@ from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+HOOKED = """
+import beside
+import recbole_pos
+from recbole_pos.model.sasrec import PosSASRec
+
+
+class TinyGRU(PosSASRec):
+    def __init__(self, config, dataset):
+        super().__init__(config, dataset)
+        for module in self.modules():
+            module.register_forward_pre_hook(beside.fail)
+
+
+recbole_pos.register_model(TinyGRU)
+"""
 
 
 def refusal(action: Any, *given: Any, **more: Any) -> str:
@@ -144,7 +160,7 @@ def test_names_that_mean_something_else_to_the_plugin_are_free(tiny: Path, mine)
     assert "pre, post" in refusal(PosConfig, "PosSASRec", "tiny", None, options(tiny, norm="l1"))
 
 
-def test_models_that_are_none(mine) -> None:
+def test_classes_that_are_no_models_are_refused(mine) -> None:
     sequential, stub = (SequentialRecommender,), lambda self, rows: None
     for model, named in (
         ("TinyGRU", "'TinyGRU'"),
@@ -163,7 +179,7 @@ def test_models_that_are_none(mine) -> None:
         assert name in message and holder in message
 
 
-def test_schemes_that_are_none(mine) -> None:
+def test_classes_that_are_no_schemes_are_refused(mine) -> None:
     misspelt = type("Misspelt", (recbole_pos.AttentionPosition,), {"biass": None})
     text = type("Text", (mine.Recency,), {"options": "recency_slope"})
     positional = type("Positional", (mine.Recency,), {"__init__": lambda self, sizes, slope: None})
@@ -201,13 +217,39 @@ def test_what_a_custom_class_does_wrong_is_named(tiny: Path, here: Path, capsys)
     given = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
     message = refusal(recbole_pos.run, Wide, "tiny", config_dict=given, verbose=False)
     assert message.startswith("Wide: encode gives")
-    wrong = '1 + config["forgotten"]'  # which no one gives
-    text = MODULE.replace("self.init_weights()", wrong) + REGISTER
-    (here / "my_models.py").write_text(text)
-    words = [f"--data_path={tiny}", "--plugins=my_models", "--epochs=1"]
-    assert main(["run", "-m", "TinyGRU", "-d", "tiny", *words]) == 1
-    error = capsys.readouterr().err  # as Python raised it in that class
-    assert "my_models.py" in error and "TypeError" in error and wrong in error
+    init = "self.init_weights()"
+    texts = {
+        "TypeError": (MODULE + REGISTER).replace(init, '1 + config["forgotten"]'),
+        "FileNotFoundError": (MODULE + REGISTER).replace(init, "open('weights.npy')"),
+        "KeyError": HOOKED,
+    }
+    (here / "beside.py").write_text("def fail(*_):\n    raise KeyError('a hook')\n")
+    for raised, text in texts.items():  # as Python raised it in that class, or in a file beside it
+        (here / f"my_{raised}.py").write_text(text)
+        words = [f"--data_path={tiny}", f"--plugins=my_{raised}", "--epochs=1"]
+        assert main(["run", "-m", "TinyGRU", "-d", "tiny", *words]) == 1
+        error = capsys.readouterr().err
+        assert "Traceback" in error and str(here) in error and f"\n{raised}:" in error
+        ADDED.added.clear()
+        SCHEMES.added.clear()
+
+
+def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:
+    """Windows have a loss of their own, which such a class does not define."""
+
+    class OwnLoss(PosSASRec):
+        """SASRec with its own loss."""
+
+        def calculate_loss(self, interaction):
+            return 0 * super().calculate_loss(interaction)
+
+    given = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
+    message = refusal(recbole_pos.run, OwnLoss, "tiny", config_dict=given, verbose=False)
+    assert message.startswith("augmentation: OwnLoss") and "prefix" in message
+    given["augmentation"] = "prefix"
+    run = recbole_pos.run(OwnLoss, "tiny", config_dict=given, run_dir="run", verbose=False)
+    (line,) = Path(run.run_dir, "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["loss"] == 0
 
 
 # --- from a module ---
@@ -255,6 +297,7 @@ def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
         ("my_models.py", "write --plugins my_models"),
         ([3], "[3]"),
         (["./my_models"], "modules such as"),
+        (["my_models", "./there/more.py"], "write --plugins more"),
     ],
 )
 def test_wrong_plugins(here: Path, tiny: Path, given: Any, named: str) -> None:
@@ -276,7 +319,7 @@ recbole_pos.run(TinyGRU, "tiny", None, given, run_dir="gru", nproc=2, verbose=Fa
 """).strip()  # fmt: skip
     indented = "\n".join(f"    {line}" if line else "" for line in body.splitlines())
     (tmp_path / "script.py").write_text(f'if __name__ == "__main__":\n{indented}\n')
-    call(tmp_path, "script.py")
+    run_python("script.py", cwd=tmp_path)
     assert (tmp_path / "gru" / "result.json").is_file()
 
 
@@ -304,8 +347,7 @@ def test_what_this_process_knows_is_sent_to_others(here: Path, mine) -> None:
 @pytest.fixture
 def stranger(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run folder with modules, and as the working directory, which is searched for modules."""
-    given = {**options(tiny), "hidden_size": 8, "inner_size": 8}
-    recbole_pos.run("FPARec", "tiny", None, given, run_dir=tmp_path, verbose=False)
+    train(tiny, tmp_path)
     (tmp_path / "nested").mkdir()
     for file in ("mine.py", "nested/part.py"):
         (tmp_path / file).write_text("open('ran', 'w').close()\n")
@@ -359,7 +401,7 @@ def test_processes_import_nothing_from_the_working_directory(
     assert done.returncode == 0 and not (stranger / "ran").exists(), done.stderr
 
 
-def test_the_user_does(stranger: Path) -> None:
+def test_code_that_the_user_names_runs(stranger: Path) -> None:
     name_plugin("mine")
     assert main([*READ, "--plugins", "mine"]) == 0 and (stranger / "ran").exists()
     plugins._allowed.clear()

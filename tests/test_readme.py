@@ -22,6 +22,7 @@ import optuna
 import pandas as pd
 import pytest
 import yaml
+from conftest import run_python
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
@@ -48,14 +49,6 @@ def blocks(language: str, page: str | Path, section: str = "") -> list[str]:
     content = text(page)
     content = content[content.index(section) :]
     return re.findall(rf"^```{language}\n(.*?)^```$", content, re.S | re.M)
-
-
-def run_python(folder: Path, *arguments: str | Path) -> str:
-    """Runs a script in a folder; what it prints."""
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 # --- examples ---
@@ -85,14 +78,14 @@ def write_scripts(folder: Path) -> set[str]:
 def test_an_example(tmp_path: Path, script: str) -> None:
     names = "recency tiny_gru day_part looks_ahead dilated first_steps quick_start"
     assert write_scripts(tmp_path) == {f"{name}.py" for name in names.split()}
-    assert re.search(r"\b0\.\d+$", run_python(tmp_path, script), re.M)  # NDCG@10
+    assert re.search(r"\b0\.\d+$", run_python(script, cwd=tmp_path), re.M)  # NDCG@10
 
 
 @long
 def test_the_scheme_that_reads_the_clock_and_does_not_look_ahead(tmp_path: Path) -> None:
     write_scripts(tmp_path)
-    run_python(tmp_path, "day_part.py")
-    printed = run_python(tmp_path, "looks_ahead.py", "day-part-run")
+    run_python("day_part.py", cwd=tmp_path)
+    printed = run_python("looks_ahead.py", "day-part-run", cwd=tmp_path)
     assert "states before the change move by 0" in printed
 
 
@@ -130,7 +123,7 @@ def test_the_space_of_a_search(tmp_path: Path) -> None:
 
 
 def test_the_sample_dataset_is_what_its_generator_writes(tmp_path: Path) -> None:
-    run_python(tmp_path, ROOT / "dataset" / "make_toyshop.py", tmp_path)
+    run_python(ROOT / "dataset" / "make_toyshop.py", tmp_path)
     for name in ("toyshop.inter", "toyshop.user", "toyshop.item"):
         assert (tmp_path / name).read_bytes() == (ROOT / "dataset/toyshop" / name).read_bytes()
 
@@ -139,7 +132,7 @@ def test_the_guide_from_csv_to_run(tmp_path: Path) -> None:
     (tmp_path / "orders.csv").write_text(blocks("csv", "docs/data.md")[0], encoding="utf-8")
     words = shlex.split(blocks("sh", "docs/data.md")[0])
     assert words[:2] == ["recbole-pos", "convert"]
-    run_python(tmp_path, ROOT / "run_recbole_pos.py", *words[1:])
+    run_python(ROOT / "run_recbole_pos.py", *words[1:], cwd=tmp_path)
     written = read_yaml(tmp_path / "dataset" / "shop" / "shop.yaml")
     printed = yaml.safe_load(blocks("yaml", "docs/data.md")[0])  # of what the command writes
     assert {key: written[key] for key in printed} == printed
@@ -157,7 +150,7 @@ def test_the_guide_from_csv_to_run(tmp_path: Path) -> None:
 
 @long  # each step has tests of its own
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the script asks the service by curl")
-def test_the_whole_way_of_a_shop(tmp_path: Path) -> None:
+def test_the_example_of_a_shop_from_export_to_service(tmp_path: Path) -> None:
     """As examples/shop/run.sh has it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from conftest import SMALL, make_log, write_atomic
+from conftest import SMALL, make_log, run_python, write_atomic
 from recbole.config import Config
 from recbole.model.sequential_recommender import SASRec
 from recbole.quick_start import load_data_and_model, objective_function, run_recbole
@@ -261,9 +259,8 @@ print([name for name in ("sklearn", "torch.utils.tensorboard") if name in sys.mo
 print(metrics.sk_auc([0, 0.5, 1], [0, 0.7, 1]), metrics.mean_squared_error([1, 2], [1, 4]))
 print(type(utils.SummaryWriter(sys.argv[1])).__module__)
 """
-    command = [sys.executable, "-c", code, str(tmp_path / "board")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "[]", "0.6", "2.0", "torch.utils.tensorboard.writer"]
+    printed = run_python("-c", code, tmp_path / "board")
+    assert printed.split() == ["True", "[]", "0.6", "2.0", "torch.utils.tensorboard.writer"]
     assert not torch.is_anomaly_enabled()  # here RecBole was imported in the usual way
 
 

@@ -21,7 +21,6 @@ from reference_graph import SESSIONS
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.layers.chunks import CHUNK_ELEMENTS
 from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
@@ -203,13 +202,6 @@ def test_states_stand_with_their_targets_and_know_no_later_event(made, model: st
             torch.testing.assert_close(state, want[0], rtol=1e-10, atol=1e-10)
 
 
-def test_what_cannot_learn_from_windows_says_so(made) -> None:
-    with pytest.raises(UsageError, match="^loss_type: .*GRU4Rec.*augmentation"):
-        made("GRU4Rec", loss_type="BPR", train_neg_sample_args={"sample_num": 1})
-    with pytest.raises(UsageError, match="NARM can train with prefix or none"):
-        made("NARM")
-
-
 def bert(made: Callable[..., Experiment], **options: Any) -> tuple[Any, Any, Any]:
     """The model, our loss and a batch; RecBole's loss makes float64 tensors of its own."""
     experiment = made("BERT4Rec", augmentation="prefix", **options)
@@ -320,14 +312,6 @@ def test_graphs_with_anchors_equal_loops(
         torch.testing.assert_close(weights[row], want)
 
 
-@pytest.mark.parametrize("model", ["AnchoredSRGNN", "EncodedSTAMP"])
-def test_a_session_scores_alike_alone_and_in_a_batch(experiment, double, model: str) -> None:
-    net = scatter(experiment(model, **STAMP).model)
-    together = net(*padded(ALL))
-    for row, session in enumerate(ALL):
-        torch.testing.assert_close(net(*padded([session], len(session)))[0], together[row])
-
-
 @pytest.mark.parametrize(
     ("model", "sizes", "scheme"),
     [("EncodedSTAMP", STAMP, "ldpe"), ("EncodedSASRec", SASREC, "lpe2d")],
@@ -345,9 +329,3 @@ def test_places_are_added_to_sessions_only(experiment, double, model, sizes, sch
             torch.testing.assert_close(found[row, place], embedding.weight[item] + code)
         assert not found[row, len(session) :].any()
     assert torch.equal(embedding(torch.arange(5)), embedding.weight[:5])  # candidates
-
-
-@pytest.mark.parametrize("scheme", ["rope", "time_learned"])
-def test_schemes_that_are_no_encodings_of_places(experiment, scheme: str) -> None:
-    with pytest.raises(UsageError, match="^position: "):
-        experiment("EncodedSTAMP", position=[scheme])

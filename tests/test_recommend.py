@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +29,20 @@ from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.serve import histories as module
 from recbole_pos.serve.histories import read_histories, read_parts
-from recbole_pos.serve.recommend import read_names
 from recbole_pos.serve.recommender import Growth, Recommender
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(trained: Callable[..., Path]) -> dict[str, Path]:
     """A model of each kind: reads order, reads times, RecBole's sequential, RecBole's general."""
-    folder = tmp_path_factory.mktemp("runs")
     names = ("PosSASRec", "TORoPE", "SASRec", "BPR")
-    for name in names:
-        config = small(name, data_path=str(tiny), epochs=1, eval_batch_size=7)
-        given = config.external_config_dict
-        recbole_pos.run(name, "tiny", None, given, run_dir=folder / name, verbose=False)
-    return {name: folder / name for name in names}
+    return {name: trained(name, eval_batch_size=7) for name in names}
 
 
 @pytest.fixture(scope="module")
-def trained(runs: dict[str, Path]) -> Recommender:
+def torope(runs: dict[str, Path]) -> Recommender:
     return Recommender.load(runs["TORoPE"])
 
 
@@ -156,12 +152,12 @@ def test_chosen_users(runs: dict[str, Path]) -> None:
             recbole_pos.recommend(runs["BPR"], k=k)
 
 
-def test_names_of_methods_in_0_2_0(trained: Recommender) -> None:
+def test_names_of_methods_in_0_2_0(torope: Recommender) -> None:
     with pytest.warns(DeprecationWarning, match="read_users"):
-        histories = trained.of_users()
+        histories = torope.of_users()
     with pytest.warns(DeprecationWarning, match="make_tables"):
-        ((table, _),) = trained.parts(histories, 3, True, trained.choose_items())
-    assert table.equals(trained.recommend(k=3, exclude_seen=True))
+        ((table, _),) = torope.parts(histories, 3, True, torope.choose_items())
+    assert table.equals(torope.recommend(k=3, exclude_seen=True))
 
 
 def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
@@ -177,9 +173,7 @@ def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     for wrong in (["-k", "0"], ["--topk=5"], ["--out", str(tmp_path / "none" / "a.csv")]):
         assert main(["recommend", str(run_dir), *wrong]) == 2
     assert main(["recommend", str(tmp_path)]) == 2
-    assert main(["recommend", str(run_dir), "--out", "/dev/full"]) == 1  # nothing else is there now
-    assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
-    assert Path("/dev/full").is_char_device() and list(tmp_path.iterdir()) == [out]
+    assert list(tmp_path.iterdir()) == [out]
     # through a pipe goes nothing but the table
     command = [sys.executable, "-m", "recbole_pos.cli.main", "recommend", str(run_dir), "-k", "2"]
     found = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, text=True)
@@ -193,41 +187,41 @@ def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
 BASKET = {"id": "b", "items": ["i1", "i2", "i1"], "times": [1.0, 5.0, 9.0]}
 
 
-def test_what_may_be_recommended(trained: Recommender) -> None:
+def test_what_may_be_recommended(torope: Recommender) -> None:
     def items(**given: Any) -> list[str]:
         given = {"exclude_seen": False, **given}
-        return trained.recommend(histories=[BASKET], **given)["item"].tolist()
+        return torope.recommend(histories=[BASKET], **given)["item"].tolist()
 
-    every = items(k=len(trained.items))
-    assert sorted(every) == sorted(trained.items)
+    every = items(k=len(torope.items))
+    assert sorted(every) == sorted(torope.items)
     allowed = ["i3", "i1", "never heard of", "i9", "i4"]
     assert items(k=9, allowed=allowed) == [i for i in every if i in allowed]
     assert items(k=3, excluded=every[:2]) == every[2:5]
     assert items(k=1, boosts={every[-1]: 1e6}) == [every[-1]]
     assert items(k=9, allowed=["i1"], exclude_seen=True) == []
-    popular = trained.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
+    popular = torope.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
     assert set(popular["by"]) == {"popularity"} and set(popular["item"]) == {"i3", "i4"}
     for given in ({"allowed": ["never heard of"]}, {"boosts": {"i1": float("nan")}}):
         with pytest.raises(UsageError, match=next(iter(given))):
             items(**given)
 
 
-def test_scores_are_products_of_vectors(trained: Recommender) -> None:
-    names, vectors = trained.item_vectors()
-    state = trained.encode([BASKET, {"items": []}])
+def test_scores_are_products_of_vectors(torope: Recommender) -> None:
+    names, vectors = torope.item_vectors()
+    state = torope.encode([BASKET, {"items": []}])
     assert not state[1].any()
-    found = trained.recommend(histories=[BASKET], k=5, exclude_seen=False)
+    found = torope.recommend(histories=[BASKET], k=5, exclude_seen=False)
     scores = dict(zip(names, vectors @ state[0], strict=True))
     np.testing.assert_allclose([scores[i] for i in found["item"]], found["score"], rtol=1e-4)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosine = dict(zip(names, unit @ unit[list(names).index("i7")], strict=True))
     best = sorted(set(names) - {"i7"}, key=cosine.__getitem__, reverse=True)[:3]
-    near = trained.similar("i7", k=3)
+    near = torope.similar("i7", k=3)
     assert near["similar"].tolist() == best and set(near["item"]) == {"i7"}
     with pytest.raises(UsageError, match="item 'i07' is not known .did you mean i7"):
-        trained.similar("i07")
+        torope.similar("i07")
     with pytest.raises(UsageError, match="item '5' is not known"):  # a number, not a list
-        trained.similar(5)  # type: ignore[arg-type]
+        torope.similar(5)  # type: ignore[arg-type]
 
 
 def test_equal_scores_have_one_order(runs: dict[str, Path]) -> None:
@@ -259,19 +253,19 @@ def test_equal_scores_have_one_order(runs: dict[str, Path]) -> None:
             assert found["rank"].tolist() == list(range(1, len(left) + 1)) * 2
 
 
-def test_times_of_histories(trained: Recommender) -> None:
+def test_times_of_histories(torope: Recommender) -> None:
     """Events are sorted by them; dates with a zone or in UTC, mixed with numbers, too."""
     mixed = {"items": ["i1", "i2", "i1"], "times": [9.0, 5.0, 1.0]}
-    np.testing.assert_array_equal(*trained.encode([BASKET, mixed]))
+    np.testing.assert_array_equal(*torope.encode([BASKET, mixed]))
     dates, seconds = ["1970-01-02T01:00:00Z", "1970-01-02T02:00:00.5+01:00"], [90000, 90000.5]
     column = pa.array([[int(x * 1e6) for x in seconds]], pa.list_(pa.timestamp("us")))
     table = pa.table({"id": ["a"], "items": [["i1", "i2"]], "times": column})
     dated = [{"items": ["i1", "i2"], "times": x} for x in (dates, [90000, dates[1]])]
     for given in (dated[:1], dated[1:], table):
-        np.testing.assert_array_equal(trained.read(given).times, seconds)
-    for wrong in ("yesterday", "", "2026-13-01", "5"):
+        np.testing.assert_array_equal(torope.read(given).times, seconds)
+    for wrong in ("yesterday", "", "2026-13-01", "5", pd.NaT):
         with pytest.raises(UsageError, match="histories.0..times"):
-            trained.read([{"items": ["i1"], "times": [wrong]}])
+            torope.read([{"items": ["i1"], "times": [wrong]}])
     for given in (dated[:1], table):  # the time field numbers interactions
         with pytest.raises(UsageError, match="times"):
             read_histories(given, IDS, True, unit=None)
@@ -283,6 +277,7 @@ NONSENSE: list[Any] = [
     *({"items": ["i1", "i2"], "times": [1]}, {"items": ["i1"], "times": [float("nan")]}),
     *({"items": ["i1"], "times": [10**400]}, {"items": ["i1"] * 9, "times": [-1e300] * 9}),
     *({"id": [1], "items": ["i1"]}, {1: 2, "items": []}, np.array(["i1"])),
+    *({"items": ["i1"], "times": pd.Series([pd.NaT])}, {"items": pd.DataFrame({"i1": [1, 2]})}),
     *({"items": ["i2", "i1"], "times": [9e9, -4]}, {"items": np.array([3]), "times": range(1)}),
 ]
 CHOICES: dict[str, list[Any]] = {
@@ -293,7 +288,7 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
-def test_nonsense(trained: Recommender) -> None:
+def test_nonsense_gets_an_answer_or_a_short_error(torope: Recommender) -> None:
     """Each request has an answer with items of the catalogue, or a short error."""
     requests = [{"histories": given} for given in NONSENSE]
     requests += [{"histories": [BASKET, given]} for given in NONSENSE]
@@ -301,12 +296,12 @@ def test_nonsense(trained: Recommender) -> None:
     answered = 0
     for given in requests:
         try:
-            found = trained.recommend(**{"k": 5, **given})
+            found = torope.recommend(**{"k": 5, **given})
         except UsageError as error:
-            assert len(str(error)) < 400
+            assert len(str(error)) < 400 and "\n" not in str(error)
             continue
         answered += 1
-        assert set(found["item"]) <= set(given.get("allowed") or trained.items)
+        assert set(found["item"]) <= set(given.get("allowed") or torope.items)
     assert answered > 9
 
 
@@ -321,7 +316,9 @@ def test_files_of_histories_and_names(runs: dict[str, Path], tmp_path: Path, cap
     (tmp_path / "h.jsonl").write_text("".join(f"{json.dumps(row)}\n\n" for row in rows))
     rows[-1]["id"] = str(len(ids))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "h.parquet")
-    (tmp_path / "stock.txt").write_text("i1\n\ni2 \ni3\nnever heard of\n")
+    # names as editors of any system write them: what stands in a line, blanks and all
+    stock = "\ufeffi1\r\n\r\ni2 \r\ni3\nnever\u2028i5\n"
+    (tmp_path / "stock.txt").write_bytes(stock.encode())
     for given in ("h.jsonl", "h.parquet"):
         for name in ("o.csv", "o.parquet"):
             command = ["recommend", str(runs["TORoPE"]), "-k2", f"--items={tmp_path / 'stock.txt'}"]
@@ -338,7 +335,7 @@ def test_files_of_histories_and_names(runs: dict[str, Path], tmp_path: Path, cap
         assert "1 of 7 get the most popular items" in out and "--exclude_seen leaves these" in out
 
 
-def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, refused) -> None:
     """One line, exit 2, and no file is left; of none, a table without rows."""
     given, out = tmp_path / "given.jsonl", tmp_path / "out.csv"
     damaged, run_dir = tmp_path / "damaged.parquet", str(runs["TORoPE"])
@@ -350,12 +347,10 @@ def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, caps
     cases += [(damaged, whole), (damaged, whole[:100]), (damaged, b"")]
     for file, content in cases:
         file.write_bytes(content)
-        assert main(["recommend", run_dir, f"--histories={file}", f"--out={out}"]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and error.count("\n") == 1 and not out.exists()
+        refused(["recommend", run_dir, f"--histories={file}", f"--out={out}"])
+        assert not out.exists()
     for option in ("histories", "items", "exclude", "out"):
-        assert main(["recommend", run_dir, f"--{option}={'x' * 300}"]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        refused(["recommend", run_dir, f"--{option}={'x' * 300}"])
     given.write_text("")
     for out, read in ((tmp_path / "o.csv", pd.read_csv), (tmp_path / "o.parquet", pd.read_parquet)):
         assert main(["recommend", run_dir, f"--histories={given}", f"--out={out}"]) == 0
@@ -364,6 +359,10 @@ def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, caps
 
 
 IDS = {f"i{n}": n + 1 for n in range(40)}
+
+
+def find_polars() -> list[Any]:
+    return [importlib.import_module("polars")] if importlib.util.find_spec("polars") else []
 
 
 def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,8 +380,12 @@ def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines = [json.dumps({**row, "times": list(map(int, row["times"]))}) for row in rows]
     (tmp_path / "lines").write_text("\n".join(lines))
     want = read_histories(rows, IDS, True)
+    frame = pd.DataFrame(rows)
     for parts in (
-        [pd.DataFrame(rows)],
+        [frame],
+        [frame.set_index("id").rename_axis("user")],  # as groupby(...).agg leaves it
+        *([polars.DataFrame(table.to_pylist())] for polars in find_polars()),
+        [[{**row, "times": pd.Series(row["times"], dtype=float)} for row in rows]],
         [pa.concat_tables([table[:3], table]).combine_chunks()[3:]],
         [table.set_column(1, "items", table["items"].cast(pa.large_list(pa.large_string())))],
         [table.set_column(1, "items", coded)],
@@ -434,10 +437,3 @@ def test_histories_without_times() -> None:
 def test_columns_that_are_no_histories(columns: dict[str, list]) -> None:
     with pytest.raises(UsageError, match="^histories"):
         read_histories(pa.table(columns), IDS, needs_time=True)
-
-
-def test_files_of_names(tmp_path: Path) -> None:
-    """As editors of any system write them; a name is what stands in a line."""
-    file = tmp_path / "names.txt"
-    file.write_bytes("\ufeffi3\r\n i4\r\n\r\na\u2028b\r\n".encode())
-    assert read_names(file) == ["i3", " i4", "a\u2028b"]

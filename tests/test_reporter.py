@@ -45,7 +45,10 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(monkeypatch, capsys) -> No
     assert str(task) == "x: 10 s, 1 of 4, about 30 s left, 100 targets/s"
     assert str(Task("x", 5)) == "x: 0 s, 0 of 5" and str(Task("x")) == "x: 0 s"
     Reporter().line(Table(*(f"number {n}" for n in range(12))))
-    assert "number 11" in capsys.readouterr().out  # of any width, nothing is cut off
+    Reporter().line("out of memory [pair.cc:553] at [/lib/a]")  # brackets are no markup
+    printed = capsys.readouterr().out
+    assert "number 11" in printed  # of any width, nothing is cut off
+    assert "[pair.cc:553] at [/lib/a]" in printed
 
 
 def test_on_a_terminal_a_bar_that_vanishes() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import SMALL, write_atomic
+from conftest import write_atomic
 from schemes import shake
 from torch import Tensor
 
@@ -114,19 +114,6 @@ def test_training_windows_and_rows_carry_it(experiment, augmentation: str, windo
     assert made.model.window_loss(batch) != made.model.window_loss(late)
 
 
-@pytest.mark.parametrize(
-    ("model_name", "options"),
-    [
-        ("PosSASRec", {"position": ["learned"]}),
-        ("SASRec", {}),
-        ("AttrFormer", {"position": ["time_rope"], "relations": ["time"]}),
-    ],
-)
-def test_a_model_that_would_not_read_it_refuses(experiment, model_name: str, options: dict) -> None:
-    with pytest.raises(UsageError, match="^request_time"):
-        experiment(model_name, request_time="target", **options)
-
-
 def hourly(folder: Path, users: int = 60, length: int = 100) -> Path:
     """The next item is what the user takes at this hour; hours are sampled for every event."""
     rng = np.random.default_rng(0)
@@ -176,12 +163,8 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
         trained.recommend(histories=[history], at=DAY)  # before its newest interaction
 
 
-def test_results_say_who_knows_the_time(tiny: Path, tmp_path: Path) -> None:
-    options = {**SMALL, "data_path": str(tiny), "position": ["hstu"], "epochs": 1}
-    folders = [str(tmp_path / name) for name in ("target", "none")]
-    for folder, known in zip(folders, ("target", "none"), strict=True):
-        given = {**options, "request_time": known}
-        recbole_pos.run("PosSASRec", "tiny", None, given, folder, verbose=False)
+def test_results_say_who_knows_the_time(trained: Callable, tmp_path: Path) -> None:
+    folders = [trained("PosSASRec", position=["hstu"], request_time=x) for x in ("target", "none")]
     recbole_pos.compare(folders, run_dir=tmp_path / "table", verbose=False)
     assert KNOWS_WHEN in (tmp_path / "table" / "table.md").read_text(encoding="utf-8")
     history = {"items": ["i1"], "times": [1.5e9]}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import SMALL
+from conftest import SMALL, train
 
 import recbole_pos
 from recbole_pos.config.options import find_option
@@ -48,8 +48,7 @@ def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
 
 
 def test_a_run_of_another_machine_can_be_used_here(tiny, tmp_path, no_gpu) -> None:
-    run = tmp_path / "run"
-    recbole_pos.run("FPARec", "tiny", None, {**SMALL, "data_path": str(tiny)}, run_dir=run)
+    run = train(tiny, tmp_path / "run")
     text = (run / "config.yaml").read_text()
     for here, there in (("gpu_id: '0'", "gpu_id: '7'"), ("worker: 0", "worker: 640")):
         assert here in text
@@ -105,13 +104,12 @@ def test_half_precision_leaves_cudnn_attention_out() -> None:
 
 def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny, tmp_path, no_gpu) -> None:
     """It is another run there; what it has learned can be used."""
-    options = {**SMALL, "data_path": str(tiny), "epochs": 1}
-    recbole_pos.run("PosSASRec", "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
-    file = tmp_path / "run" / "config.yaml"
-    file.write_text(file.read_text().replace("precision: auto", "precision: fp16"))
+    run = train(tiny, tmp_path / "run", "PosSASRec")
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("precision: auto", "precision: fp16"))
     with pytest.raises(UsageError, match="fp16, which needs a GPU"):
-        recbole_pos.run(resume=tmp_path / "run", config_dict={"epochs": 2}, verbose=False)
-    assert recbole_pos.load(tmp_path / "run").config["precision"] == "fp16"
+        recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False)
+    assert recbole_pos.load(run).config["precision"] == "fp16"
 
 
 def test_a_run_in_bfloat16(experiment, no_gpu) -> None:

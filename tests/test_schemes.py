@@ -41,6 +41,7 @@ from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
 YEARS = 10 * 365.25 * 86400
+EARLY = {"fusion": "early", "gate_value": 0.3}
 GATED = {"fusion": "early", "gate": "sigmoid", "gate_scope": "head"}
 
 # names, options, heads of what fills places of attention; inputs are in test_encodings.py
@@ -248,25 +249,27 @@ def test_half_precision_comes_close_and_all_is_learned(
         ("to_rope", {"fusion": "early", "gate_value": 0}, "rope"),
         ("to_rope", {"fusion": "early", "gate_value": 1}, "time_rope"),
         ("to_rope", {**GATED, "gate": "hard", "gate_value": 0.5}, "rope"),
+        *(  # learned frequencies start as the fixed ones
+            (
+                "to_rope",
+                {"fusion": fusion, "gate_value": 0.3, "learn_frequencies": learn},
+                "to_rope",
+            )
+            for fusion in ("split_dim", "split_head", "early", "effective")
+            for learn in ("ladder", "free")
+        ),
+        ("to_rope", {**EARLY, "learn_frequencies": "free", "learn_scales": True}, "to_rope"),
     ],
     ids=str,
 )
 def test_fresh_schemes_equal_their_backbone(name: str, options: dict, backbone: str) -> None:
-    inputs = qkv(sum(LENGTHS), 2, 16)
-    want = attend(scheme(backbone, 2, d=16), *inputs)
+    inputs, fixed = qkv(sum(LENGTHS), 2, 16), {}
+    if backbone == name:
+        fusion = options["fusion"].replace("effective", "early")
+        fixed = {"fusion": fusion, "gate_value": options["gate_value"]}
+    want = attend(scheme(backbone, 2, d=16, **fixed), *inputs)
     found = attend(scheme(name, 2, d=16, **options), *inputs)
-    torch.testing.assert_close(found, want, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("learn", ["ladder", "free"])
-@pytest.mark.parametrize("fusion", ["split_dim", "split_head", "early", "effective"])
-def test_learned_frequencies_start_as_the_fixed_ones(learn: str, fusion: str) -> None:
-    q, k, _ = qkv(sum(LENGTHS), 2, 16)
-    given = {"gate_value": 0.3, "learn_frequencies": learn, "learn_scales": fusion == "early"}
-    learned = scheme("to_rope", 2, d=16, fusion=fusion, **given)
-    fixed = "early" if fusion == "effective" else fusion
-    want = scheme("to_rope", 2, d=16, fusion=fixed, gate_value=0.3).rotate(q, k, context())
-    torch.testing.assert_close(learned.rotate(q, k, context()), want, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATIENCE, SMALL, wait
+from conftest import PATIENCE, wait
 from fastapi import Request
 
-import recbole_pos
-from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
@@ -91,14 +89,10 @@ def assert_same(answer: list[dict], trained: Recommender, asked: dict[str, Any])
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(trained: Callable[..., Path]) -> list[Path]:
     """Two models of the same data, and one that reads times."""
-    folder = tmp_path_factory.mktemp("serve")
-    for seed, model in enumerate(("PosSASRec", "PosSASRec", "TORoPE")):
-        options = {**SMALL, "epochs": 1, "data_path": str(tiny), "seed": seed}
-        run_dir = folder / str(seed)
-        recbole_pos.run(model, "tiny", None, options, run_dir=run_dir, verbose=False)
-    return sorted(folder.iterdir())
+    names = ("PosSASRec", "PosSASRec", "TORoPE")
+    return [trained(name, seed=seed) for seed, name in enumerate(names)]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +106,9 @@ def direct(runs: list[Path]) -> Recommender:
     return Recommender.load(runs[0])
 
 
-def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
+def test_answers_are_those_of_the_library(
+    server: Server, direct: Recommender, runs: list[Path]
+) -> None:
     history = [{"id": "a", "items": ["i1", "i2", "new"]}, {"id": 7, "items": []}]
     asked = {"histories": history, "k": 5, "exclude_seen": True, "boosts": {"i9": 2}}
     status, found = server.ask("/recommend", asked)
@@ -156,7 +152,9 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
         (422, "not reloaded", "/reload", {"run_dir": "a\0b"}),
     ],
 )
-def test_refusals(server: Server, status: int, field: str, path: str, body: Any) -> None:
+def test_wrong_requests_are_refused(
+    server: Server, status: int, field: str, path: str, body: Any
+) -> None:
     found, output = server.ask(path, body)
     assert found == status and list(output) == ["error"], output
     assert output["error"].startswith(field) and len(output["error"]) < 1000
@@ -265,7 +263,7 @@ raise SystemExit(main(["serve", "no run folder", "--port=0"]))
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
-def test_not_now(runs: list[Path]) -> None:
+def test_the_service_is_unavailable_while_it_loads_or_is_full(runs: list[Path]) -> None:
     """While the first model is read, and where too many wait."""
     from recbole_pos.serve.http import Service
 
@@ -296,23 +294,19 @@ def test_not_now(runs: list[Path]) -> None:
 
 
 def test_what_cannot_be_served(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
 ) -> None:
-    def refusal(*words: Any) -> str:
-        assert main(["serve", *map(str, words)]) == 2
-        return capsys.readouterr().err
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"cannot listen on 127.0.0.1, port {port}" in refusal(runs[0], f"--port={port}")
-    assert "is not a run folder" in refusal(tmp_path)
-    assert "--threads must be at least 1, found 0" in refusal(runs[0], "--threads=0")
+        refused(["serve", runs[0], f"--port={port}"], f"127.0.0.1, port {port}")
+    refused(["serve", tmp_path], "run folder")
+    refused(["serve", runs[0], "--threads=0"], "--threads")
     (tmp_path / "config.yaml").write_bytes((runs[0] / "config.yaml").read_bytes())
     (tmp_path / "checkpoint.pt").write_bytes((runs[0] / "checkpoint.pt").read_bytes()[:1000])
-    assert refusal(tmp_path, "--port=0").startswith("error: ")
+    refused(["serve", tmp_path, "--port=0"])
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "recbole_pos.serve.http", raising=False)
-    assert "pip install 'recbole-pos[serve]'" in refusal(os.devnull)
+    refused(["serve", os.devnull], "pip install 'recbole-pos[serve]'")
 
 
 ODD = [None, True, -1, 1.5, 2**70, 10**400, float("nan"), "", "\x00", "é😀", [], {}, [[]], [None]]

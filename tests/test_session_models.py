@@ -1,23 +1,189 @@
-"""Baselines for sessions: scores by hand and in loops, runs, and what they do not look up."""
+"""Models of sessions: PosRec, FGNN and baselines; graphs, states and scores against loops."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import reference_graph as reference
 import torch
 from conftest import write_atomic
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from reference_graph import SESSIONS
 from scipy.sparse import csr_matrix
 from session_logs import CUT, file_phases, session_log
+from shop import shaken
 
-import recbole_pos
-from recbole_pos.model.models import BASELINES
+from recbole_pos.config.options import find_option
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.graph import Anchors, SessionGraph, count_distances, weigh_neighbours
 from recbole_pos.model.session_baselines import find_nearest_items
+
+N = 12
+one_session = st.one_of(
+    st.lists(st.integers(1, 5), min_size=1, max_size=N),  # many repeats
+    st.lists(st.integers(1, 900), min_size=1, max_size=N),  # few
+    st.lists(st.integers(1, 30), min_size=N, max_size=N),  # full length
+    st.integers(1, N).map(lambda length: [7] * length),  # one item alone
+)
+many_sessions = st.lists(one_session, min_size=1, max_size=5)
+# as long as sessions get, where shortest paths change stretches often
+LONG = torch.randint(1, 40, (20, 50), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def packed(many: list[list[int]]) -> tuple[torch.Tensor, SequenceContext]:
+    lengths = torch.tensor([len(s) for s in many])
+    items = torch.tensor([item for s in many for item in s])
+    return items, SequenceContext.from_lengths(lengths, max(N, *lengths.tolist()))
+
+
+def nodes_of(graph: SessionGraph, row: int) -> dict[int, int]:
+    """Item -> node of one session."""
+    found = (graph.nodes.row == row).nonzero().squeeze(1).tolist()
+    return {int(graph.items[node]): node for node in found}
+
+
+def anchors_of(graph: SessionGraph, anchors: Anchors, row: int, side: str) -> dict:
+    """Anchor item -> {item: distance} of N_in or N_out."""
+    place = {item: int(graph.nodes.index[n]) for item, n in nodes_of(graph, row).items()}
+    found = {}
+    for number, node in enumerate(anchors.node.tolist()):
+        if graph.nodes.row[node] == row and getattr(anchors, side)[number]:
+            distance = anchors.distance[number].tolist()
+            found[int(graph.items[node])] = {item: distance[n] for item, n in place.items()}
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(many_sessions)
+@example(LONG)
+@example([[3], [3] * 5, [4, 9, 2, 6], [1, 2, 3, 2, 4, 2, 3, 5]])
+def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
+    graph, alias = SessionGraph.build(*packed(many)), []
+    found = count_distances(graph, torch.arange(len(graph.items))).tolist()  # anchor or not
+    anchors = Anchors.build(graph)
+    for row, events in enumerate(many):
+        nodes = nodes_of(graph, row)
+        assert set(nodes) == set(events) and len(nodes) == int(graph.nodes.lengths[row])
+        place = {item: int(graph.nodes.index[node]) for item, node in nodes.items()}
+        counts = graph.transitions[row]
+        own = {(a, b): counts[i, j].item() for a, i in place.items() for b, j in place.items()}
+        own = {edge: weight for edge, weight in own.items() if weight}
+        assert own == reference.edges(events)
+        for item, node in nodes.items():
+            assert graph.first[node] == events.index(item)
+            assert graph.age[node] == events[::-1].index(item)
+            assert graph.count[node] == events.count(item)
+            assert {i: found[node][n] for i, n in place.items()} == reference.steps(events, item)
+            assert not any(found[node][len(nodes) :])
+        assert graph.first_node[row] == nodes[events[0]]
+        assert graph.last_node[row] == nodes[events[-1]]
+        alias += [nodes[item] for item in events]
+        for side, ends in zip(("into", "out"), reference.anchors(events), strict=True):
+            want = {item: reference.steps(events, item) for item in ends}
+            assert anchors_of(graph, anchors, row, side) == want
+    assert graph.alias.tolist() == alias
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    many_sessions,
+    st.booleans(),
+    st.sampled_from(find_option("anchor_overlap").choices),
+    st.sampled_from([0.0, 0.5]),
+    st.booleans(),
+)
+@example([[3], [3] * 5], True, "distance", 0.0, True)
+def test_messages_equal_loops(many, with_anchors: bool, overlap: str, own: float, mean) -> None:
+    graph = SessionGraph.build(*packed(many))
+    anchors = Anchors.build(graph) if with_anchors else None
+    found = weigh_neighbours(graph, anchors, overlap, own, mean)
+    for row, events in enumerate(many):
+        place = {i: int(graph.nodes.index[node]) for i, node in nodes_of(graph, row).items()}
+        want = reference.message_weights(events, with_anchors, overlap, own, mean)
+        for side, weights in enumerate(want):
+            expected = reference.matrix(weights, place, found.size(2))
+            torch.testing.assert_close(found[row, side], expected)
+
+
+def states(model, many: list[list[int]]) -> torch.Tensor:
+    items, ctx = packed(many)
+    return model.states(items, ctx, ctx.last)
+
+
+def expected(config, model, session: list[int]) -> torch.Tensor:
+    if config["model"] == "FGNN":
+        return reference.fgnn(model, session, config["anchors"], config["anchor_overlap"])
+    given = {
+        "with_anchors": config["anchors"],
+        "overlap": config["anchor_overlap"],
+        "self_weight": config["anchor_self_weight"],
+        "mean": config["messages"] == "mean",
+    }
+    return reference.posrec(model, session, given)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("PosRec", {}),
+        ("PosRec", {"anchors": False, "messages": "mean", "lambda_2": 0.5}),
+        ("PosRec", {"anchor_overlap": "sum", "anchor_self_weight": 0.5, "graph_layers": 2}),
+        ("PosRec", {"anchor_overlap": "edge", "messages": "mean", "lambda_0": 0.3, "n_layers": 2}),
+        ("FGNN", {"graph_layers": 2, "n_heads": 1, "readout_steps": 1}),
+        ("FGNN", {"graph_layers": 3, "n_heads": 2, "anchors": True, "anchor_overlap": "sum"}),
+    ],
+    ids=str,
+)
+def test_states_and_gradients_equal_the_equations(experiment, double, model: str, options) -> None:
+    """Alone and in any batch; gradients of item vectors go through the graph, nothing is scored."""
+    made = experiment(model, hidden_size=16, **options)
+    net = shaken(made)
+    found = states(net, SESSIONS)
+    want = torch.stack([expected(made.config, net, session) for session in SESSIONS])
+    torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
+    weight, params = torch.randn_like(want), list(net.parameters())
+    grads = (
+        torch.autograd.grad((x * weight).sum(), params, allow_unused=True) for x in (found, want)
+    )
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+    for row, session in enumerate(SESSIONS):
+        torch.testing.assert_close(states(net, [session])[0], found[row])
+
+
+@pytest.mark.parametrize("position", ["spe2d", "lpe2d"])
+def test_encodings_get_the_length_of_the_session(experiment, monkeypatch, position: str) -> None:
+    """Not what lies before and after a node, which is less where its item comes again."""
+    model = shaken(experiment("PosRec", position=[position]))
+    (scheme,), seen = model.position_embedding, []
+    rows = scheme.rows
+    monkeypatch.setattr(scheme, "rows", lambda *given: seen.append(given) or rows(*given))
+    states(model, SESSIONS)
+    assert seen[0][2].tolist() == [len(s) for s in SESSIONS for _ in set(s)]
+
+
+@pytest.mark.parametrize("name", ["PosRec", "FGNN"])
+def test_prefix_windows_give_the_loss_of_recboles_rows(experiment, name: str) -> None:
+    """Each training target once, with what is before it; scores are products (equation 11)."""
+    made = experiment(name, MAX_ITEM_LIST_LENGTH=5, hidden_size=16)
+    model = made.model.double().eval()
+    loader = made.trainer.training_loader(made.loaders["train"])
+    sizes = [len(batch) for batch in loader]
+    assert sum(sizes) == loader.num_targets == len(made.loaders["train"]._dataset)
+    assert 14 <= min(sizes) <= max(sizes) <= 16  # train_batch_size counts prefixes
+    total = sum(model.window_loss(batch) * len(batch) for batch in loader) / loader.num_targets
+    rows = made.loaders["train"]._dataset[np.arange(loader.num_targets)]
+    torch.testing.assert_close(total, model.calculate_loss(rows), rtol=1e-9, atol=1e-9)
+    scores, table = model.full_sort_predict(rows[:20]), model.item_embedding.weight
+    for row in range(20):
+        session = rows["item_id_list"][row, : int(rows["item_length"][row])].tolist()
+        torch.testing.assert_close(scores[row], states(model, [session])[0] @ table.T)
 
 
 @pytest.fixture(scope="module")
@@ -116,23 +282,3 @@ def test_fpmc_without_users(experiment, sessions: str) -> None:
         made.model.full_sort_predict(rows), users.model.full_sort_predict(rows)
     )
     torch.testing.assert_close(made.model.predict(rows), users.model.predict(rows))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", BASELINES)
-def test_baselines_run_with_the_papers_metrics(sessions: str, tmp_path: Path, model: str) -> None:
-    """R@K: targets among the first K of all items; M@K: their reciprocal ranks, else 0."""
-    options = {"data_path": sessions, "epochs": 1, "metrics": ["Recall", "MRR"], "topk": [5, 10]}
-    options |= {"valid_metric": "Recall@10", **CUT}
-    result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
-    assert result.candidates == "all items"
-    assert result.test_targets == len(prefixes(session_log(), "test")) > 50
-    if model == "SessionKNN":  # its ties have no order
-        return
-    made = recbole_pos.load(tmp_path / "run")
-    ranks = [best.index(target) + 1 for _, target, best in ranked(made, "test")]
-    want = {}
-    for k in (5, 10):
-        want[f"recall@{k}"] = sum(rank <= k for rank in ranks) / len(ranks)
-        want[f"mrr@{k}"] = sum(1 / rank for rank in ranks if rank <= k) / len(ranks)
-    assert result.test == pytest.approx(want, abs=1e-6)

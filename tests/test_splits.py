@@ -72,6 +72,7 @@ def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
     for label, phase in enumerate(PHASES):
         is_target = (split.part == label) & split.is_target
         batch = PrefixRows(split.log, is_target, LONGEST, "_list", "n")[np.arange(is_target.sum())]
+        assert not batch["i_list"][torch.arange(LONGEST) >= batch["n"][:, None]].any()  # padding
         lengths = batch["n"].tolist()
         histories = [tuple(h[:n]) for h, n in zip(batch["row_list"].tolist(), lengths, strict=True)]
         found[phase] = sorted(zip(histories, batch["row"].tolist(), strict=True))
@@ -316,12 +317,12 @@ FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in ra
     ],
     ids=str,
 )
-def test_what_is_no_split(split: Any, names: str) -> None:
+def test_wrong_splits_are_refused(split: Any, names: str) -> None:
     with pytest.raises(UsageError, match=names):
         split_of(FIVE, eval_args(split))
 
 
-def test_what_goes_with_no_split() -> None:
+def test_wrong_options_of_splits_are_refused() -> None:
     for value in (0, "x", "1/0", "3/2", True, "1/4"):
         with pytest.raises(UsageError, match="train_fraction"):
             split_of(FIVE, eval_args({"ST": 3}), value)
@@ -330,6 +331,9 @@ def test_what_goes_with_no_split() -> None:
     for key, value in (("order", "RO"), ("group_by", "none")):
         with pytest.raises(UsageError, match=f"eval_args.{key}"):
             read_split({**eval_args({"LS": "test_only"}), key: value})
+    for value in ("fil", "random", "random(-1)", None):
+        with pytest.raises(UsageError, match=r"random\(SEED\)"):
+            read_ties(value)
     for value in (5, {"items": 5}, {"item": 0}):
         with pytest.raises(UsageError, match="^session_filter"):
             read_session_filter(value)
@@ -359,9 +363,3 @@ def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
         for column, expected in zip(both[0][:2], both[1][:2], strict=True):
             assert (column == expected).all()
         assert sorted(zip(*both[0], strict=True)) == sorted(zip(*both[1], strict=True))
-
-
-@pytest.mark.parametrize("wrong", ["fil", "random", "random(-1)", None])
-def test_what_is_no_order_of_ties(wrong: object) -> None:
-    with pytest.raises(UsageError, match=r"random\(SEED\)"):
-        read_ties(wrong)

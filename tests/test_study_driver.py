@@ -18,10 +18,12 @@ import psutil
 import pytest
 from conftest import make_log, wait, write_atomic
 from small_study import BASE, SMALL, study
+from spy import notes
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
+from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import digest_run, make_row_config
@@ -137,7 +139,10 @@ def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path) -> None:
 def test_a_search_goes_by_validation_alone(
     cluster, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No trial has a test event, so none can read a test metric; the best one is tested."""
+    """No trial has a test event, so none can read a test metric; the best one is tested.
+
+    The data are read once, by the process that shares them, whatever number of runs there is.
+    """
     folder, given = tmp_path / "s", study(tiny, search={"learning_rate": [1e-5, 3e-2]})
     kept = StudyFolder(folder)
     seen = []  # the facts of the study when a run has ended
@@ -147,8 +152,19 @@ def test_a_search_goes_by_validation_alone(
         end(self, task, facts)
         seen.append(kept.read_facts().chosen)
 
+    reads = []
+    load = PosSequentialDataset._load_inter_feat
+
+    def read(self: PosSequentialDataset, *args: Any) -> None:
+        reads.append(self.dataset_name)
+        load(self, *args)
+
+    monkeypatch.setattr(PosSequentialDataset, "_load_inter_feat", read)
     monkeypatch.setattr(ActiveRuns, "end", note)
+    before = len(notes(cluster))
     found = compare(given, folder)
+    by_workers = {what for _, what, _ in notes(cluster)[before:]}
+    assert reads == ["tiny"] and "epoch" in by_workers and "file" not in by_workers
     assert set(seen[0].values()) == {None}  # the other trials may be better
     assert None not in seen[-1].values()
     trials = [
@@ -188,28 +204,19 @@ def test_a_class_of_a_script_is_a_row(cluster, tiny: Path, tmp_path: Path) -> No
     assert one == other
 
 
-def test_runs_that_exist(tiny: Path, tmp_path: Path, capsys) -> None:
+def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     """Compared where data and split are the same; else an error that says what is not."""
-    given = {**SMALL, "data_path": str(tiny)}
-    for name, model, more in (
-        ("one", "FPARec", {}),
-        ("two", "PosSASRec", {}),
-        ("three", "PosSASRec", {"seed": 7}),
-        ("split", "FPARec", {"eval_args": {"split": {"GT": [0.6, 0.8]}}}),
-    ):
-        recbole_pos.run(
-            model, "tiny", None, {**given, **more}, run_dir=tmp_path / name, verbose=False
-        )
-    folders = [str(tmp_path / name) for name in ("one", "two", "three")]
-    assert main(["compare", *folders, "--run_dir", str(tmp_path / "out")]) == 0
+    one, three = trained("FPARec"), trained("PosSASRec", seed=1)
+    two = Path(shutil.copytree(trained("PosSASRec"), tmp_path / "two"))
+    other = trained("FPARec", eval_args={"split": {"GT": [0.6, 0.8]}})
+    command = ["compare", *map(str, (one, two, three))]
+    assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert list(runs["row"]) == ["FPARec", "PosSASRec", "PosSASRec"]
-    assert main(["compare", folders[0], str(tmp_path / "split")]) == 2
-    assert "eval_args is" in capsys.readouterr().err
-    assert main(["compare", folders[0]]) == 2 and "one run" in capsys.readouterr().err
-    (tmp_path / "two" / "test_ranks.parquet").unlink()
-    assert main(["compare", *folders]) == 2
-    assert "run --resume" in capsys.readouterr().err
+    refused(["compare", one, other], "eval_args is")
+    refused(["compare", one], "one run")
+    (two / "test_ranks.parquet").unlink()
+    refused(command, "run --resume")
 
 
 def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -225,7 +232,7 @@ def start(*arguments: Any) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
+def test_a_study_resumes_after_kill_minus_nine(tiny: Path, tmp_path: Path) -> None:
     """The driver by kill -9, then a worker of the next one; finished runs are not trained again."""
     folder = tmp_path / "s"
     rows = {"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}

@@ -151,7 +151,7 @@ def test_whatever_stands_anywhere_is_taken_or_refused_in_words():
 @pytest.mark.parametrize(
     "text", ["- a\n", "a: &x {b: *x}\n", "? [a]\n: b\n", "a: !!x {}\n", b"title: \xe9\n", None]
 )
-def test_what_is_no_study(tmp_path, text):
+def test_files_that_are_no_study_are_refused(tmp_path, text):
     file = tmp_path / "study.yaml"
     if text is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -187,7 +187,7 @@ def test_sign_flips_of_many_units(rng):
     assert (flip_signs(values) == found).all()  # the same flips each time
 
 
-def test_holm():
+def test_the_correction_of_holm():
     found = correct_by_holm(np.array([0.04, np.nan, 0.01, 0.03]))
     assert found == pytest.approx([0.06, np.nan, 0.03, 0.06], nan_ok=True)
     assert correct_by_holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
@@ -265,15 +265,6 @@ STUDIES = 300  # a share of 0.95 has a standard error of 0.0126 in so many
 def test_intervals_cover_the_truth(case):
     found = cover(case, STUDIES)
     assert 0.95 - 3 * 0.0126 < found.rate <= 0.995 and found.above < 0.05
-
-
-def test_the_noise_between_seeds_is_needed():
-    case = Case((1, 1, 3, 3, 3), units=500, of_seed=0.3)
-
-    def without(rows, size):
-        return estimate_difference(rows[1], rows[0]).interval
-
-    assert cover(case, 100, method=without).rate < 0.8 < 0.9 < cover(case, 100).rate
 
 
 def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):

@@ -78,8 +78,8 @@ AGAINST_SOME = {"loss_type": "sampled_softmax", "negative_sampler": "popularity"
 
 
 # a plugin model; batches of bounded events, whose number differs by epoch; a built-in whose loader
-# has a generator and whose loss draws from numpy; one that keeps more than weights; each optimiser
-# keeps something else of a parameter
+# has a generator and whose loss draws from numpy; one that keeps more than weights; directions that
+# a loss draws; clocks of batches; each optimiser keeps something else of a parameter
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -87,6 +87,8 @@ AGAINST_SOME = {"loss_type": "sampled_softmax", "negative_sampler": "popularity"
         ("FPARec", {"train_batch_events": 40, "learner": "adamw", **FALLING, **AGAINST_SOME}),
         ("FPMC", {"learner": "rmsprop"}),
         ("Pop", {}),
+        ("PosSASRec", {"loss_type": "SCE", "bucket_size_y": 4}),
+        ("AttrFormer", {"relations": ["time", "position"], "cross_sequence": "random_order"}),
     ],
     ids=str,
 )
@@ -235,7 +237,9 @@ def test_a_metric_that_is_better_when_smaller(experiment) -> None:
     assert progress.stopped and made.trainer.is_finished and len(scores) < 60
 
 
-def test_numbers_that_are_none(experiment, tiny, tmp_path, monkeypatch) -> None:
+def test_a_loss_or_score_that_is_not_finite_is_an_error(
+    experiment, tiny, tmp_path, monkeypatch
+) -> None:
     """A loss says where and why; so does a field that is not finite, and a score."""
     with pytest.raises(TrainingError, match=r"epoch \d+, batch \d+.*learning_rate"):
         run(tiny, tmp_path / "run", learning_rate=1e12, learner="sgd")

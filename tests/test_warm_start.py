@@ -24,15 +24,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load(folder).model.state_dict()
 
 
-@pytest.fixture(scope="module")
-def trained(tiny, tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("trained") / "run"
-    return train(tiny, place, MODEL, n_heads=1, position=["learned", "rope"])
-
-
 @pytest.fixture
 def first(trained, tmp_path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "first"))
+    whole = trained(MODEL, n_heads=1, position=["learned", "rope"])
+    return Path(shutil.copytree(whole, tmp_path / "first"))
 
 
 def test_only_the_kernel_moves(first, tmp_path) -> None:

@@ -94,12 +94,14 @@ def _command(
     """
 
     def decorate(function: Callable) -> Callable:
+        """Register the function as a command with its docstring as help, and return it."""
         docstring = function.__doc__ or ""
         settings.update(help=docstring.partition("\n\n")[0], description=docstring)
         if environment:
             settings["epilog"] = _ENVIRONMENT
 
         def add_command(subparsers: Any) -> None:
+            """Add a parser with the command's arguments to the subparsers of its group."""
             parser = subparsers.add_parser(name.rpartition(" ")[2], **settings)
             parser.add_argument("--debug", action="store_true", help="show tracebacks")
             for argument in arguments:

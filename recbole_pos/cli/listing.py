@@ -30,7 +30,7 @@ _MIN_TEXT_WIDTH = 32  # columns of the text beside the others
 
 
 def list_models() -> None:
-    """Print what ``run -m`` takes."""
+    """Print the models that ``run -m`` takes: name, package, and what each is."""
     rows = []
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
         source = ADDED.added[name].cls.__module__ if name in ADDED else US
@@ -41,7 +41,7 @@ def list_models() -> None:
 
 
 def list_schemes() -> None:
-    """Print what ``position`` may name."""
+    """Print the schemes that ``position`` may name, with what they change, need and add."""
     rows = []
     for name in SCHEMES:
         facts = FACTS.get(name)
@@ -128,7 +128,7 @@ def read_summary(registry: Mapping[str, type], name: str) -> str:
     be a ChainMap of registries.
     """
     registries = getattr(registry, "maps", [registry])
-    class_path = next((one.paths[name] for one in registries if name in one.paths), None)
+    class_path = next((part.paths[name] for part in registries if name in part.paths), None)
     if class_path is None:
         return get_first_paragraph(registry[name].__doc__)
     module, _, class_name = class_path.partition(":")
@@ -166,7 +166,8 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     defaults = read_yaml(model_file) if model_file.is_file() else {}
     if model not in OURS:
         return [(f"options of {model}", defaults, [model_file]), *shared]
-    defaults |= {k: v for k, v in plugin_defaults(model, position).items() if k not in overall}
+    own_defaults = plugin_defaults(model, position)
+    defaults |= {key: own_defaults[key] for key in own_defaults if key not in overall}
     files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml")]
     files += [ROOT / "base.yaml", model_file]
     return [(f"options of {model} and its position schemes", defaults, files), *shared]
@@ -204,7 +205,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
     console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
     # a column is as wide as its longest word, since lines break between words only
     columns_of_cells = list(zip(*[columns, *rows], strict=True))[:-1]
-    widths = [max(len(w) for cell in cells for w in cell.split()) for cells in columns_of_cells]
+    widths = [max(map(len, " ".join(cells).split())) for cells in columns_of_cells]
     if console.width - sum(widths) - 3 * len(columns) < _MIN_TEXT_WIDTH:
         columns, rows = _fold_columns(columns, rows)
     table = Table(caption=note or None, show_lines=len(columns) == 2)
@@ -219,9 +220,9 @@ def _fold_columns(
     columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[Sequence[str], list[tuple[str, str]]]:
     """Return a table of two columns, with the cells between the first and the last as lines."""
-    first, *between, last = columns
+    first, *middle, last = columns
     folded_rows = []
     for name, *facts, text in rows:
-        lines = [f"{column}: {fact}" for column, fact in zip(between, facts, strict=True)]
+        lines = [f"{column}: {fact}" for column, fact in zip(middle, facts, strict=True)]
         folded_rows.append((name, "\n".join([text, *lines])))
     return (first, last), folded_rows

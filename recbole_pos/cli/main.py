@@ -98,22 +98,29 @@ def _report(error: Exception) -> int:
     if isinstance(error, PosError):
         text = str(error)
         code = error.exit_code
+    elif _is_from_custom_code(error):
+        traceback.print_exception(error)
+        return code
     elif isinstance(error, OSError):
         text = error.strerror or shown(str(error))
         if error.filename is not None:  # a path that the user named
             text = f"{shown(error.filename)}: {text}"
             code = UsageError.exit_code
     else:
-        from recbole_pos.experiment.diagnosis import is_from_custom_code
-
-        if is_from_custom_code(error):
-            traceback.print_exception(error)
-            return 1
         first_line = next(iter(str(error).splitlines()), "")  # a compiler's error has hundreds
         text = f"{type(error).__name__}: {first_line}\n(run again with --debug for the traceback)"
     text = re.sub(r"\S{300,}", lambda match: short(match[0]), text)  # must not fill the screen
     print(f"error: {text}", file=sys.stderr)
     return code
+
+
+def _is_from_custom_code(error: Exception) -> bool:
+    """Return whether an exception passed through custom code, none of which runs without torch."""
+    if "torch" not in sys.modules:
+        return False
+    from recbole_pos.experiment.diagnosis import is_from_custom_code
+
+    return is_from_custom_code(error)
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *location: Any) -> str:

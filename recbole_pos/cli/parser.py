@@ -19,9 +19,13 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
-    """Return a function that converts a word of the command line to a finite number."""
+    """Return a function that converts a word to a finite number of ``kind``, int or float.
+
+    Its error says what was ``expected``.
+    """
 
     def read(text: str) -> Any:
+        """Return the number; raise argparse's error if ``text`` is none, or not finite."""
         try:
             value = kind(text)
         except ValueError:
@@ -51,13 +55,13 @@ class Parser(argparse.ArgumentParser):
         """Raise a UsageError with what argparse found wrong."""
         message = message.removeprefix("argument ")
         if invalid := re.match(r"(.*): invalid choice: '(.*)' \(", message):
-            argument, found = invalid.groups()
+            argument, choice = invalid.groups()
             commands: list[str] = []
             for action in self._actions:
                 if isinstance(action.choices, dict):  # the parsers of commands by name
                     commands += action.choices
-            expected = f"expected one of {', '.join(commands)}{suggest(found, commands)}"
-            message = f"{argument}: found {shown(found)}, {expected}"
+            expected = f"expected one of {', '.join(commands)}{suggest(choice, commands)}"
+            message = f"{argument}: found {shown(choice)}, {expected}"
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
@@ -106,10 +110,10 @@ class Parser(argparse.ArgumentParser):
                 continue
             is_list = action.nargs in ("+", "*")
             is_flag = action.nargs == 0
-            read: Any = _FLAGS.__getitem__ if is_flag else (action.type or str)
+            read_word: Any = _FLAGS.__getitem__ if is_flag else (action.type or str)
             try:
                 words = shlex.split(text) if is_list else [text]
-                values = [read(word) for word in words]
+                values = [read_word(word) for word in words]
             except KeyError:
                 message = f"{variable}: found {shown(text)}, expected true or false"
                 raise UsageError(message) from None

@@ -227,9 +227,9 @@ def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Setting
         ``default`` with the keywords that are its fields, and the other keywords.
     """
     names = {field.name for field in fields(default)}
-    given = {name: value for name, value in keywords.items() if name in names}
+    settings = {name: value for name, value in keywords.items() if name in names}
     options = {name: value for name, value in keywords.items() if name not in names}
-    return replace(default, **given), options
+    return replace(default, **settings), options
 
 
 def list_changed(settings: Any) -> list[str]:

@@ -15,6 +15,7 @@ from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.option import Option, check_kind, check_plain
 from recbole_pos.config.options import find_option
+from recbole_pos.data.parts import check_parts, is_part
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import LOSSES
@@ -33,18 +34,18 @@ _AT_MOST = (
 _MINIMUM = {"FEARec": ("n_layers", 2), "Caser": ("embedding_size", 2)}
 
 
-def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = False) -> None:
+def check_value(location: str, key: str, value: Any, default: Any, is_free: bool = False) -> None:
     """Check the type, range, choices and inner keys of an option's value.
 
     Args:
-        where: the file that gave the value, or "configuration".
+        location: the file that gave the value, or "configuration".
         key: name of the option.
         value: value to check.
         default: default of the option, an example of its type.
         is_free: whether only a custom model or scheme has it: its type is all that is checked.
     """
     option = Option("") if is_free else find_option(key)
-    name = f"{where}: {key}"
+    name = f"{location}: {key}"
     check_plain(name, value)
     if is_free and (default is None or value == default):
         return
@@ -56,24 +57,26 @@ def check_value(where: str, key: str, value: Any, default: Any, is_free: bool = 
     elif option.inner is None:
         check_kind(name, option, value, default if option.example is None else option.example)
     else:
-        _check_mapping(where, key, value, option.inner)
+        _check_mapping(location, key, value, option.inner)
 
 
-def _check_mapping(where: str, key: str, value: Any, examples: Mapping[str, Any]) -> None:
+def _check_mapping(location: str, key: str, value: Any, examples: Mapping[str, Any]) -> None:
     """Check the keys of a mapping, and each value by the row of ``key.inner_key``."""
-    check_kind(f"{where}: {key}", Option(""), value, {})
+    check_kind(f"{location}: {key}", Option(""), value, {})
     for inner_key, inner_value in value.items():
         if inner_key not in examples:
             hint = nearest(str(inner_key), examples)
-            raise UsageError(f"{where}: unknown key {shown(inner_key)} in {key}{hint}")
+            raise UsageError(f"{location}: unknown key {shown(inner_key)} in {key}{hint}")
         if examples[inner_key] is not None:
             name = f"{key}.{inner_key}"
-            check_kind(f"{where}: {name}", find_option(name), inner_value, examples[inner_key])
+            check_kind(f"{location}: {name}", find_option(name), inner_value, examples[inner_key])
     if key == "clip_grad_norm" and "max_norm" not in value:
-        raise UsageError(f"{where}: {key} needs max_norm, as in {{max_norm: 1.0}}")
+        raise UsageError(f"{location}: {key} needs max_norm, as in {{max_norm: 1.0}}")
 
 
-def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
+def check_read(
+    location: str, key: str, value: Any, default: Any, config: Mapping[str, Any]
+) -> None:
     """Refuse an option that changes nothing, by the conditions of the option table.
 
     ``config`` has all options of the run; the default may be given even where nothing reads it.
@@ -90,11 +93,11 @@ def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[s
     for condition in option.only:
         if problem := condition(config, value):
             advice = "leave it out"
-            if where != "configuration":
+            if location != "configuration":
                 advice += ", or put it under `for` with the models that read it"
-            raise UnknownKey(f"{where}: {key} {problem}; {advice}", key.partition(".")[0])
+            raise UnknownKey(f"{location}: {key} {problem}; {advice}", key.partition(".")[0])
     for inner_key, inner_default in inner_defaults.items():
-        check_read(where, f"{key}.{inner_key}", value[inner_key], inner_default, config)
+        check_read(location, f"{key}.{inner_key}", value[inner_key], inner_default, config)
 
 
 def check_together(
@@ -147,6 +150,8 @@ def check_together(
     ):
         if is_wrong:
             raise UsageError(message)
+    if is_part(config):
+        check_parts(config)
     if config["benchmark_filename"] is not None:
         check_given_parts(config["benchmark_filename"], config["eval_args"]["split"])
     read_ties(config["eval_args"]["ties"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
+from recbole_pos.data.parts import is_part
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
@@ -26,15 +27,15 @@ def plugin_defaults(
     Later sources win: overall options, position schemes, the loss, the model. Schemes and loss are
     the model's own where None; a model without a default of ``position`` takes no schemes.
     """
-    own = own_defaults(model)
+    model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
-    if "position" in own:
-        for name in scheme_names(own["position"] if position is None else position):
+    if "position" in model_defaults:
+        for name in scheme_names(model_defaults["position"] if position is None else position):
             defaults.update(SCHEMES.defaults(name))
-    loss = loss_type or own.get("loss_type")
+    loss = loss_type or model_defaults.get("loss_type")
     if loss in LOSSES and loss != "CE" and is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
-    return {**defaults, **own}
+    return {**defaults, **model_defaults}
 
 
 def starts_from_runs(model: str) -> bool:
@@ -62,9 +63,14 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
 
 
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return ``load_col``, with the time field added to RecBole's default (user and item)."""
+    """Return ``load_col``, with the time field added to RecBole's default (user and item).
+
+    Under ``data_part: by_rank`` names of items are loaded too, which number them.
+    """
     load_col = config.get("load_col")
-    if load_col != {"inter": ["user_id", "item_id"]}:
-        return load_col
     fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
-    return {"inter": [config[field] for field in fields]}
+    if load_col == {"inter": ["user_id", "item_id"]}:
+        load_col = {"inter": [config[field] for field in fields]}
+    if load_col and is_part(config):
+        load_col = {"item": [config["ITEM_ID_FIELD"]], **load_col}
+    return load_col

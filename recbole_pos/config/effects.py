@@ -58,6 +58,7 @@ def if_option(text: str) -> Condition:
     allowed = choices.split()
 
     def condition(config: Options, value: Any) -> str | None:
+        """Return why the option is not read, or None if it is."""
         other_value = _read_option(config, key)
         if other_value is _ABSENT:
             return None
@@ -136,6 +137,7 @@ def if_not_refused(option: str) -> Condition:
     recbole_refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
 
     def condition(config: Options, value: Any) -> str | None:
+        """Return why the model refuses the option, or None if it does not."""
         model = config["model"]
         reasons = recbole_refuses.get(model, {})
         if model in OURS:
@@ -219,7 +221,7 @@ if_tables_are_loaded = when(
 
 
 def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
-    """Require that all tables that the option names are loaded."""
+    """Return why the option is of no use if it names a table that is not loaded."""
     suffixes = config["additional_feat_suffix"] or []
     tables = ["inter", "user", "item"]
     tables += [suffixes] if isinstance(suffixes, str) else suffixes
@@ -252,15 +254,15 @@ def _list_fields_read(config: Options) -> set[str]:
 
 
 def if_fields_are_read(config: Options, value: Any) -> str | None:
-    """Require that the model reads all fields that the option names."""
+    """Return why the option is of no use if it names a field that the model does not read."""
     if config["model"] in ADDED:
         return None
-    read = _list_fields_read(config)
+    fields_read = _list_fields_read(config)
     fields = value if isinstance(value, (list, tuple, Mapping)) else [value]
-    unread = [name for name in fields if name not in read]
+    unread = [name for name in fields if name not in fields_read]
     if not unread:
         return None
-    instead = ", ".join(sorted(read)) or "ids and times alone"
+    instead = ", ".join(sorted(fields_read)) or "ids and times alone"
     return f"names {shown(unread[0])}, which {config['model']} does not read: it reads {instead}"
 
 
@@ -271,7 +273,7 @@ if_numbers_are_read = when(  # which fields are numbers, files say: see check_ty
 
 
 def if_fields_are_embedded(config: Options, value: Any) -> str | None:
-    """Require that the option names only fields in ``selected_features``, which RecBole embeds."""
+    """Return why the option is of no use if it names a field that ``selected_features`` lacks."""
     embedded = config["selected_features"] if "selected_features" in config else None
     if config["model"] in ADDED or not value:
         return None

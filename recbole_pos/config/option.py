@@ -1,6 +1,6 @@
 """What an option may be: a row of the table in ``options.py``, and checks of a value by it.
 
-Checks get a value and its source, ``where``, with which the message of a ``UsageError`` begins.
+Checks get a value and its source, ``location``, with which the message of a ``UsageError`` begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DATA = "data"  # interactions, split and metrics: the same in all trials of a se
 IGNORED = "ignored"  # nothing here; ``reason`` says why
 
 Condition = Callable[[Options, Any], str | None]  # (configuration, value) -> problem, None if read
-Check = Callable[[str, Any], None]  # (where, value)
+Check = Callable[[str, Any], None]  # (location, value)
 
 # Bounds that leave 0 and 1 out; the first is the smallest that float32 holds with all its digits.
 ABOVE_0, BELOW_1, ABOVE_1 = 2.0**-126, math.nextafter(1, 0), math.nextafter(1, 2)
@@ -81,28 +81,28 @@ def _describe_bound(number: float) -> str:
     return _OPEN.get(number) or (f"{number:,}" if isinstance(number, int) else f"{number:g}")
 
 
-def check_plain(where: str, value: Any) -> None:
+def check_plain(location: str, value: Any) -> None:
     """Refuse a value that a yaml file and a configuration cannot hold, or that has such a part."""
-    may_be_infinite = where.endswith(": clip_grad_norm")  # norm_type: .inf is the maximum norm
+    may_be_infinite = location.endswith(": clip_grad_norm")  # norm_type: .inf is the maximum norm
     try:
         text = json.dumps(value, allow_nan=may_be_infinite, default=lambda scalar: scalar.item())
     except (TypeError, ValueError, AttributeError, RuntimeError):  # RecursionError is one
         kind = type(value).__name__
         raise UsageError(
-            f"{where}: expected text, finite numbers, lists or mappings, found {shown(value)} "
+            f"{location}: expected text, finite numbers, lists or mappings, found {shown(value)} "
             f"({kind})"
         ) from None
     if len(text) > _LONGEST:
-        raise UsageError(f"{where}: {len(text):,} characters; {_LONGEST:,} are the most")
+        raise UsageError(f"{location}: {len(text):,} characters; {_LONGEST:,} are the most")
     if "\\u0000" in text:
-        raise UsageError(f"{where}: text cannot hold a zero byte, found {shown(value)}")
+        raise UsageError(f"{location}: text cannot hold a zero byte, found {shown(value)}")
 
 
-def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
+def check_kind(location: str, option: Option, value: Any, example: Any) -> None:
     """Check the type of a value, and the choices, bounds and lengths of its option.
 
     Args:
-        where: source and name of the option, with which messages begin.
+        location: source and name of the option, with which messages begin.
         option: row of the table; its choices and bounds hold for every text and number inside.
         value: the value.
         example: a valid value, whose type is expected; its first element or inner value is the
@@ -112,34 +112,34 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
         UsageError: for the first thing that is wrong.
     """
     if option.choices and not isinstance(example, (list, tuple)):
-        check_choice(where, value, option.choices)
+        check_choice(location, value, option.choices)
         return
     is_single = value is not None and not isinstance(value, (list, tuple, dict))
     if isinstance(example, list) and option.allows_single and is_single:
         value = [value]
-    _check_type(where, value, example)
+    _check_type(location, value, example)
     if isinstance(value, (list, tuple)):
-        _check_length(where, option, value)
+        _check_length(location, option, value)
     if isinstance(example, (list, tuple)) and example and not isinstance(example[0], dict):
         for element in value:
-            check_kind(where, option, element, example[0])
+            check_kind(location, option, element, example[0])
     elif isinstance(example, dict) and example:
         for key, element in value.items():
-            check_kind(f"{where}.{key}", option, element, next(iter(example.values())))
+            check_kind(f"{location}.{key}", option, element, next(iter(example.values())))
     elif isinstance(value, (int, float)) and option.low is not None and option.high is not None:
         if not option.low <= value <= option.high:
             reason = f" ({option.reason})" if option.reason else ""
-            raise UsageError(f"{where}: expected {option.allowed}{reason}, found {shown(value)}")
+            raise UsageError(f"{location}: expected {option.allowed}{reason}, found {shown(value)}")
     elif option.check is not None:
-        option.check(where, value)
+        option.check(location, value)
 
 
-def _check_length(where: str, option: Option, elements: list | tuple) -> None:
+def _check_length(location: str, option: Option, elements: list | tuple) -> None:
     """Check the length of a list."""
     if option.nonempty and not elements:
-        raise UsageError(f"{where}: expected at least one, found {shown(elements)}")
+        raise UsageError(f"{location}: expected at least one, found {shown(elements)}")
     if option.is_pair and len(elements) != 2:
-        raise UsageError(f"{where}: expected two numbers, found {shown(elements)}")
+        raise UsageError(f"{location}: expected two numbers, found {shown(elements)}")
 
 
 # Type of the example, whether a value has it, and how a message calls it.
@@ -153,13 +153,13 @@ _TYPES: tuple[tuple[type | tuple[type, ...], Callable[[Any], bool], str], ...] =
 )
 
 
-def _check_type(where: str, value: Any, example: Any) -> None:
+def _check_type(location: str, value: Any, example: Any) -> None:
     """Check that a value has the type of an example; an example of another type allows any."""
     for example_type, has_type, name in _TYPES:
         if isinstance(example, example_type):
             if not has_type(value):
                 raise UsageError(
-                    f"{where}: expected {name} (such as {shown(example)}), "
+                    f"{location}: expected {name} (such as {shown(example)}), "
                     f"found {shown(value)} ({type(value).__name__})"
                 )
             return
@@ -168,7 +168,7 @@ def _check_type(where: str, value: Any, example: Any) -> None:
 # --- checks of some options ---
 
 
-def check_interval(where: str, value: str) -> None:
+def check_interval(location: str, value: str) -> None:
     """Check a text such as "[0,1);[3,inf)", of which RecBole silently skips what it cannot read."""
     for part in value.split(";"):
         interval = part.strip()
@@ -178,43 +178,45 @@ def check_interval(where: str, value: str) -> None:
             low, high = 1, 0  # no interval: refused below
         if not (low <= high and interval[0] in "[(" and interval[-1] in "])"):
             raise UsageError(
-                f"{where}: expected an interval such as '[3,inf)', found {shown(value)}"
+                f"{location}: expected an interval such as '[3,inf)', found {shown(value)}"
             )
 
 
-def check_discretization(where: str, value: Any) -> None:
-    """Check a mapping of fields to how their numbers become buckets."""
-    _check_type(where, value, {"price": {"method": "LD"}})
+def check_discretization(location: str, value: Any) -> None:
+    """Check a mapping of fields to ways of making buckets of their numbers, by ED or LD."""
+    _check_type(location, value, {"price": {"method": "LD"}})
     for field, method in value.items():
         bucket = method.get("bucket") if isinstance(method, dict) else None
         has_bucket = is_whole(bucket) and 1 <= bucket <= 10**6
         expected = {"method": "ED", "bucket": bucket} if has_bucket else {"method": "LD"}
         if method != expected:
             raise UsageError(
-                f"{where}.{field}: expected {{method: ED, bucket: 10}} (equal distances) or "
+                f"{location}.{field}: expected {{method: ED, bucket: 10}} (equal distances) or "
                 f"{{method: LD}} (logarithms), found {shown(method)}"
             )
 
 
-def check_columns(where: str, value: Any) -> None:
+def check_columns(location: str, value: Any) -> None:
     """Check a mapping of tables to lists of fields; RecBole would read a text as its letters."""
-    _check_type(where, value, {"inter": ["rating"]})
+    _check_type(location, value, {"inter": ["rating"]})
     for table, fields in value.items():
-        is_all = fields == "*" and where.endswith(": load_col")
-        is_list = isinstance(fields, (list, tuple)) and all(isinstance(f, str) for f in fields)
+        is_all = fields == "*" and location.endswith(": load_col")
+        is_list = isinstance(fields, (list, tuple)) and all(
+            isinstance(name, str) for name in fields
+        )
         if not (is_all or is_list):
             raise UsageError(
-                f"{where}: {table}: expected a list of fields (or, of load_col, '*' for all), "
+                f"{location}: {table}: expected a list of fields (or, of load_col, '*' for all), "
                 f"found {shown(fields)}"
             )
 
 
-def check_target_events(where: str, value: Any) -> None:
+def check_target_events(location: str, value: Any) -> None:
     """Check a mapping of fields to the values of targets, which may not occur in the data."""
-    _check_type(where, value, {"event_type": ["buy"]})
+    _check_type(location, value, {"event_type": ["buy"]})
     for field, values in value.items():
         if values in (None, "", [], {}):
-            raise UsageError(f"{where}.{field}: expected values such as [buy], found none")
+            raise UsageError(f"{location}.{field}: expected values such as [buy], found none")
 
 
 def make_check(reader: str) -> Check:
@@ -225,30 +227,32 @@ def make_check(reader: str) -> Check:
     """
     module, _, function = reader.partition(":")
 
-    def check(where: str, value: Any) -> None:
+    def check(location: str, value: Any) -> None:
         getattr(importlib.import_module(f"recbole_pos.{module}"), function)(value)
 
     return check
 
 
-def check_gpus(where: str, value: Any) -> None:
+def check_gpus(location: str, value: Any) -> None:
     """Check the numbers of GPUs: a text such as "0,1", or one whole number."""
     if not (isinstance(value, str) or is_whole(value)):
-        raise UsageError(f"{where}: expected numbers of GPUs such as '0,1', found {shown(value)}")
+        raise UsageError(
+            f"{location}: expected numbers of GPUs such as '0,1', found {shown(value)}"
+        )
 
 
-def check_schemes(where: str, value: Any) -> None:
+def check_schemes(location: str, value: Any) -> None:
     """Check that ``position`` names something; unknown schemes are refused where they are built."""
     if value in (None, []):
-        raise UsageError(f"{where} is empty; [nope] stands for no position")
+        raise UsageError(f"{location} is empty; [nope] stands for no position")
     schemes = value if isinstance(value, (list, tuple, dict)) else [value]
-    _check_type(where, schemes, ["rope"])
+    _check_type(location, schemes, ["rope"])
 
 
-def check_vectors(where: str, value: Any) -> None:
+def check_vectors(location: str, value: Any) -> None:
     """Check the files of content vectors: one path, or a mapping of names to paths."""
     if value == {}:
-        raise UsageError(f"{where}: expected at least one file")
+        raise UsageError(f"{location}: expected at least one file")
     files = value.items() if isinstance(value, dict) else [("", value)]
     for name, path in files:
-        _check_type(f"{where}.{name}" if name else where, path, "vectors.parquet")
+        _check_type(f"{location}.{name}" if name else location, path, "vectors.parquet")

@@ -93,6 +93,7 @@ _TABLE: list[Option] = [
             "discretization", only=effects.if_fields_are_embedded, check=option.check_discretization
         ),
         _rows("numerical_features", example=["price"], only=effects.if_fields_are_embedded),
+        _rows("data_part", "none by_rank"),
         _rows("benchmark_filename", example=["train", "valid", "test"]),
         _rows("rm_copies"),
         _rows("session_filter", check=option.make_check("data.splits:read_session_filter")),
@@ -281,7 +282,7 @@ _TABLE: list[Option] = [
     *_rows("bucket_size_y", 1, 10**6),
     *_rows("mix_x"),
     *_rows("reg_weight", 0, _WEIGHT, is_pair=True),
-    *_rows("reg_loss_ratio", 0, _WEIGHT),
+    *_rows("reg_loss_ratio", 0, _WEIGHT, only=effects.if_model_is_not("SINE")),
     *_rows("lmd lmd_sem", 0, _WEIGHT, only=_NOT_FEAREC),
     *_rows("lambda_0 lambda_1 lambda_2", -_WEIGHT, _WEIGHT),
     *_rows("temperature tau_ratio", ABOVE_0, _WEIGHT),

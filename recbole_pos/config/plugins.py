@@ -49,12 +49,12 @@ def import_named(plugins: Any) -> list[str]:
     return import_plugins(plugins, "--plugins")
 
 
-def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str]:
+def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[str]:
     """Import the modules that the option ``plugins`` names; return their names.
 
     Args:
         plugins: value of the option: a module, several, or None.
-        where: file or argument that gave the option, for messages.
+        location: file or argument that gave the option, for messages.
         may_miss: whether a module may be missing, as what it would register is registered already.
 
     Raises:
@@ -62,27 +62,29 @@ def import_plugins(plugins: Any, where: str, may_miss: bool = False) -> list[str
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
     if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):
-        module = plugins.removesuffix(".py") if isinstance(plugins, str) else ""
+        paths = names if isinstance(names, (list, tuple)) else ()
+        files = [os.path.basename(path) for path in paths if str(path).endswith(".py")]
+        module = files[0].removesuffix(".py") if files else ""
         hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
-            f"{where}: plugins: found {shown(plugins)}, expected modules such as [my_models], as "
-            f"`import` names them{hint}"
+            f"{location}: plugins: found {shown(plugins)}, expected modules such as [my_models], "
+            f"as `import` names them{hint}"
         )
     for name in names:
         try:
             _import(name)
         except UsageError as error:
-            raise UsageError(f"{where}: plugins: {short(name)}: {error}") from error
+            raise UsageError(f"{location}: plugins: {short(name)}: {error}") from error
         except Exception as error:  # code of others may raise anything
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             is_missing = missing is not None and f"{name}.".startswith(f"{missing}.")
             if not is_missing:  # the module or its package exists, and its code fails
                 raise UsageError(
-                    f"{where}: plugins: {short(name)}: cannot be imported: "
+                    f"{location}: plugins: {short(name)}: cannot be imported: "
                     f"{type(error).__name__}: {error}"
                 ) from error
             if not may_miss:
-                raise UsageError(f"{where}: plugins: {_explain_missing(name)}") from error
+                raise UsageError(f"{location}: plugins: {_explain_missing(name)}") from error
     return list(names)
 
 

@@ -105,6 +105,7 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
         strict: bool = True,
     ) -> None:
+        """Build the configuration; errors of RecBole and of files become a UsageError."""
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()
@@ -171,11 +172,11 @@ class PosConfig(Config):
 
     # --- where options come from ---
 
-    def _drop_removed(self, options: dict[str, Any], where: str = "") -> dict[str, Any]:
+    def _drop_removed(self, options: dict[str, Any], location: str = "") -> dict[str, Any]:
         """Remove options of earlier versions from a mapping; warn of them in a new run."""
         for key in _REMOVED.keys() & options.keys():
             if self.strict:
-                text = f"{where}{key} has no effect any more: {_REMOVED[key]}; leave it out"
+                text = f"{location}{key} has no effect any more: {_REMOVED[key]}; leave it out"
                 warnings.warn(text, RunWarning, stacklevel=2)
             del options[key]
         return options
@@ -190,7 +191,7 @@ class PosConfig(Config):
                 models.append(str(content["model"]))
             schemes += list_positions(content.get("position"), None)
         custom = {*models, *schemes} - {*list_built_in(), *SCHEMES.paths}
-        are_registered = bool(custom) and all(n in ADDED or n in SCHEMES for n in custom)
+        are_registered = bool(custom) and all(name in ADDED or name in SCHEMES for name in custom)
         modules: list[str] = []
         for file, content in sources:
             modules += import_plugins(content.get(PLUGINS), str(file), are_registered)
@@ -203,9 +204,9 @@ class PosConfig(Config):
         merged: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
         for file, content in self.files:
-            for where, options in select_parts(content, names, file):
+            for location, options in select_parts(content, names, file):
                 merged = merge_options(merged, options)
-                self.sources.update(dict.fromkeys(options, where))
+                self.sources.update(dict.fromkeys(options, location))
         for key in self._given:
             self.sources.pop(key, None)
         return merge_options(merged, self._given)
@@ -241,9 +242,9 @@ class PosConfig(Config):
             return OURS[self.model]
         if self.model in list_runnable():
             return get_model(self.model)
-        where = f"{self.sources['model']}: " if "model" in self.sources else ""
+        location = f"{self.sources['model']}: " if "model" in self.sources else ""
         raise UsageError(
-            f"{where}unknown model {shown(self.model)}{suggest(self.model, list_runnable())}; "
+            f"{location}unknown model {shown(self.model)}{suggest(self.model, list_runnable())}; "
             "`recbole-pos models` lists what can be run. One of your own: name the module that has "
             "it, as in --plugins='[my_models]', or in Python call recbole_pos.register_model first"
         )
@@ -286,35 +287,35 @@ class PosConfig(Config):
         """Refuse unknown keys and wrong values; turn whole numbers of float options into floats."""
         defaults = self.internal_config_dict
         if self.model in ADDED:
-            where = f"defaults of {self.model}"
+            location = f"defaults of {self.model}"
             for key, value in own_defaults(self.model).items():
-                check_value(where, key, value, defaults.get(key), key in self.free)
+                check_value(location, key, value, defaults.get(key), key in self.free)
         options = self.external_config_dict
         for key, value in options.items():
-            where = self.sources.get(key, "configuration")
+            location = self.sources.get(key, "configuration")
             default = defaults.get(key)
-            self._require_known(key, where)
+            self._require_known(key, location)
             if find_option(key).role == IGNORED and value != default:
-                raise UsageError(f"{where}: {key}: {find_option(key).reason}")
-            check_value(where, key, value, default, key in self.free)
+                raise UsageError(f"{location}: {key}: {find_option(key).reason}")
+            check_value(location, key, value, default, key in self.free)
             if isinstance(default, float) and isinstance(value, int):
                 options[key] = float(value)  # RecBole's models raise tensors of integers to powers
 
-    def _require_known(self, key: str, where: str) -> None:
+    def _require_known(self, key: str, location: str) -> None:
         """Refuse a key that is no option of this run."""
         if key in _ARGUMENTS:
             raise UsageError(
-                f"{where}: {key} is not an option: give it on the command line (--{key}) or as an "
-                f"argument, as in recbole_pos.run(..., {key}=...)"
+                f"{location}: {key} is not an option: give it on the command line (--{key}) or as "
+                f"an argument, as in recbole_pos.run(..., {key}=...)"
             )
-        known = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
-        if key not in known:
+        allowed = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
+        if key not in allowed:
             advice = ""
             if self.model in ADDED:
                 advice = "; declare it by recbole_pos.register_model(..., defaults={...})"
             raise UnknownKey(
-                f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. {self.model} on "
-                f"{self.dataset} does not read it{advice}",
+                f"{location}: unknown key {shown(key)}{nearest(str(key), allowed)}. {self.model} "
+                f"on {self.dataset} does not read it{advice}",
                 key,
             )
 
@@ -326,7 +327,8 @@ class PosConfig(Config):
         check_together(shared, self.model, starts_from_runs(self.model), losses)
         self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         self.plain.update(model=self.model, dataset=self.dataset)
-        self.plain["item_vectors"] = make_absolute(self.plain["item_vectors"])
+        for key in ("item_vectors", "init_from", "update_from"):
+            self.plain[key] = make_absolute(self.plain[key])
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # the run can be repeated from another folder
             self.plain["data_path"] = str(base.resolve())
@@ -359,9 +361,9 @@ class PosConfig(Config):
             str(file) for file, _ in self.files if find_config_file(file).is_relative_to(ROOT)
         ]
         for key, value in self.external_config_dict.items():
-            where = self.sources.get(key, "configuration")
-            if key not in self.free and where not in [*run_files, *presets]:
-                check_read(where, key, value, defaults.get(key), config)
+            location = self.sources.get(key, "configuration")
+            if key not in self.free and location not in [*run_files, *presets]:
+                check_read(location, key, value, defaults.get(key), config)
 
     @property
     def expected_counts(self) -> dict[str, int]:

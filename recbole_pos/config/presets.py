@@ -56,24 +56,24 @@ def select_parts(
         file: name of the file, for messages.
 
     Returns:
-        (where, options) of each part; ``where`` is for messages.
+        (location, options) of each part; ``location`` is for messages.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     title_by_option: dict[str, str] = {}
     for title, title_names, options in _split_by_title(content, file):
-        where = f"{file}, for {title}"
+        location = f"{file}, for {title}"
         if not isinstance(options, dict):
-            raise UsageError(f"{where}: expected options, found {shown(options)}")
+            raise UsageError(f"{location}: expected options, found {shown(options)}")
         misplaced = _OUTSIDE & options.keys()
         if "position" in options and not set(title_names) <= set(list_runnable()):
             misplaced.add("position")  # under the name of a scheme
         if misplaced:
-            raise UsageError(f"{where}: {', '.join(sorted(misplaced))} cannot stand here")
+            raise UsageError(f"{location}: {', '.join(sorted(misplaced))} cannot stand here")
         if set(title_names) & set(names):
             for key in options.keys() & title_by_option.keys():
-                raise UsageError(f"{where}: {key} is also given for {title_by_option[key]}")
+                raise UsageError(f"{location}: {key} is also given for {title_by_option[key]}")
             title_by_option |= dict.fromkeys(options, title)
-            parts.append((where, options))
+            parts.append((location, options))
     return parts
 
 
@@ -105,15 +105,15 @@ def _split_by_title(content: dict[str, Any], file: str | Path) -> list[tuple[str
             f"{file}: {FOR}: expected options under names of models or schemes, found "
             f"{shown(by_title)}"
         )
-    known = [*SCHEMES, *list_runnable()]
+    allowed = [*SCHEMES, *list_runnable()]
     parts = []
     for title, options in by_title.items():
         names = [name.strip() for name in str(title).split(",")]
         for name in names:
-            if name not in known:
+            if name not in allowed:
                 raise UsageError(
                     f"{file}, for {title}: {shown(name)} is neither a model nor a scheme"
-                    f"{suggest(name, known)}; see `recbole-pos models` and `recbole-pos schemes`"
+                    f"{suggest(name, allowed)}; see `recbole-pos models` and `recbole-pos schemes`"
                 )
         parts.append((title, names, {} if options is None else options))
     return parts

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.location import KINDS, MISSING
 from recbole_pos.errors import UsageError
@@ -90,7 +89,7 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
             kind, note = "float", "seconds since 1970, UTC"
             seconds = read_times(column, name).seconds
             column = pa.chunked_array([pa.array(seconds, from_pandas=True)])
-        elif is_list(dtype):
+        elif types.is_large_list(dtype):
             kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
             column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
         elif types.is_decimal(dtype) and dtype.scale == 0:  # ids, which no float holds
@@ -128,12 +127,11 @@ def _encode_texts(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
 
 def _join_lists(chunk: Any) -> pa.Array:
     """Return lists as text with ``INNER`` between values; an empty list becomes an empty text."""
-    if pa.types.is_fixed_size_list(chunk.type):
-        chunk = chunk.cast(pa.list_(chunk.type.value_type))
     values = chunk.values.cast(pa.string()).fill_null("")
-    array_class = pa.LargeListArray if pa.types.is_large_list(chunk.type) else pa.ListArray
     # from_arrays takes no null where the array is a slice; binary_join gives none for these
-    text = pc.binary_join(array_class.from_arrays(chunk.offsets, values), INNER).cast(pa.string())
+    text = pc.binary_join(pa.LargeListArray.from_arrays(chunk.offsets, values), INNER).cast(
+        pa.string()
+    )
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
 
 

@@ -20,10 +20,15 @@ import pyarrow as pa
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
 from recbole_pos.conversion.interaction_table import find_copies, read_interactions
-from recbole_pos.conversion.lists import explode_lists
 from recbole_pos.conversion.reading import read_files, read_frame
 from recbole_pos.conversion.report import Lines, Report
-from recbole_pos.conversion.roles import NAMES, find_roles, require_column
+from recbole_pos.conversion.roles import (
+    NAMES,
+    explode_lists,
+    find_roles,
+    require_column,
+    require_header,
+)
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
 from recbole_pos.errors import PosError, UsageError
@@ -115,11 +120,18 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     given_names = {role: getattr(args, role) for role in NAMES}
     source = explode_lists(sources.pop("events"), given_names)
     roles = find_roles(source.columns, given_names, args.date_format)
+    if not args.columns:
+        require_header(source.columns, roles, args.date_format)
     guessed = [f"--{role} {column}" for role, column in roles.items() if given_names[role] is None]
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
     interactions = read_interactions(source, roles, args.date_format)
     if args.rm_copies:
+        if roles["time"] not in source.columns:
+            raise UsageError(
+                "rm_copies: copies have the same user, item and time, and there are no times "
+                f"(--time {roles['time']}); leave it out"
+            )
         is_copy = find_copies(interactions)
         interactions.keep(~is_copy, "exact copy of an earlier row (user, item, time)")
     interactions.keep_core(max(args.min_user, args.core), max(args.min_item, args.core))

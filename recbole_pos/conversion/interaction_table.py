@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import Cells, encode, read_ids
-from recbole_pos.conversion.source import Source, is_list
+from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
@@ -73,7 +74,7 @@ def read_interactions(
     """Read the interactions of a source; drop rows that are none, and refuse to drop all."""
     columns = source.columns
     for name in roles.values():
-        if name in columns and is_list(columns[name].type):
+        if name in columns and pa.types.is_large_list(columns[name].type):
             raise UsageError(
                 f"{source.path}: {name} holds lists, expected an interaction a row: pandas makes "
                 "them by frame.explode([item, time])"
@@ -83,7 +84,9 @@ def read_interactions(
     if time_column is None:  # ROW_ORDER
         if date_format:
             raise UsageError(f"date_format: with --time {ROW_ORDER} there are no dates to read")
-        times = Times(_rank_rows(user.codes), Counter({_ORDER_NOTE: source.num_rows}))
+        # of each row among those of its user, which serves as time
+        ranks = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
+        times = Times(ranks, Counter({_ORDER_NOTE: source.num_rows}))
         time_column = pa.chunked_array([pa.array(times.seconds)])
     else:
         times = read_times(time_column, roles["time"], date_format)
@@ -119,30 +122,15 @@ def _drop_incomplete(
         table.keep(~is_unwritable, f"{role} with a line break, or called [PAD]")
 
 
-def _rank_rows(user_codes: np.ndarray) -> np.ndarray:
-    """Return [rows] float64 number of earlier rows of the same user, which serves as time."""
-    order = np.argsort(user_codes, kind="stable")
-    counts = np.bincount(user_codes)
-    first = np.cumsum(counts) - counts  # position of each user's first row in the order
-    ranks = np.empty(len(user_codes))
-    ranks[order] = np.arange(len(user_codes)) - np.repeat(first, counts)
-    return ranks
-
-
 def find_copies(table: InteractionTable) -> np.ndarray:
     """Return [interactions] bool, true for copies (same user, item, time) of an earlier one."""
-    seconds = table.seconds
-    pairs = table.user.codes.astype(np.uint64) << np.uint64(32)  # user and item as one number
-    pairs |= table.item.codes.astype(np.uint64)
-    # copies have equal hashes, other interactions hardly ever; only equal hashes are compared below
+    user, item, seconds = table.user.codes, table.item.codes, table.seconds
+    pairs = user.astype(np.uint64) << np.uint64(32) | item.astype(np.uint64)
+    # copies have equal hashes, other interactions hardly ever; only equal hashes are compared
     pair_factor, time_factor = map(np.uint64, _HASH_FACTORS)
     hashes = pairs * pair_factor ^ seconds.view(np.uint64) * time_factor
     ordered = np.sort(hashes)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    rows = np.flatnonzero(np.isin(hashes, repeated))
-    rows = rows[np.lexsort((rows, seconds[rows], pairs[rows]))]
-    earlier, later = rows[:-1], rows[1:]
-    is_same = (pairs[later] == pairs[earlier]) & (seconds[later] == seconds[earlier])
+    rows = np.flatnonzero(np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]]))
     is_copy = np.zeros(len(seconds), dtype=bool)
-    is_copy[later[is_same]] = True
+    is_copy[rows] = pd.DataFrame({"pair": pairs[rows], "time": seconds[rows]}).duplicated()
     return is_copy

@@ -8,8 +8,6 @@ import io
 import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -27,9 +25,9 @@ from recbole_pos.conversion.source import (
     Columns,
     Part,
     Source,
-    flatten_records,
-    simplify_type,
+    require_distinct,
     stack_columns,
+    take_columns,
 )
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
@@ -47,7 +45,6 @@ _BLOCK = 1 << 22  # bytes
 _MAX_DEPTH = 200  # of brackets; parsers recurse, and deeper text could overflow the stack
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _HEAD = 1 << 20  # bytes by which types are chosen
-_MAX_CHUNK_ROWS = 1 << 20  # of a frame, so that the text of a chunk has under 2 GiB
 
 
 def read_files(path: Path, args: ConvertArguments, names_option: str) -> Source:
@@ -88,7 +85,7 @@ def read_files(path: Path, args: ConvertArguments, names_option: str) -> Source:
                 f"{part.path}: {num_broken:,} of {num_lines:,} lines are broken, the first: "
                 f"{part.describe_broken()[0]}"
             )
-        _add_partitions(part, path)
+        _add_partitions(part)
     columns = stack_columns([(part.columns, part.num_rows) for part in parts])
     return Source(path, parts, columns, form, decimal_comma)
 
@@ -96,7 +93,7 @@ def read_files(path: Path, args: ConvertArguments, names_option: str) -> Source:
 def _read_parquet(file: Path) -> Part:
     """Read a parquet file, without columns of its folders."""
     table = parquet.read_table(file, partitioning=None)
-    return Part(file, flatten_records(table), table.num_rows)
+    return Part(file, take_columns(table, file), table.num_rows)
 
 
 def read_frame(frame: Any, name: str) -> Source:
@@ -111,39 +108,23 @@ def read_frame(frame: Any, name: str) -> Source:
             f"{name}: expected a file or a frame (pandas, polars, pyarrow, DuckDB), found "
             f"{type(frame).__name__}; a lazy frame is collected first"
         )
-    _require_distinct(name, table.column_names)
     if not table.num_rows:
         raise UsageError(f"{name} has no row")
-    table = pa.Table.from_batches(table.to_batches(max_chunksize=_MAX_CHUNK_ROWS), table.schema)
-    columns = {
-        column: cells.cast(simplify_type(cells.type))
-        for column, cells in flatten_records(table).items()
-    }
+    columns = take_columns(table, name)
     part = Part(Path(name), columns, table.num_rows, first_number=0)
     return Source(Path(name), [part], columns, "frame")
-
-
-def _require_distinct(source: str | Path, names: Iterable[str]) -> None:
-    """Refuse two columns of one name."""
-    if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise UsageError(
-            f"{source}: two columns are called {shown(repeated[0])}; rename one, or name them with "
-            "--columns if there is no header"
-        )
 
 
 def _find_files(path: Path) -> list[Path]:
     """Return the file at a path, or all data files of a folder; refuse files of two formats."""
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
-    if path.is_file():
-        files = [path] if _find_format(path) else []
-    else:
-        files = []
-        for file in sorted(path.rglob("*")):
-            is_hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
-            if file.is_file() and _find_format(file) and not is_hidden:
-                files.append(file)
+    files = []
+    for file in sorted(path.rglob("*")) or [path]:  # a file has none below it
+        parts = file.relative_to(path).parts
+        is_hidden = any(part[0] in "._" and "=" not in part for part in parts)
+        if file.is_file() and _find_format(file) and not is_hidden:
+            files.append(file)
     files = [file for file in files if file.suffix not in _BESIDE] or files
     if not files:
         raise UsageError(
@@ -172,12 +153,12 @@ def _open(file: Path) -> IO[bytes]:
     return gzip.open(file) if _is_gzip(file) else open(file, "rb")  # type: ignore[return-value]
 
 
-def _add_partitions(part: Part, folder: Path) -> None:
-    """Add a column for each folder that is called such as country=NO.
+def _add_partitions(part: Part) -> None:
+    """Add a column for each folder of the path that is called such as country=NO.
 
     It is called ``country (folder)`` if the file has a column country with other values.
     """
-    for name in part.path.relative_to(folder).parts[:-1]:
+    for name in part.path.parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
         if not (column and equals):
             continue
@@ -216,8 +197,15 @@ class TextReader:
         bad_rows: list[tuple[int, str]] = []
         with suppress(UsageError):  # reading the whole file raises it again
             columns, bad_rows = self._read_table(file, head, line_number, use_threads=False)
-        has_one_column = num_columns < 2 or (self.separator == " " and bad_rows)
-        if has_one_column and not args.separator:
+        is_ragged = self.separator == " " and bad_rows
+        if num_columns > 1 and is_ragged and not args.separator:
+            raise UsageError(
+                f"{file}: separated by spaces, line {bad_rows[0][0] + line_number + 1} has "
+                f"{bad_rows[0][1]}; if each is a user and the items in order, write pairs: "
+                f"`awk '{{for (n = 2; n <= NF; n++) print $1, $n}}' {file.name} > pairs.txt` for "
+                f"--{names_option} user,item --time row_order"
+            )
+        if num_columns < 2 and not args.separator:
             raise UsageError(
                 f"{file}: the first line, {first_line[:80]!r}, has one column; cells may be "
                 "separated by comma, semicolon, tab or |, another is given with --separator"
@@ -236,7 +224,8 @@ class TextReader:
                 f"{file}: its first line, {first_line[:80]!r}, is not that of the other files; "
                 "files with different columns are converted one by one (--items, --users)"
             )
-        num_header = line_number - 1 if self.given_names else line_number  # lines above the rows
+        is_header = self._split(first_line, self.separator) == self.names
+        num_header = line_number if is_header or not self.given_names else line_number - 1
         compression = "gzip" if _is_gzip(file) else None
         for use_threads in (True, False):  # with threads, Arrow does not number bad rows
             with pa.input_stream(str(file), compression=compression, buffer_size=_BLOCK) as stream:
@@ -289,7 +278,7 @@ class TextReader:
                     f"{len(names)} columns; its first line is {first_line[:80]!r}"
                 )
             names = self.given_names
-        _require_distinct(file, names)
+        require_distinct(file, names)
         return [name or f"(column {number})" for number, name in enumerate(names, 1)]
 
     def _read_table(
@@ -327,7 +316,7 @@ class TextReader:
             table = csv_reader.read_csv(stream, read_options, parse_options, convert_options)
         except (pa.ArrowException, UnicodeError) as error:
             raise self._make_error(file, error) from error
-        return flatten_records(table), bad_rows
+        return take_columns(table, file), bad_rows
 
 
 def read_json(file: Path) -> Part:
@@ -350,7 +339,7 @@ def read_json(file: Path) -> Part:
                 num_lines_before = num_rows + len(broken_lines)
                 table, faults = _read_json_by_python(block)
                 broken_lines += [(num_lines_before + number, fault) for number, fault in faults]
-            tables.append((flatten_records(table), table.num_rows))
+            tables.append((take_columns(table, file), table.num_rows))
             num_rows += table.num_rows
     return Part(file, stack_columns(tables), num_rows, broken_lines)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
 Columns = dict[str, pa.ChunkedArray]
+_MAX_CHUNK_ROWS = 1 << 20  # so that the text of a chunk has under 2 GiB
 
 
 @dataclass
@@ -89,11 +92,26 @@ class Source:
         return places
 
 
-def flatten_records(table: pa.Table) -> Columns:
-    """Return the columns of a table; a column of records becomes columns ``outer.inner``."""
+def take_columns(table: pa.Table, source: str | Path) -> Columns:
+    """Return the columns of a table in few types; refuse two of one name.
+
+    A column of records becomes columns ``outer.inner``.
+    """
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
-    return dict(zip(table.column_names, table.columns, strict=True))
+    require_distinct(source, table.column_names)
+    table = pa.Table.from_batches(table.to_batches(max_chunksize=_MAX_CHUNK_ROWS), table.schema)
+    named_columns = zip(table.column_names, table.columns, strict=True)
+    return {name: column.cast(_simplify_type(column.type)) for name, column in named_columns}
+
+
+def require_distinct(source: str | Path, names: Iterable[str]) -> None:
+    """Refuse two columns of one name."""
+    if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise UsageError(
+            f"{source}: two columns are called {shown(repeated[0])}; rename one, or name them with "
+            "--columns if there is no header"
+        )
 
 
 def stack_columns(tables: list[tuple[Columns, int]]) -> Columns:
@@ -125,20 +143,14 @@ def _find_common_type(types: set[Any]) -> Any:
     return pa.float64() if are_numbers else pa.string()
 
 
-def simplify_type(dtype: pa.DataType) -> pa.DataType:
-    """Return the type of a frame's column as files have it, such as ``string`` for large_string."""
+def _simplify_type(dtype: pa.DataType) -> pa.DataType:
+    """Return one type for all of a kind: string of texts, large_list of lists, int32 of codes."""
     types = pa.types
     if isinstance(dtype, pa.BaseExtensionType):
-        return simplify_type(dtype.storage_type)
+        return _simplify_type(dtype.storage_type)
     if types.is_dictionary(dtype):
-        return pa.dictionary(pa.int32(), simplify_type(dtype.value_type))
-    if is_list(dtype):
-        return pa.large_list(simplify_type(dtype.value_type))
+        return pa.dictionary(pa.int32(), _simplify_type(dtype.value_type))
+    if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
+        return pa.large_list(_simplify_type(dtype.value_type))
     is_text = types.is_large_string(dtype) or "string_view" in str(dtype)  # not in Arrow 14
     return pa.string() if is_text else dtype
-
-
-def is_list(dtype: pa.DataType) -> bool:
-    """Return whether an Arrow type holds lists."""
-    types = pa.types
-    return types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)

@@ -28,8 +28,8 @@ def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ..
     ``alternatives`` are fields that are not of the dataset, but may have been meant.
     """
     config = dataset.config
-    known = [*map_fields_to_tables(dataset), *alternatives]
-    problem = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
+    loaded = [*map_fields_to_tables(dataset), *alternatives]
+    problem = f"field {shown(field)} is not loaded (loaded are {listed(loaded)})"
     id_fields = {"item": [dataset.iid_field], "user": [dataset.uid_field], "inter": []}
     for table, ids in id_fields.items():
         for key in ("unload_col", "unused_col"):
@@ -40,7 +40,7 @@ def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ..
             names = (config["load_col"] or {}).get(table) or ids
             names = ", ".join([*names, field]) if isinstance(names, list) else field
             return f"{problem}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
-    hint = suggest(field, known)
+    hint = suggest(field, loaded)
     return f"{problem}, and no atomic file of {shown(dataset.dataset_name)} has it{hint}"
 
 
@@ -55,8 +55,8 @@ def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
     ``prefix`` begins the message, such as ``item_features: ``.
     """
     table = map_fields_to_tables(dataset)[field]
-    missing = dataset.missing.get(field)
-    is_empty = _get_column(field, table, dataset).eq(0).all() if missing is None else missing.all()
+    mask, column = dataset.missing.get(field), _get_column(field, table, dataset)
+    is_empty = column.eq(0).all() if mask is None else mask.all()
     if is_empty and is_strict(dataset.config):
         raise UsageError(
             f"{prefix}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it "
@@ -83,14 +83,14 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
 
 def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
-    """Return a field of users or items by id, or of interactions by row; NaN where missing."""
+    """Return a field of a table, [n] or [n, s] by id (interactions: by row); NaN where missing."""
     column: np.ndarray = _get_column(field, table, dataset).numpy()
     if column.dtype.kind != "f":
         return column
     column = column.astype(np.float64)
-    missing = dataset.missing.get(field)
-    if missing is not None:
-        column[missing] = np.nan
+    is_missing = dataset.missing.get(field)
+    if is_missing is not None:
+        column[is_missing] = np.nan
     return column
 
 

@@ -107,7 +107,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return tuple(map_tensors(inner, change) for inner in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    changed = {f.name: map_tensors(getattr(value, f.name), change) for f in fields(value)}
+    names = [field.name for field in fields(value)]
+    changed = {name: map_tensors(getattr(value, name), change) for name in names}
     return replace(value, **changed)
 
 
@@ -139,6 +140,8 @@ class WindowGatherer:
         device: torch.device,
         features: Features,
     ) -> None:
+        """Copy interactions, windows and features to the device; times only if required."""
+
         def to_device(column: Tensor) -> Tensor:
             return column.to(device)
 

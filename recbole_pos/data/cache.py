@@ -29,6 +29,7 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole.utils.argument_list import dataset_arguments
 
 from recbole_pos.data.interactions import EventLog
+from recbole_pos.data.parts import is_part, list_parts
 from recbole_pos.data.targets import Split
 from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
@@ -56,8 +57,11 @@ class Cache:
     """The prepared data of one dataset, of ``files`` in a folder, under one set of options."""
 
     def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:
-        self.files, self.key, self.folder = sorted(files), key, folder / FOLDER
-        self.options = json.loads(json.dumps({n: config[n] for n in READ}, default=str))
+        """Name the cache's file by a digest of the options that reading the data depends on."""
+        self.files, self.key = sorted(files), key
+        parts = list_parts(config) if is_part(config) else None  # each keeps its own caches
+        self.folder = Path(folder, FOLDER, *(parts or ()))
+        self.options = json.loads(json.dumps({name: config[name] for name in READ}, default=str))
         digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.pt"
         self.seal = self.path.with_suffix(".json")
@@ -112,14 +116,14 @@ class Cache:
         try:
             if _read_states(self.files) != self.table_states:
                 raise OSError("a file has changed while it was read")
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             with _open_replacement(self.path) as file:
                 torch.save({"state": capture(dataset), "warnings": warnings}, file)
             self._write_seal(digest_file(self.path))
             self._remove_old()
         except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
             message = "prepared data of %s are not kept for the next start: %s"
-            logging.getLogger().info(message, self.folder.parent, error)
+            logging.getLogger().info(message, self.files[0].parent, error)
 
     def _digest_tables(self) -> dict[str, str]:
         return {file.name: digest_file(file) for file in self.files}
@@ -151,11 +155,11 @@ class Cache:
         """Remove abandoned temporary files, and all caches but the ``MAX_CACHES`` used last."""
         newest_abandoned = time.time() - _ABANDONED
         seals = sorted(self.folder.glob("*.json"), key=_get_modified, reverse=True)[:MAX_CACHES]
-        used = {seal.with_suffix(".pt") for seal in seals}
+        recent = {seal.with_suffix(".pt") for seal in seals}
         for file in self.folder.iterdir():
             is_abandoned = file.suffix == ".part" and _get_modified(file) < newest_abandoned
             is_cache = file.suffix in (".pt", ".json", ".arrow")
-            if is_abandoned or (is_cache and file.with_suffix(".pt") not in used):
+            if is_abandoned or (is_cache and file.with_suffix(".pt") not in recent):
                 file.unlink(missing_ok=True)
 
 
@@ -188,9 +192,11 @@ def capture(dataset: Any) -> dict[str, Any]:
 
 def restore(dataset: Any, state: dict[str, Any]) -> None:
     """Set the state of a dataset, before it has read its files, to one of :func:`capture`."""
-    characters = {field: codes.numpy() for field, codes in state["names"].items()}
-    names = {f: codes.view(f"U{codes.shape[1]}").ravel() for f, codes in characters.items()}
-    ids = {f: {name: i for i, name in enumerate(column.tolist())} for f, column in names.items()}
+    names: dict[str, np.ndarray] = {}  # field -> [ids] names
+    ids: dict[str, dict[str, int]] = {}  # field -> name -> id
+    for field, codes in state["names"].items():
+        names[field] = codes.numpy().view(f"U{codes.shape[1]}").ravel()
+        ids[field] = {name: index for index, name in enumerate(names[field].tolist())}
     fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
     log = EventLog(state["log"], state["offsets"].numpy(), *fields)
     split = Split(log, state["part"].numpy(), state["is_target"].numpy(), state["summary"])

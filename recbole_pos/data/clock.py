@@ -54,7 +54,7 @@ def check_clock(
             f"no more from it than from order; {advice}"
         ]
     warnings = []
-    first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
+    first, last = (1970 + time * SECONDS[unit] / _YEAR for time in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
         warnings.append(
             f"{name} reads as {unit} from the year {_show_year(first)} to {_show_year(last)}. If "

@@ -27,6 +27,7 @@ from recbole_pos.data.identity import (
 )
 from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
 from recbole_pos.data.loading import AtomicTables, number_names
+from recbole_pos.data.parts import Totals, is_part, join_parts
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.targets import (
@@ -57,6 +58,7 @@ class _ExactTimeMixin(AtomicTables):
         held_out: data later than those of the run; None if none were held out.
         user_counts: [users] int64 interactions of each before the split left any out.
         split: the log with the part of every interaction and the targets, see ``targets.py``.
+        totals: counts over the parts of all processes; None if this one has all users.
         phase: train, valid or test; None for the dataset before the split.
         whole: for the part of one phase, the dataset that was split.
         missing: for fields of type float, which cells had no number ([users], [items] or
@@ -64,6 +66,7 @@ class _ExactTimeMixin(AtomicTables):
     """
 
     split: Split
+    totals: Totals | None = None
     phase: str | None = None
     whole: _ExactTimeMixin | None = None
     held_out: HeldOut | None = None
@@ -108,6 +111,8 @@ class _ExactTimeMixin(AtomicTables):
             return
         columns = [feat[field] for feat, field, _ in remap_list]
         first_field = remap_list[0][1]
+        if is_part(self.config) and first_field == self.iid_field:  # numbers for all processes
+            columns.insert(0, self.item_feat[first_field])
         if self.known is not None and first_field in self.known.tokens:
             columns.insert(0, pd.Series(self.known.tokens[first_field][1:], dtype=object))
         names, numbered = number_names(columns, self.scratch)
@@ -191,13 +196,14 @@ class _ExactTimeMixin(AtomicTables):
         """Convert tables to tensors; sort the interactions into the log, and split it."""
         Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
+        is_selected = find_selected(self, fields)
         # masks of missing cells are sorted and cut as columns of the log, then taken out of it
         mask_names = {field: f"{field} is missing" for field in self.missing if field in fields}
         for field, name in mask_names.items():
             fields[name] = torch.from_numpy(self.missing[field])
         if self.given_part is not None:
             fields[GIVEN_PART] = torch.from_numpy(self.given_part)
-        if (is_selected := find_selected(self, fields)) is not None:
+        if is_selected is not None:
             fields[IS_SELECTED] = torch.from_numpy(is_selected)
         config, eval_args = self.config, self.config["eval_args"]
         fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
@@ -225,6 +231,8 @@ class _ExactTimeMixin(AtomicTables):
     @property
     def popularity(self) -> np.ndarray:
         """[items] int64 training interactions of each item."""
+        if self.totals is not None:
+            return self.totals.popularity
         return count_items(self.log, self.part == TRAIN, self.item_num)
 
     @cached_property
@@ -248,6 +256,8 @@ class _ExactTimeMixin(AtomicTables):
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
+        if is_part(self.config) and self.totals is None:
+            join_parts(self)
         datasets = []
         for phase in PHASES:
             dataset = copy.copy(self)
@@ -259,7 +269,23 @@ class _ExactTimeMixin(AtomicTables):
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
+        if self.given_part is not None and not is_part(self.config):
+            for phase, held_out in enumerate(datasets):
+                if not len(held_out):
+                    self._require_shared_users(phase)
         return datasets
+
+    def _require_shared_users(self, phase: int) -> None:
+        """Refuse a given part of users who have no interaction before it."""
+        users, part = self.log.users.numpy(), self.part
+        here, earlier = users[part == phase], users[part < phase]
+        if len(here) and not np.isin(here, earlier).any():
+            new, known = self.field2id_token[self.uid_field][[here[0], earlier[0]]].tolist()
+            raise UsageError(
+                f"benchmark_filename: nothing of the {PHASES[phase]} part can be predicted: none "
+                f"of its users, such as {shown(new)}, has an earlier interaction; earlier parts "
+                f"have such as {shown(known)}"
+            )
 
     def for_config(self: Kind, config: Options) -> Kind:
         """Return a copy of a built dataset under other options of model, training and histories."""
@@ -273,19 +299,20 @@ class _ExactTimeMixin(AtomicTables):
 
         Training and validation stay as they are: histories never reach into a later part.
         """
-        other = copy.copy(self)
-        other.identity = self.identity  # weights learned from the copy fit the whole
+        reduced = copy.copy(self)
+        reduced.identity = self.identity  # weights learned from the copy fit the whole
         split = self.split
         is_kept = split.part != TEST
-        other.split = replace(
+        reduced.split = replace(
             split,
             log=split.log.keep(is_kept),
             part=split.part[is_kept],
             is_target=split.is_target[is_kept],
         )
-        log_masks = {f: mask[is_kept] for f, mask in self.missing.items() if f in split.log.fields}
-        other.missing = self.missing | log_masks  # masks of users and items stay whole
-        return other
+        log_fields = self.missing.keys() & split.log.fields.keys()
+        log_masks = {field: self.missing[field][is_kept] for field in log_fields}
+        reduced.missing = self.missing | log_masks  # masks of users and items stay whole
+        return reduced
 
 
 def _scale(numbers: np.ndarray) -> np.ndarray:
@@ -319,6 +346,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         """Do nothing: RecBole's given parts hold histories, here they hold interactions."""
 
     def _take_log(self) -> None:
+        """Take over the log, with a row for every interaction that has a history."""
         self.max_item_list_len = self.config["MAX_ITEM_LIST_LENGTH"]
         self.field2seqlen = dict(self.field2seqlen)
         super()._take_log()

@@ -102,6 +102,9 @@ class Vocabulary:
         """Return the names and counts of a dataset after ``build``."""
         loaded = map_fields_to_tables(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
+        if dataset.totals is not None:  # a process knows its own users, and no model reads them
+            tokens[dataset.uid_field] = tokens[dataset.uid_field][:1]
+            return cls(tokens, dataset.user_counts[:1], dataset.popularity)
         return cls(tokens, dataset.user_counts, dataset.popularity)
 
     @property
@@ -131,27 +134,26 @@ class Vocabulary:
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
-        """Read a table of :meth:`to_table`.
+        """Return the vocabulary in a table that :meth:`to_table` made.
 
         Raises:
             ValueError: if it is not such a table.
         """
-        if tuple(table) != _COLUMNS or not {user_field, item_field} <= set(table["field"]):
+        if tuple(table) != _COLUMNS or item_field not in set(table["field"]):
             raise ValueError(
-                f"expected columns {', '.join(_COLUMNS)} and names of {shown(user_field)} and "
-                f"{shown(item_field)}"
+                f"expected columns {', '.join(_COLUMNS)} and names of {shown(item_field)}"
             )
         is_text = pd.api.types.infer_dtype(table["token"], skipna=False) == "string"
         if not is_text or table.duplicated(["field", "token"]).any():
             raise ValueError("token: expected text, each name of a field once")
         rows_by_field = dict(list(table.groupby("field", observed=True, sort=False)))
         user_counts, popularity = (
-            np.append(0, rows_by_field[field]["events"].to_numpy(dtype=np.int64))
+            np.append(0, rows_by_field.get(field, table[:0])["events"].to_numpy(dtype=np.int64))
             for field in (user_field, item_field)
         )
         if table["events"].dtype.kind != "i" or user_counts.min() < 0:
             raise ValueError("events: expected whole numbers, at least 0 of each user")
-        tokens = {
+        tokens = {user_field: np.array(["[PAD]"])} | {
             str(field): np.array(["[PAD]", *rows["token"]]) for field, rows in rows_by_field.items()
         }
         return cls(tokens, user_counts, None if popularity.min() < 0 else popularity)
@@ -206,7 +208,10 @@ class HeldOut(NamedTuple):
 def divide_interactions(
     table: pd.DataFrame, known: Vocabulary, user_field: str, item_field: str, time_field: str
 ) -> tuple[pd.DataFrame, HeldOut]:
-    """Divide interactions, with names as in the file, into the data of a run and later ones."""
+    """Divide interactions, with names as in the file, into the data of a run and later ones.
+
+    ``known`` is the vocabulary of the run; later ones are held out, and counted as growth.
+    """
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     skipped, table = table[~has_known_item], table[has_known_item]
     is_known = known.find_oldest(table[user_field], table[time_field], user_field)
@@ -257,7 +262,8 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
     ids = {name: i for i, name in enumerate(names)}
     extended.field2id_token = {**dataset.field2id_token, user_field: names}
     extended.field2token_id = {**dataset.field2token_id, user_field: ids}
-    missing = {f: mask for f, mask in dataset.missing.items() if f not in dataset.log.fields}
+    log_fields = dataset.log.fields
+    masks = {field: mask for field, mask in dataset.missing.items() if field not in log_fields}
     users = dataset.user_feat
     num_new = len(names) - dataset.user_num
     if num_new and users is not None:
@@ -266,10 +272,10 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
             for field, column in users.interaction.items()
         }
         extended.user_feat = Interaction({**columns, user_field: torch.arange(len(names))})
-        for field in missing.keys() & columns.keys():
-            missing[field] = np.append(missing[field], np.ones(num_new, dtype=bool))
-    extended.split, missing_in_log = _extend_split(extended, interactions)
-    extended.missing = missing | missing_in_log
+        for field in masks.keys() & columns.keys():
+            masks[field] = np.append(masks[field], np.ones(num_new, dtype=bool))
+    extended.split, log_masks = _extend_split(extended, interactions)
+    extended.missing = masks | log_masks
     return extended
 
 
@@ -300,8 +306,8 @@ def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict
         part=extended.fields.pop(GIVEN_PART).numpy(),
         is_target=extended.fields.pop("is target").numpy(),
     )
-    missing = {field: extended.fields.pop(name).numpy() for field, name in mask_names.items()}
-    return new_split, missing
+    masks = {field: extended.fields.pop(name).numpy() for field, name in mask_names.items()}
+    return new_split, masks
 
 
 def _read_later(
@@ -331,8 +337,10 @@ def _read_later(
 
 def count_dataset(dataset: Any) -> dict[str, int]:
     """Return the numbers of users, items and interactions of a dataset after ``build``."""
-    num_users, num_items = dataset.user_num - 1, dataset.item_num - 1
-    return {"users": num_users, "items": num_items, "events": len(dataset.log)}
+    users, events = dataset.user_num - 1, len(dataset.log)
+    if dataset.totals is not None:
+        users, events = dataset.totals.users, dataset.totals.events
+    return {"users": users, "items": dataset.item_num - 1, "events": events}
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:

@@ -23,7 +23,7 @@ from numpy.lib.format import open_memmap
 from pyarrow import compute
 
 from recbole_pos.errors import UsageError
-from recbole_pos.files import digest_file, name_write_errors, write_text
+from recbole_pos.files import TemporaryFolder, digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
@@ -214,20 +214,20 @@ def read_new_vectors(
     source: Any, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return names [k] and float32 vectors [k, size] of the items that are not ``known`` yet."""
-    in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
+    names_in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
     excluded = {*known, "", "[PAD]"}
-    new = [name for name in dict.fromkeys(in_files) if name not in excluded]
-    if not new:
+    new_names = [name for name in dict.fromkeys(names_in_files) if name not in excluded]
+    if not new_names:
         raise UsageError(
             "item_vectors: all items of the file are known to the model already; give vectors of "
             "new ones"
         )
-    vectors, _ = read_vectors(source, np.array(["[PAD]", *new], dtype=object), item_field)
-    return np.array(new, dtype=object), vectors[1:]
+    vectors, _ = read_vectors(source, np.array(["[PAD]", *new_names], dtype=object), item_field)
+    return np.array(new_names, dtype=object), vectors[1:]
 
 
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
-    """Write the vectors of a run's items into its folder, so that the folder can be moved."""
+    """Write the vectors of a run's items, ``names`` [items], into its folder; it can be moved."""
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
@@ -249,7 +249,7 @@ def to_files(value: Any) -> Any:
         return {name: to_files(vectors) for name, vectors in value.items()}
     if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
-    path = Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / KEPT
+    path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
         value.to_parquet(path, index=False)
@@ -264,9 +264,9 @@ def to_files(value: Any) -> Any:
 
 
 @cache
-def _temporary_folder() -> tempfile.TemporaryDirectory:
+def _temporary_folder() -> TemporaryFolder:
     """Return the folder of vectors from memory, which is removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="recbole_pos_")
+    return TemporaryFolder()
 
 
 def make_absolute(source: Any) -> Any:

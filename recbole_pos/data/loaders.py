@@ -22,9 +22,10 @@ from recbole_pos.data.batch import (
     send_to_device,
 )
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.parts import is_part
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
-from recbole_pos.distributed import Shard, current_shard
+from recbole_pos.distributed import Shard, current_shard, gather_objects, sum_over_processes
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
@@ -42,6 +43,9 @@ class WindowLoader:
 
     With ``shuffle_block`` windows are not shuffled one by one, but in blocks of neighbours in the
     log, of which ``MIXED`` are mixed at a time: a log on a disk is read nearly in order.
+
+    Under ``data_part: by_rank`` a process batches its own windows. All take the same number of
+    steps, and their batches of one step count as one.
     """
 
     packed = True  # batches are packed windows, not rows
@@ -49,6 +53,7 @@ class WindowLoader:
     def __init__(
         self, config: Options, dataset: PosSequentialDataset, requirements: BatchRequirements
     ) -> None:
+        """Make the training windows and read the options; batches are formed once an epoch."""
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.log, requirements
         self.windows, self.features = dataset.make_training_windows(), dataset.get_features()
@@ -56,15 +61,24 @@ class WindowLoader:
         self.seed, self.shuffle = config["seed"], config["shuffle"]
         self.block_size, self.max_inputs = config["shuffle_block"], config["train_batch_events"]
         self.grouped, self.group_sizes = self._group_windows()
+        self.num_targets = int(self.windows.num_targets.sum())  # in one epoch
+        self.is_part, self.device = is_part(config), config["device"]
+        if self.is_part:
+            self._count_all_parts()
         self.epoch = 0
         self.shard = Shard()
         self._gatherer = self._make_gatherer(torch.device("cpu"))
         self._cached: tuple[int, list[np.ndarray]] | None = None  # an epoch and its batches
+        self._step_targets = np.empty(0, dtype=np.int64)  # of all parts, by step of the epoch
 
-    @property
-    def num_targets(self) -> int:
-        """Number of targets in one epoch."""
-        return int(self.windows.num_targets.sum())
+    def _count_all_parts(self) -> None:
+        """Count the targets of all parts, and reduce the sizes of batches by this part's share."""
+        num_windows = len(self.windows.start)
+        counts = torch.tensor([num_windows, self.num_targets], device=self.device)
+        all_windows, self.num_targets = map(int, sum_over_processes(counts))
+        self.batch_size = math.ceil(self.batch_size * num_windows / all_windows)
+        if self.max_inputs is not None:
+            self.max_inputs = math.ceil(self.max_inputs * num_windows / all_windows)
 
     def divide(self, shard: Shard) -> None:
         """Yield only this process's part of every batch from now on."""
@@ -80,11 +94,27 @@ class WindowLoader:
     def _get_batches(self) -> list[np.ndarray]:
         """Return the windows of each batch of this epoch, from the cache if they are there."""
         if self._cached is None or self._cached[0] != self.epoch:
-            self._cached = self.epoch, self._make_batches()
+            batches = self._make_batches()
+            self._cached = self.epoch, self._spread(batches) if self.is_part else batches
         return self._cached[1]
 
+    def _spread(self, batches: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the windows of each step of all processes; none in a step that only others take.
+
+        It sets ``_step_targets``.
+        """
+        num_steps = max(gather_objects(len(batches)))
+        batch_steps = np.arange(len(batches)) * num_steps // len(batches)
+        steps = [np.empty(0, dtype=np.int64)] * num_steps
+        num_targets = torch.zeros(num_steps, dtype=torch.float64)
+        for step, batch in zip(batch_steps.tolist(), batches, strict=True):
+            steps[step], num_targets[step] = batch, int(self.windows.num_targets[batch].sum())
+        summed = sum_over_processes(num_targets.to(self.device))
+        self._step_targets = summed.long().cpu().numpy()
+        return steps
+
     def _make_batches(self) -> list[np.ndarray]:
-        """Order the groups of windows, and return the windows of each batch of this epoch."""
+        """Order the groups of windows; return indices of windows, [k], for each batch."""
         sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
         first = np.cumsum(sizes) - sizes  # index of each group's first window in `grouped`
         max_lengths = np.maximum.reduceat(lengths, first)
@@ -130,7 +160,7 @@ class WindowLoader:
         return [batch for cut in cuts for batch in self._limit_inputs(cut, num_inputs)]
 
     def _group_windows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the windows group by group, and the size of each group.
+        """Return indices of windows [windows], group by group, and the size of each [groups].
 
         A group stays in one batch: under ``linked`` all windows of a user, else one window.
         """
@@ -142,14 +172,23 @@ class WindowLoader:
         return windows, np.unique(user, return_counts=True)[1]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
+        """Yield the batches of this epoch or, with several processes, this one's part of each."""
         num_targets, batches = self.windows.num_targets, self._get_batches()
         shares = batches  # of this process
-        if not self.shard.is_alone:
+        if self.is_part:  # in a step of others it takes a window, with 0 targets
+            shares = [batch if len(batch) else self.grouped[:1] for batch in batches]
+        elif not self.shard.is_alone:
             shares = [self.shard.take_rows(batch) for batch in batches]
         windows = torch.from_numpy(np.concatenate(shares))
         windows = windows.to(self._gatherer.device)  # one copy to the device for the whole epoch
-        for batch, index in zip(batches, windows.split(list(map(len, shares))), strict=True):
-            yield self._gatherer.gather(self.shard.take(batch, num_targets[batch]), index)
+        indices = windows.split(list(map(len, shares)))
+        for step, (batch, share) in enumerate(zip(batches, shares, strict=True)):
+            if self.is_part:
+                self.shard.num_targets = int(num_targets[batch].sum())
+                self.shard.num_batch_targets = int(self._step_targets[step])
+            else:
+                share = self.shard.take(batch, num_targets[batch])
+            yield self._gatherer.gather(share, indices[step])
 
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
@@ -232,7 +271,7 @@ class TargetLoader(FullSortEvalDataLoader):
 
     def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
-        shard = current_shard()
+        shard = Shard() if is_part(config) else current_shard()
         self.rows = np.arange(shard.rank, len(dataset), shard.size)  # of this process
         self.sample_size = len(self.rows)
         AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
@@ -277,7 +316,7 @@ def make_held_out_loaders(
 ) -> dict[str, TargetLoader | None]:
     """Return a loader for validation and for test; None for a phase without targets."""
     loaders: dict[str, TargetLoader | None] = {}
-    num_processes = current_shard().size
+    num_processes = 1 if is_part(config) else current_shard().size
     for phase in PHASES[1:]:
         num_targets = len(parts[phase])
         if 0 < num_targets < num_processes:

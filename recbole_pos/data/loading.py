@@ -14,6 +14,7 @@ from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import find_atomic_file, list_interaction_files, require_dataset
+from recbole_pos.data.parts import is_part, list_parts, require_all_parts
 from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
 from recbole_pos.data.tables import Table, open_table
@@ -24,10 +25,10 @@ from recbole_pos.values import listed, shown, suggest
 NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     "numerical_features": ("float",),
     "normalize_field": ("float", "float_seq"),
-    "discretization": ("float",),
+    **dict.fromkeys(("discretization", "val_interval"), ("float",)),
     "seq_len": ("token_seq", "float_seq"),
     **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
-    **dict.fromkeys(("val_interval", "threshold", "unused_col", "preload_weight"), ()),
+    **dict.fromkeys(("threshold", "unused_col", "preload_weight"), ()),
 }
 
 
@@ -47,6 +48,7 @@ class _CountedNames:
     def __init__(
         self, table: str, intervals: Intervals | None, column: pd.Series, in_table: pd.Series | None
     ) -> None:
+        """Number the names of a categorical column, then those that occur only in the table."""
         names = column.cat.categories
         table_codes = np.empty(0, dtype=np.int64)
         if in_table is not None:
@@ -86,8 +88,10 @@ class AtomicTables(Dataset):
         return self._list_interaction_files() + [self._find_file(suffix) for suffix in suffixes]
 
     def _list_interaction_files(self) -> list[Path]:
-        parts = self.config["benchmark_filename"]
-        return list_interaction_files(Path(self.dataset_path), self.dataset_name, parts)
+        parts, folder = list_parts(self.config), Path(self.dataset_path)
+        if is_part(self.config):
+            require_all_parts(folder, self.dataset_name)
+        return list_interaction_files(folder, self.dataset_name, parts)
 
     def _find_file(self, suffix: str) -> Path:
         return find_atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
@@ -95,7 +99,9 @@ class AtomicTables(Dataset):
     def _load_data(self, token: str, dataset_path: str) -> None:
         """Load all tables of a dataset; check that they and the options fit together."""
         suffixes = self.config["additional_feat_suffix"] or []
-        require_dataset(token, Path(dataset_path), ["user", "item", *suffixes], self.config)
+        require_dataset(
+            token, Path(dataset_path), ["user", "item", *suffixes], list_parts(self.config)
+        )
         for table in ("user", "item"):
             file = self._find_file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
@@ -136,11 +142,12 @@ class AtomicTables(Dataset):
         for table in ("inter", "user", "item"):
             if (feat := getattr(self, f"{table}_feat")) is not None:
                 columns[table] = set(feat) - {self.uid_field, self.iid_field}
-        for one, other in itertools.combinations(columns, 2):
-            if repeated := ", ".join(sorted(columns[one] & columns[other])):
-                name = self.dataset_name
+        name = self.dataset_name
+        for table, second_table in itertools.combinations(columns, 2):
+            if repeated := ", ".join(sorted(columns[table] & columns[second_table])):
+                files = f"{name}.{table} and from {name}.{second_table}"
                 raise UsageError(
-                    f"{repeated}: is loaded from {name}.{one} and from {name}.{other}. Take one of "
+                    f"{repeated}: is loaded from {files}. Take one of "
                     "them by load_col, or give the columns different names"
                 )
 
@@ -343,14 +350,15 @@ class AtomicTables(Dataset):
         Names get their ids later, so that dropped ones get none.
         """
         minimums = read_session_filter(self.config["session_filter"])
-        before = self.inter_feat
+        interactions = self.inter_feat
         if max(minimums) > 1:
             fields = self.uid_field, self.iid_field
-            self.inter_feat = filter_sessions(before, *fields, *minimums)
+            self.inter_feat = filter_sessions(interactions, *fields, *minimums)
             for table, field in zip(("user", "item"), fields, strict=True):
                 feat = getattr(self, f"{table}_feat")
                 if feat is not None:
-                    dropped = set(before[field].unique()) - set(self.inter_feat[field].unique())
+                    kept = self.inter_feat[field].unique()
+                    dropped = set(interactions[field].unique()) - set(kept)
                     self._keep(table, ~feat[field].isin(dropped).to_numpy())
         self._filter_by_count()
 
@@ -364,31 +372,31 @@ class AtomicTables(Dataset):
         allowed = list(map(self._parse_intervals_str, options))
         if allowed == [None, None]:
             return
-        sides = []  # users and items
+        counters = []  # of users, and of items
         for table, field, intervals in zip(tables, fields, allowed, strict=True):
             if intervals and len(intervals) > 1:
                 self.logger.warning("More than one interval of interaction number are given!")
             feat = getattr(self, f"{table}_feat")
             in_table = None if feat is None else feat[field]
-            sides.append(_CountedNames(table, intervals, self.inter_feat[field], in_table))
-        users, items = sides
+            counters.append(_CountedNames(table, intervals, self.inter_feat[field], in_table))
+        users, items = counters
         is_kept = np.ones(len(self.inter_feat), dtype=bool)
         has_changed = True
         while has_changed:
             is_wrong_user, is_wrong_item = users.drop(), items.drop()
             is_dropped = is_wrong_user[users.codes] | is_wrong_item[items.codes]
             is_kept[is_kept] = ~is_dropped
-            for side in sides:
-                side.codes = side.codes[~is_dropped]
+            for counter in counters:
+                counter.codes = counter.codes[~is_dropped]
             has_changed = bool(is_wrong_user.any() or is_wrong_item.any())
         self._keep("inter", is_kept)
-        for side in sides:
-            if len(side.table_codes):
-                self._keep(side.table, side.is_listed[side.table_codes])
+        for counter in counters:
+            if len(counter.table_codes):
+                self._keep(counter.table, counter.is_listed[counter.table_codes])
 
 
 def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:
-    """Refuse users or items whose rows contradict each other; RecBole keeps the first."""
+    """Refuse rows that contradict each other about a user or item, whose name is in ``key``."""
     repeated = table[table[key].duplicated(keep=False)]
     for name, rows in repeated.groupby(key, sort=False, observed=True):
         for field in table.columns:
@@ -426,7 +434,7 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
 
 def number_names(
     columns: list[pd.Series], scratch: Scratch | None = None
-) -> tuple[np.ndarray, list[Any]]:
+) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
     """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
 
     Args:
@@ -441,8 +449,10 @@ def number_names(
     return np.array(["[PAD]", *ids]), numbered
 
 
-def _number_column(column: pd.Series, ids: dict[str, int], scratch: Scratch | None) -> Any:
-    """Return the ids of one column, and add its new names to ``ids``."""
+def _number_column(
+    column: pd.Series, ids: dict[str, int], scratch: Scratch | None
+) -> np.ndarray | list[np.ndarray]:
+    """Return the ids of one column, [rows] or of each list, and add its new names to ``ids``."""
     has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
     if column.dtype == "category":
         codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()

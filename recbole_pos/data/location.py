@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, listed, shown, suggest
+from recbole_pos.values import listed, shown, suggest
 
 PARQUET = ".parquet"
 KINDS = ("token", "token_seq", "float", "float_seq")  # of columns
@@ -49,15 +49,15 @@ def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
 
 
 def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
-    """Return the files of interactions: one, or those of ``benchmark_filename``, in their order."""
+    """Return the files of interactions: one, or those of parts (``list_parts``) in their order."""
     if not parts:
         return [find_atomic_file(folder, name, "inter")]
     files = [find_atomic_file(folder, name, f"{part}.inter") for part in parts]
     for file in files:
         if not file.is_file():
             raise UsageError(
-                f"benchmark_filename: a part of dataset {name!r} is read from {shown(file.name)} "
-                f"in the folder {folder}, and there is no such file"
+                f"benchmark_filename, data_part: a part of dataset {name!r} is read from "
+                f"{shown(file.name)} in the folder {folder}, and there is no such file"
             )
     return files
 
@@ -93,13 +93,15 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
     return dataset, None
 
 
-def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
+def require_dataset(
+    name: str, folder: Path, suffixes: list[str], parts: Sequence[str] | None
+) -> None:
     """Refuse a dataset that is not in ``folder``, with advice, or has a folder in place of a file.
 
-    ``suffixes`` name its files besides interactions, such as item.
+    ``suffixes`` name its files besides interactions, such as item; ``parts`` those of interactions.
     """
     is_name = Path(name).name == name
-    parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
+    parts = parts if is_name and folder.is_dir() else None
     files = list_interaction_files(folder, name, parts)
     if not (is_name and files[0].exists()):
         raise UsageError(f"dataset {shown(name)} not found: {_advise(Path(name), folder)}")

@@ -133,14 +133,14 @@ class Scratch:
         return pd.DataFrame(columns, index=index, copy=False)
 
     def _keep_values(self, column: np.ndarray | pd.Index, mask: np.ndarray) -> np.ndarray:
-        """Return the values of a column where ``mask`` is true, on disk."""
-        kept = self.empty(int(np.count_nonzero(mask)), column.dtype)
+        """Return the values of a column [rows] where ``mask`` [rows] is true, on disk."""
+        selected = self.empty(int(np.count_nonzero(mask)), column.dtype)
         start = 0
         for rows in self.iterate_blocks(len(mask)):
             values = column[rows][mask[rows]]
-            kept[start : start + len(values)] = values
+            selected[start : start + len(values)] = values
             start += len(values)
-        return kept
+        return selected
 
     @contextmanager
     def explain_errors(self, size: int = 0) -> Iterator[None]:

@@ -33,10 +33,10 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
     """
-    for key, only in (("order", "TO"), ("group_by", "user")):
-        if eval_args[key] != only:
-            found = shown(eval_args[key])
-            raise UsageError(f"eval_args.{key}: only {only} is supported; found {found}")
+    for key, supported in (("order", "TO"), ("group_by", "user")):
+        if eval_args[key] != supported:
+            value = shown(eval_args[key])
+            raise UsageError(f"eval_args.{key}: only {supported} is supported; found {value}")
     split = eval_args["split"]
     kind = next(iter(split)) if isinstance(split, dict) and len(split) == 1 else None
     if kind not in ("LS", "RS", "GT", "ST"):
@@ -237,7 +237,10 @@ def keep_recent_sessions(
 
 
 def _find_old_sessions(log: EventLog, part: np.ndarray, fraction: Fraction) -> np.ndarray:
-    """Return the ids of all training sessions but the newest ``fraction`` of them."""
+    """Return the ids [k] of all training sessions but the newest ``fraction`` of them.
+
+    ``part`` [interactions] is the part of the split that each interaction is in.
+    """
     sessions = _order_sessions(log)
     train_sessions = sessions[part[log.offsets[sessions]] == TRAIN]
     num_sessions = len(train_sessions)
@@ -251,9 +254,9 @@ def _find_old_sessions(log: EventLog, part: np.ndarray, fraction: Fraction) -> n
 
 def read_session_filter(value: Any) -> tuple[int, int]:
     """Return the least interactions of a session and of an item by ``session_filter``."""
-    given = {} if value is None else value
-    if isinstance(given, dict) and set(given) <= {"session", "item"}:
-        minimums = given.get("session", 1), given.get("item", 1)
+    option = {} if value is None else value
+    if isinstance(option, dict) and set(option) <= {"session", "item"}:
+        minimums = option.get("session", 1), option.get("item", 1)
         if all(type(number) is int and number >= 1 for number in minimums):
             return minimums
     raise UsageError(

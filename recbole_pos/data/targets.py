@@ -99,7 +99,7 @@ def read_ties(value: Any) -> str | int:
 
 
 def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor]:
-    """Return the columns of interactions, their rows shuffled if ``ties`` is a seed.
+    """Return the columns [interactions, ...], their rows shuffled if ``ties`` is a seed.
 
     Sorting by time is stable, so only ties keep the random order.
     """
@@ -127,7 +127,7 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
         if field not in allowed:
             raise UsageError(
                 f"target_events: {shown(field)} is no token or float field of interactions that "
-                f"load_col names; it names {listed(allowed) or 'none'}"
+                f"load_col names; it names {listed(sorted(allowed)) or 'none'}"
             )
         column = fields[field].numpy()
         has_value = ~dataset.missing.get(field, np.zeros(num_rows, dtype=bool))
@@ -140,8 +140,11 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
 def _find_values(
     field: str, selection: Any, present: np.ndarray, tokens: np.ndarray | None
 ) -> list[Any]:
-    """Return the ``present`` values that a selection names; ``tokens`` is None for numbers."""
-    value_by_text = {str(v if tokens is None else tokens[v]): v for v in present}
+    """Return those values of a field that a selection names, of the values ``present`` [n] in it.
+
+    Values are ids of ``tokens`` [ids], or numbers if that is None.
+    """
+    value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
     value_by_text.pop("[PAD]", None)
     selected = selection if isinstance(selection, (list, tuple)) else [selection]
     if tokens is None:  # compare numbers in float32, as the data store them
@@ -253,7 +256,7 @@ def make_split(
         "target": eval_args["target"],
         "cold_items": eval_args["cold_items"],
         "items_without_training": int(is_cold[1:].sum()),
-        **{name: _count_phases(parts) for name, parts in parts_by_count.items()},
+        **{name: count_phases(parts) for name, parts in parts_by_count.items()},
         **leaks,
     }
     return Split(log, part, is_target, summary)
@@ -406,12 +409,12 @@ def describe_split(summary: dict[str, Any]) -> str:
         return ""
     kind = next(iter(summary["split"]))
     times = " and ".join(map(format_time, summary["boundaries"]))
-    where = f" at time {times}" if times else ""
-    return f"split {kind}{where}: {'; '.join(parts)}"
+    boundaries = f" at time {times}" if times else ""
+    return f"split {kind}{boundaries}: {'; '.join(parts)}"
 
 
 def make_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return warnings about copies and leaks, which make metrics too good.
+    """Return warnings about copies and leaks, which make metrics too good, and unlearned items.
 
     ``summary`` is that of a split; summaries written by 0.2.0 may lack these counts.
     """
@@ -429,6 +432,15 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
             "`rm_copies: True` leaves copies out"
         )
     leaks = summary.get("leaks") or {}
+    for phase in PHASES[1:] if leaks else ():
+        if (
+            summary["targets"][phase]
+            and summary["cold_targets"][phase] == summary["targets"][phase]
+        ):
+            warnings.append(
+                f"benchmark_filename: no item of the {phase} targets is in training; unless that "
+                "is meant, names are written differently in the files"
+            )
     for key, text in (
         ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
         ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
@@ -439,5 +451,6 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
     return warnings
 
 
-def _count_phases(part: np.ndarray) -> dict[str, int]:
+def count_phases(part: np.ndarray) -> dict[str, int]:
+    """Return phase -> how many of some interactions, of which ``part`` has the parts, are in it."""
     return {phase: int(np.count_nonzero(part == i)) for i, phase in enumerate(PHASES)}

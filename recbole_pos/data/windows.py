@@ -130,6 +130,7 @@ class PrefixRows(Interaction):
         length_field: str,
         features: Features | None = None,
     ) -> None:
+        """Keep the interactions; a row for each target is computed when it is read."""
         super().__init__({})
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field
@@ -165,7 +166,7 @@ class PrefixRows(Interaction):
         return self._gather(index)
 
     def _gather(self, index: Any) -> Interaction:
-        """Return rows by a slice or index."""
+        """Return the rows of a slice or of indices; histories are [rows, L], padded at the end."""
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         target = self.target[rows.reshape(-1)]
         start = self._find_start(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ from recbole_pos.data.attributes import check_selected, map_fields_to_tables
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.identity import Vocabulary, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
+from recbole_pos.data.parts import is_part
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
+from recbole_pos.distributed import find_different
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
@@ -75,6 +78,8 @@ def prepare(
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, train_data)
+    if is_part(config):
+        _require_common(model, config["model"])
     if config["request_time"] == "target" and not getattr(model, "reads_request", False):
         raise UsageError(
             f"request_time: {config['model']} does not read the time of a request; target is for "
@@ -89,6 +94,16 @@ def prepare(
     require_scores(config, dataset, trainer.part_size or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
+
+
+def _require_common(model: Any, name: str) -> None:
+    """Refuse a model whose weights or buffers depend on the users of a part."""
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    if (different := find_different(tensors)) is not None:
+        raise UsageError(
+            f"data_part: {name}: {different} depends on the users, of whom a process has a part; "
+            "set data_part: none"
+        )
 
 
 def _prepare_data(
@@ -111,7 +126,7 @@ def _prepare_data(
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
-            f"{shown(config['dataset'])}; give smaller cutoffs and a valid_metric among them"
+            f"{shown(config['dataset'])}; give smaller cutoffs"
         )
     return dataset, parts["train"], loaders
 
@@ -137,7 +152,9 @@ def read_dataset(
         folder: an earlier run, whose users and items keep their ids; by default ``update_from``.
         hold_out_later: whether interactions that the earlier run did not have are held out.
     """
-    vocabulary = None if folder is None else load_vocabulary(folder, config)
+    vocabulary = None  # parts number items by their file, and users each for itself
+    if folder is not None and not is_part(config):
+        vocabulary = load_vocabulary(folder, config)
     if vocabulary is None and config["update_from"]:
         vocabulary = load_vocabulary(require_updatable(config["update_from"]), config)
     is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL

@@ -120,13 +120,13 @@ class Precision:
     @contextmanager
     def rounded_products(self) -> Iterator[None]:
         """Let a GPU round float32 products to TF32 in a ``with`` block, except under fp32."""
-        before = torch.get_float32_matmul_precision()
+        previous = torch.get_float32_matmul_precision()
         if self.device == "cuda" and self.name != "fp32":
             torch.set_float32_matmul_precision("high")
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(previous)
 
     def make_scaler(self) -> torch.amp.GradScaler:
         """Return a scaler of losses, which keeps small gradients; it is enabled under fp16 only."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import traceback
 from typing import Any
 
@@ -60,12 +62,19 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
 def is_from_custom_code(error: BaseException) -> bool:
     """Return whether an exception passed through code of a custom model or scheme.
 
-    The author of that code needs the traceback, so callers raise the error unchanged.
+    That is a module of such a class, or a module beside it in the same folder. The author of that
+    code needs the traceback, so callers raise the error unchanged.
     """
     registrations = (*ADDED.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_globals.get("__name__") in modules for frame in frames)
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
+    folders = {os.path.dirname(file) for file in files if file}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(
+        frame.f_globals.get("__name__") in modules
+        or os.path.dirname(frame.f_code.co_filename) in folders
+        for frame in frames
+    )
 
 
 def looks_ahead(model: Any) -> float:

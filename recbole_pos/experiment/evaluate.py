@@ -122,7 +122,8 @@ def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> d
 
 def _has_ranks_for(folder: RunFolder, trained: PosConfig, config: PosConfig) -> bool:
     """Return whether a run trained as ``trained`` has kept ranks that suffice for ``config``."""
-    has_rank_metrics = all(metric_information[m.lower()] == [TOPK] for m in config["metrics"])
+    metrics = [str(name).lower() for name in config["metrics"]]
+    has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
     # beyond the largest cutoff of the run, ranks leave items of equal scores without an order
     has_ordered_ranks = max(config["topk"]) <= max(trained["topk"])
     ranks_same_items = masks_history(trained) == masks_history(config)

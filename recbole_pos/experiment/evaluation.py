@@ -20,9 +20,10 @@ from recbole.evaluator import Collector
 from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
+from recbole_pos.data.parts import is_part
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT, find_past_items, masks_history
-from recbole_pos.distributed import current_shard, gather_rows
+from recbole_pos.distributed import current_shard, gather_objects, gather_rows
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import PART, Choice, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
@@ -216,7 +217,7 @@ class TargetCollector(Collector):
     def _collect_targets(
         self, scores: Tensor | StreamedScores, rows: Any, targets: Tensor, best: Tensor | None
     ) -> None:
-        """Collect hits and ranks of rows with one target each; see :func:`rank_targets`."""
+        """Collect hits and ranks of targets [rows], given scores and ``best`` items [rows, k]."""
         if self.needs_topk and best is not None:
             hits = best == targets[:, None]
             num_relevant = torch.ones_like(hits[:, :1])
@@ -230,7 +231,8 @@ class TargetCollector(Collector):
         self.last = super().get_data_struct()
         if not current_shard().is_alone:
             collected = self.last._data_dict.items()
-            rows = {name: value for name, value in collected if name.startswith("rec.")}
+            own = (RANK, EVENT) if is_part(self.config) else ()  # rows of this part of the log
+            rows = {n: value for n, value in collected if n.startswith("rec.") and n not in own}
             for name, value in gather_rows(rows).items():
                 self.last.set(name, value)
         for name in (RANK, EVENT):
@@ -264,12 +266,19 @@ def rank_targets(
 def collect_test_ranks(
     collector: TargetCollector, dataset: Any, time_unit: str
 ) -> pd.DataFrame | None:
-    """Return the :func:`make_rank_table` of a collector's last test; None if it has no ranks."""
+    """Return the :func:`make_rank_table` of a collector's last test; None if it has no ranks.
+
+    Under ``data_part: by_rank`` all processes must call it, and the first gets all rows.
+    """
     if collector.last is None or RANK not in collector.last:
         return None
     targets = collector.last.get(EVENT).cpu().numpy()
     ranks = collector.last.get(RANK).cpu().numpy()
-    return make_rank_table(dataset, targets, ranks, time_unit)
+    table = make_rank_table(dataset, targets, ranks, time_unit)
+    if dataset.totals is None:
+        return table
+    tables = gather_objects(table, only_first=True)
+    return pd.concat(tables, ignore_index=True) if tables else None
 
 
 def make_rank_table(

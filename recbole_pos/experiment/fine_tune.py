@@ -16,7 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import is_unfinished, read_result
+from recbole_pos.experiment.result import Result, is_unfinished, read_result
 from recbole_pos.experiment.run import load_config, run, warn_of_unfinished
 from recbole_pos.experiment.warm_start import require_updatable
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -31,15 +31,14 @@ def attach(
     run_dir: str | Path | None = None,
     *,
     settings: AttachArguments | None = None,
-    **given: Any,
-) -> Any:
+    **keywords: Any,
+) -> Result | None:
     """Add position schemes to a trained model and fine-tune only their parameters.
 
     Examples:
         >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
         >>> first = recbole_pos.run("PosSASRec", "ml-100k", config_dict=short, run_dir="first")
-        >>> one = {"epochs": 1}
-        >>> tuned = recbole_pos.attach("first", "kernel", config_dict=one, run_dir="tuned")
+        >>> tuned = recbole_pos.attach("first", "kernel", {"epochs": 1}, run_dir="tuned")
         >>> tuned.parameters < first.parameters  # only the kernel's are trained
         True
 
@@ -52,10 +51,10 @@ def attach(
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
         run_dir: folder of the new run.
         settings: what is printed, as one object.
-        given: the same by name: ``verbose``, ``as_json``, ``log``, as of :func:`recbole_pos.run`.
+        keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
 
     Returns:
-        The :class:`~recbole_pos.experiment.result.Result` of the new run.
+        The result of the new run, as of :func:`recbole_pos.run`.
 
     Raises:
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.
@@ -76,7 +75,7 @@ def attach(
     present = [name for name in scheme_names(config["position"]) if name != "nope"]
     options |= {"position": [*present, *added], "train_only": added}
     options["init_from"] = str(source.path.resolve())
-    args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
+    args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     files = [str(source.config)]
     return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
 
@@ -88,8 +87,8 @@ def update(
     *,
     new_items: str | None = None,
     settings: AttachArguments | None = None,
-    **given: Any,
-) -> Any:
+    **keywords: Any,
+) -> Result | None:
     """Train a model for further epochs on its data as they are now, as a new run.
 
     The same call can be repeated with the same ``run_dir`` after an interruption: an unfinished run
@@ -109,10 +108,10 @@ def update(
         new_items: a token or token_seq field of items: a new item starts with the mean vector of
             the items that share a token with it; with a random one if None.
         settings: what is printed, as one object.
-        given: the same by name: ``verbose``, ``as_json``, ``log``, as of :func:`recbole_pos.run`.
+        keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
 
     Returns:
-        The :class:`~recbole_pos.experiment.result.Result` of the new run.
+        The result of the new run, as of :func:`recbole_pos.run`.
 
     Raises:
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
@@ -122,7 +121,7 @@ def update(
     options = {"epochs": 5, **(config_dict or {}), "init_from": None, "train_only": None}
     options |= {"update_from": str(source.path.resolve()), "new_items": new_items}
     allow(options.get("plugins"))
-    args = RunArguments(**vars(replace(settings or AttachArguments(), **given)))
+    args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     run_dir = run_dir or args.run_dir
     if run_dir is not None and RunFolder(run_dir).holds_run:
         return _continue_update(RunFolder(run_dir), files, options, args)
@@ -131,7 +130,7 @@ def update(
 
 def _continue_update(
     folder: RunFolder, files: list[str], options: dict[str, Any], args: RunArguments
-) -> Any:
+) -> Result | None:
     """Return the result of an update that was begun in a folder: read, resumed or repeated."""
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
     requested = PosConfig(config_file_list=files, config_dict=options).plain
@@ -151,28 +150,30 @@ def _continue_update(
             folder.clear()
         return run(config_file_list=files, config_dict=options, run_dir=folder.path, settings=args)
     reporter.line(f"{folder.path}: unfinished, is resumed")
-    moved: dict[str, Any] = {k: options[k] for k in ("data_path", "plugins") if k in options}
+    moved: dict[str, Any] = {
+        key: options[key] for key in ("data_path", "plugins") if key in options
+    }
     args = replace(args, run_dir=None, resume=folder.path)
     return run(config_dict=moved, settings=args)
 
 
 def _require_same_update(
-    folder: RunFolder, requested: dict[str, Any], given: dict[str, Any]
+    folder: RunFolder, requested: dict[str, Any], user_options: dict[str, Any]
 ) -> PosConfig:
     """Return the configuration of the update in a folder; a UsageError if it is not the same.
 
-    ``requested`` has all options of the requested update, ``given`` those that the caller gave.
+    ``requested`` has all options of the requested update, ``user_options`` only the caller's.
     """
     earlier = folder.read_config() if folder.config.is_file() else {}
     if earlier.get("update_from") != requested["update_from"]:
         folder.require_unused()
-    for key in given.keys() & requested.keys() - {"data_path", "plugins"}:
+    for key in user_options.keys() & requested.keys() - {"data_path", "plugins"}:
         if requested[key] != earlier.get(key):
             raise UsageError(
                 f"{key}: {folder.path} was begun with {shown(earlier.get(key))}, now it is "
                 f"{shown(requested[key])}; {folder.how_to_finish}, or choose another --run_dir"
             )
-    options = {"data_path": given["data_path"]} if "data_path" in given else {}
+    options = {"data_path": user_options["data_path"]} if "data_path" in user_options else {}
     return load_config(folder, options)
 
 

@@ -40,6 +40,7 @@ class MetricLogger(Callback):
         self.begin = begin
 
     def on_start(self, experiment: Any) -> None:
+        """Begin a run in the tracker, with tags that identify data, options and version."""
         config, folder = experiment.config, experiment.trainer.run
         options = {key: value for key, value in config.plain.items() if key not in _NEUTRAL}
         digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())

@@ -32,7 +32,7 @@ class LossWatch:
         self._unread: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
 
     def add(self, loss: Tensor | float, step: int, batch: Any, num_targets: int) -> None:
-        """Add the loss of a step, a mean over its targets, before its gradient is computed."""
+        """Add the scalar loss of a step, the mean over its targets, before its gradient is made."""
         num_unread = 0
         copied = None
         if isinstance(loss, Tensor) and loss.device.type != "cpu":

@@ -124,15 +124,15 @@ def _read_recbole_state(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise _make_refusal("no config of RecBole")
     record = state.get("config")
-    others = state.get("other_parameter") or {}
-    if getattr(record, "name", None) != _CONFIG or not isinstance(others, dict):
+    parameters = state.get("other_parameter") or {}
+    if getattr(record, "name", None) != _CONFIG or not isinstance(parameters, dict):
         raise _make_refusal("no config of RecBole")
-    others = {
+    parameters = {
         name: value
-        for name, value in others.items()
+        for name, value in parameters.items()
         if not (isinstance(value, _Record) and value.name.startswith(_REBUILT))
     }
-    values = {**state, "config": None, "other_parameter": others}
+    values = {**state, "config": None, "other_parameter": parameters}
     _require_values(values)
     if wrong := [key for key, type_ in _TYPES.items() if not isinstance(values.get(key), type_)]:
         raise _make_refusal(f"no {', '.join(wrong)} as expected")

@@ -32,6 +32,7 @@ class Rendezvous:
     """
 
     def __init__(self, ip: str, port: int, keeps_store: bool, timeout: float) -> None:
+        """Open the store, or wait for it and connect; raise UsageError if that fails."""
         self.address = f"{ip}:{port}"
         self.timeout = timeout
         if not keeps_store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.targets import make_warnings
 from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
@@ -104,9 +105,7 @@ def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
     return {
         "model": config["model"],
         "dataset": config["dataset"],
-        "users": dataset.user_num - 1,
-        "items": dataset.item_num - 1,
-        "events": len(dataset.log),
+        **count_dataset(dataset),
         "parameters": count_parameters(experiment.model),
         "device": describe_device(config),
         "run_dir": str(folder.path),
@@ -127,7 +126,7 @@ def make_result(
     split = experiment.dataset.split.summary
     training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor
     num_targets = {
-        phase: 0 if loader is None else len(loader._dataset)
+        phase: 0 if loader is None else split["targets"][phase]
         for phase, loader in experiment.loaders.items()
     }
     warnings = make_warnings(split)

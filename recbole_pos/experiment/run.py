@@ -17,6 +17,7 @@ from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, limit_workers
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.parts import is_part
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import (
@@ -47,7 +48,7 @@ def run(
     *,
     callbacks: Sequence[Callback] = (),
     settings: RunArguments | None = None,
-    **given: Any,
+    **keywords: Any,
 ) -> Result | None:
     """Train a model to early stopping, test its best epoch, and write the run folder.
 
@@ -67,7 +68,7 @@ def run(
         callbacks: callbacks of the training, see :class:`recbole_pos.Callback`.
         settings: how the run is carried out, as one
             :class:`~recbole_pos.config.arguments.RunArguments`.
-        given: fields of ``settings`` by name, which win over it; every other keyword is an option,
+        keywords: fields of ``settings`` by name, which win over it; every other one is an option,
             as in ``config_dict``, over which it wins. The fields are
 
             - ``resume``: folder of an interrupted run, with which only ``epochs``, ``data_path``
@@ -89,9 +90,9 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    args, options = split_keywords(settings or RunArguments(), given)
+    args, options = split_keywords(settings or RunArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
-    dataset = read_dataset_name(dataset)
+    name = read_dataset_name(dataset)  # dataset keeps its temporary folder meanwhile
     allow(config_dict.get("plugins"))
     rank = find_rank(os.environ, args)
     if rank is not None:  # lets torch count GPUs without initialising CUDA
@@ -99,7 +100,7 @@ def run(
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
-        config = PosConfig(model, dataset, config_file_list, config_dict)
+        config = PosConfig(model, name, config_file_list, config_dict)
         check_device(config)
     else:
         if model or dataset or config_file_list or run_dir:
@@ -130,7 +131,8 @@ def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConf
     config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
     if config["precision"] == "fp16" and config["device"].type == "cpu":
         raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
-    _require_dataset(config)
+    if not is_part(config):
+        _require_dataset(config)
     return config
 
 
@@ -138,6 +140,12 @@ class NeedsDataset(UsageError):
     """A call needs the dataset, which is missing; ``missing`` is the subject of the message."""
 
     def __init__(self, missing: str, config: Options) -> None:
+        if is_part(config):
+            super().__init__(
+                f"{missing} must be read from all users, and under data_part: by_rank no process "
+                "has more than its part; recommend --histories, serve and export need none"
+            )
+            return
         name = config["dataset"]
         data_path = Path(config["data_path"]).parent
         super().__init__(
@@ -156,6 +164,7 @@ class Catalogue:
     has_log = False  # no interactions that a model could check
 
     def __init__(self, config: Options, vocabulary: Vocabulary) -> None:
+        """Take names and counts from the vocabulary, under the names of a dataset's attributes."""
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
@@ -256,7 +265,9 @@ def finds_dataset(path: str | Path) -> bool:
 
 
 def _has_dataset(config: PosConfig) -> bool:
-    """Return whether there are files of interactions for a configuration."""
+    """Return whether one process can read all interactions of a configuration."""
+    if is_part(config):
+        return False
     name = glob.escape(config["dataset"])
     return any(Path(config["data_path"]).glob(f"{name}.*inter*"))
 

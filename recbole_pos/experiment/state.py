@@ -56,14 +56,14 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
         return f"expected tensors by name, found {type(tensors).__name__}"
     if unmatched := sorted(map(shown, expected.keys() ^ tensors.keys())):
         return f"lacks, or has unknown, {', '.join(unmatched[:3])}"
-    for name, like in expected.items():
+    for name, model_tensor in expected.items():
         tensor = tensors[name]
-        description = f"{name}: expected {list(like.shape)} of {like.dtype}"
+        description = f"{name}: expected {list(model_tensor.shape)} of {model_tensor.dtype}"
         if not isinstance(tensor, Tensor):
             return f"{description}, found {type(tensor).__name__}"
-        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        if tensor.shape != model_tensor.shape or tensor.dtype != model_tensor.dtype:
             return f"{description}, found {list(tensor.shape)}"
-        if not tensor.isfinite().all() and like.isfinite().all():
+        if not tensor.isfinite().all() and model_tensor.isfinite().all():
             return f"{name} has numbers that are not finite"
     return None
 
@@ -140,7 +140,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
 
 def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str | Path) -> None:
     """Refuse moments that are not as an optimiser keeps them; some parameters may have none."""
-    kept = _make_example_moments(type(optimizer))
+    examples = _make_example_moments(type(optimizer))
     indices = [i for group in optimizer.state_dict()["param_groups"] for i in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not isinstance(moments, dict) or not moments.keys() <= set(indices):
@@ -150,7 +150,7 @@ def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str |
             continue
         expected = {
             name: parameter if isinstance(value, Tensor) and value.dim() else torch.as_tensor(value)
-            for name, value in kept.items()
+            for name, value in examples.items()
         }
         _require_like(moments[index], expected, f"optimizer.state.{index}", file)
 
@@ -231,19 +231,20 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     """
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-        others = from_plain(weights["other"])
+        other_parameters = from_plain(weights["other"])
         expected = _get_other_parameters(model)
-        for name in expected.keys() | others.keys():
+        for name in expected.keys() | other_parameters.keys():
             if expected[name] is None:
                 continue
-            if getattr(others[name], "shape", 0) != getattr(expected[name], "shape", 0):
+            shape = getattr(other_parameters[name], "shape", 0)
+            if shape != getattr(expected[name], "shape", 0):
                 difference = f"{name} is of another shape"
     except Exception as error:  # a missing name, or whatever scipy raises
         difference = shown(str(error))
     if difference:
         raise CheckpointError(f"{source} cannot be used with this model: {difference}")
     model.load_state_dict(weights["state_dict"])
-    model.load_other_parameter(others)
+    model.load_other_parameter(other_parameters)
 
 
 def _get_other_parameters(model: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import keep_vectors
+from recbole_pos.data.parts import is_part
 from recbole_pos.data.targets import describe_split
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
@@ -72,6 +73,8 @@ def train(
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
+            if loaders["test"] and is_part(config):
+                _collect_ranks(experiment)
             return None
         if folder is None:  # created only now, so that wrong options leave no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
@@ -134,8 +137,7 @@ def _train_and_test(
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=show_progress)
     if loaders["test"]:
-        dataset = loaders["test"]._dataset
-        ranks = collect_test_ranks(trainer.eval_collector, dataset, config["timestamp_unit"])
+        ranks = _collect_ranks(experiment)
         if ranks is not None:
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
@@ -148,6 +150,12 @@ def _train_and_test(
         reporter.line(f"{folder.path}/result.json")
     reporter.write_json("result", asdict(result))
     return result
+
+
+def _collect_ranks(experiment: Experiment) -> Any:
+    """Return the table of ranks of the last test, see :func:`collect_test_ranks`."""
+    dataset, unit = experiment.loaders["test"]._dataset, experiment.config["timestamp_unit"]
+    return collect_test_ranks(experiment.trainer.eval_collector, dataset, unit)
 
 
 def _write_start(experiment: Experiment, folder: RunFolder) -> None:

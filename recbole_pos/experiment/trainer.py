@@ -58,6 +58,7 @@ class PosTrainer(EvaluatingTrainer):
     """
 
     def __init__(self, config: Options, model: Any) -> None:
+        """Read the options, and build what a step needs; :meth:`fit` sets where files are."""
         # Trainer.__init__ would open a tensorboard writer in the working directory
         AbstractTrainer.__init__(self, config, model)
         starts = ("init_from", "train_only", "update_from")
@@ -216,7 +217,7 @@ class PosTrainer(EvaluatingTrainer):
     def _train_epoch(
         self, train_data: Any, epoch_idx: int, loss_func: Any = None, show_progress: bool = False
     ) -> dict[str, Any]:
-        """Train one epoch; RecBole's arguments.
+        """Train one epoch; arguments are those of RecBole's method, ``loss_func`` of a batch.
 
         Returns:
             The epoch's line for metrics.jsonl, without validation metrics yet.
@@ -261,7 +262,7 @@ class PosTrainer(EvaluatingTrainer):
             "targets_per_second": round(train_data.num_targets / seconds, 1),
         }
 
-    def _share_loss(self, loss_func: Any, epoch: int) -> Any:
+    def _share_loss(self, loss_func: Callable[[Any], Any], epoch: int) -> distributed.SharedLoss:
         """Seed this process for an epoch; return a loss whose gradients all processes sum up."""
         # each process has other dropout and negatives, in each epoch, by two primes; the seed does
         # not depend on earlier epochs, so a resumed run samples the same

@@ -105,8 +105,8 @@ def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str
 def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
     """Raise a UsageError about ``option`` if the earlier run had other data, options or schemes."""
     present = scheme_names(earlier["position"]) if "position" in earlier else []
-    kept = scheme_names(config["position"]) if present else []
-    if missing := set(present) - {*kept, "nope"}:
+    current = scheme_names(config["position"]) if present else []
+    if missing := set(present) - {*current, "nope"}:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
@@ -188,6 +188,12 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     for name, known_part in known_parts.items():
         known_part.copy_(weights[name])
     num_known = len(vocabulary.tokens[item_field])
+    names, items = dataset.field2id_token[item_field], dataset.log.items
+    if not (items < num_known).any():
+        raise UsageError(
+            f"update_from: no item of the data, such as {shown(str(names[items[0]]))}, is known to "
+            f"{source.path}, which knows such as {shown(str(names[1]))}"
+        )
     num_new = dataset.item_num - num_known
     model.notices.append(
         f"update_from: new items since {source.path.name} was trained: {num_new:,}"

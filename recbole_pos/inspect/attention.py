@@ -152,7 +152,7 @@ def _encode_batches(
     rows: np.ndarray,
     lengths: np.ndarray,
 ) -> Iterator[tuple[list[Tensor], SequenceContext]]:
-    """Yield inputs of layers and context in batches of ``rows`` of a loader, longest first."""
+    """Yield inputs of layers and context in batches of ``rows`` [n] of a loader, longest first."""
     num_heads = max(layer.n_heads for layer in layers)
     max_weights = chunk_elements(torch.device(model.device)) // num_heads
     order = np.argsort(-lengths, kind="stable")

@@ -94,9 +94,9 @@ def find_periods(model: nn.Module) -> list[Periods]:
         for name, scheme in layer.position.parts().items():
             seconds = scheme.time_periods()
             if seconds is not None:
-                before = seconds if scheme.fresh_periods is None else scheme.fresh_periods
-                both = (x.double().cpu().numpy() for x in (seconds, before))
-                hours = np.stack(list(both), -1) / SECONDS["hours"]
+                initial = seconds if scheme.fresh_periods is None else scheme.fresh_periods
+                pairs = [x.double().cpu().numpy() for x in (seconds, initial)]
+                hours = np.stack(pairs, -1) / SECONDS["hours"]
                 periods += _group_heads(number, name, hours)
     return periods
 
@@ -110,10 +110,11 @@ def _group_heads(layer: int, scheme: str, hours: np.ndarray) -> list[Periods]:
     groups = []
     for pairs, heads in heads_by_pairs.items():
         finite = [pair for pair in pairs if np.isfinite(pair[0])]
-        now, before = tuple(pair[0] for pair in finite), tuple(pair[1] for pair in finite)
-        near = tuple(map(_find_calendar_period, now))
+        current, initial = (tuple(pair[i] for pair in finite) for i in (0, 1))
+        near = tuple(map(_find_calendar_period, current))
         num_still = len(pairs) - len(finite)
-        groups.append(Periods(layer, scheme, tuple(heads), is_all, now, before, near, num_still))
+        group = Periods(layer, scheme, tuple(heads), is_all, current, initial, near, num_still)
+        groups.append(group)
     return groups
 
 
@@ -277,15 +278,16 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
     """Draw a panel per measure over the layers, write it to ``file`` and return its path."""
     n_heads = max(values.shape[-1] for values in measured.layers)
     # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
-    values = np.stack([np.broadcast_to(v, (*v.shape[:-1], n_heads)) for v in measured.layers])
-    n_layers, _, n_measures, _ = values.shape
+    layers = [np.broadcast_to(layer, (*layer.shape[:-1], n_heads)) for layer in measured.layers]
+    values = np.stack(layers)
+    n_measures = values.shape[2]
     figure = new_figure(4.4 * n_measures, 4.4)
     layout: Any = figure.get_layout_engine()  # constrained
     layout.set(w_pad=0.12)
     panels = figure.subplots(1, n_measures, squeeze=False)[0]
-    for m, panel in enumerate(panels):
-        _draw_measure(panel, values[:, :, m], measured.uniform[:, m])
-        panel.set_ylabel(AXES[m])
+    for index, panel in enumerate(panels):
+        _draw_measure(panel, values[:, :, index], measured.uniform[:, index])
+        panel.set_ylabel(AXES[index])
     handles_and_labels = panels[0].get_legend_handles_labels()
     figure.legend(*handles_and_labels, loc="outside lower center", ncols=4, frameon=False)
     marks = "small marks: heads; large ones: their mean" if n_heads > 1 else ""
@@ -298,8 +300,8 @@ def _draw_measure(panel: Any, values: np.ndarray, uniform: np.ndarray) -> None:
     layers = np.arange(1, n_layers + 1)
     # of a single layer, heads are drawn side by side, to the right of their mean
     beside_mean = 1 + min(0.06, 0.4 / n_heads) * np.arange(1, n_heads + 1)
-    for q, (label, color) in enumerate(COLORS.items()):
-        by_head = values[:, q]  # [layers, heads]
+    for index, (label, color) in enumerate(COLORS.items()):
+        by_head = values[:, index]  # [layers, heads]
         style: dict[str, Any] = {"color": color, "alpha": 0.5, "markersize": 4}
         if n_heads > 1 and n_layers > 1:
             panel.plot(layers, by_head, "-o", linewidth=0.8, **style)
@@ -308,7 +310,7 @@ def _draw_measure(panel: Any, values: np.ndarray, uniform: np.ndarray) -> None:
         mean_style: dict[str, Any] = {"color": color, "linewidth": 2.5, "markersize": 8}
         panel.plot(layers, by_head.mean(-1), "-o", label=label, **mean_style)
         uniform_label = f"{label}, equal weights"
-        panel.axhline(uniform[q], color=color, linestyle=":", label=uniform_label)
+        panel.axhline(uniform[index], color=color, linestyle=":", label=uniform_label)
     highest = max(values.max(), uniform.max())
     panel.set(xlabel="layer", ylim=(0, (1.07 * highest) or 1))  # 1 if all values are 0
     panel.set(xlim=(0.5, n_layers + 0.5), xticks=layers[:: math.ceil(n_layers / 16)])
@@ -324,8 +326,8 @@ def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
     rows = range(len(periods), 0, -1)
     for row, group in zip(rows, periods, strict=True):
         if group.learned:
-            before = group.hours_before_training
-            panel.plot(before, [row] * len(before), "|", color="black", markersize=9, alpha=0.4)
+            initial = group.hours_before_training
+            panel.plot(initial, [row] * len(initial), "|", color="black", markersize=9, alpha=0.4)
         is_near = np.array(group.near) != ""
         for is_shown, marker, color in ((~is_near, "o", GRAY), (is_near, "D", VERMILION)):
             hours = np.array(group.hours)[is_shown]
@@ -343,7 +345,7 @@ def draw_periods(periods: Sequence[Periods], title: str, file: Path) -> Path:
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:,g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
-    labels = [f"{p.scheme}, {p.label}" if has_schemes else p.label for p in periods]
+    labels = [f"{group.scheme}, {group.label}" if has_schemes else group.label for group in periods]
     panel.set_yticks(rows, labels)
     panel.set(ylim=(0.4, len(periods) + 0.6), xlabel="period (hours)")
     panel.grid(axis="x", alpha=0.2)

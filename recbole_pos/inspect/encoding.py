@@ -106,11 +106,11 @@ def build_encodings(
     # looking a scheme up imports it, so schemes of other packages only if named
     schemes = [name for name in SCHEMES if name in SCHEMES.paths or name in names]
     allowed = [name for name in schemes if issubclass(SCHEMES[name], PositionEncoding)]
-    known = [name for name in names if name in allowed]
+    selected = [name for name in names if name in allowed]
     previous_dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # float32 rounds neighbouring values of slow sines alike
     try:
-        built = {name: SCHEMES[name](sizes, **SCHEMES.defaults(name)) for name in known}
+        built = {name: SCHEMES[name](sizes, **SCHEMES.defaults(name)) for name in selected}
     finally:
         torch.set_default_dtype(previous_dtype)
     for name in names:
@@ -126,12 +126,12 @@ def build_encodings(
 
 def find_encodings(model: nn.Module) -> dict[str, PositionEncoding]:
     """Return the position encodings of a model by scheme name, the first of each scheme."""
-    found: dict[str, PositionEncoding] = {}
+    encodings: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
             name = SCHEMES.find_name(type(module)) or type(module).__name__
-            found.setdefault(name, module)
-    return found
+            encodings.setdefault(name, module)
+    return encodings
 
 
 def compute_agreement(vectors: np.ndarray) -> np.ndarray:
@@ -153,14 +153,14 @@ def select_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, Positi
     Raises:
         UsageError: if the model has none, or lacks one of the names.
     """
-    found = find_encodings(model)
-    missing = [name for name in names if name not in found]
-    if missing or not found:
-        reason = (
-            f"has {', '.join(found)}" if found else "adds no encoding of positions to its input"
-        )
+    encodings = find_encodings(model)
+    missing = [name for name in names if name not in encodings]
+    if missing or not encodings:
+        reason = "adds no encoding of positions to its input"
+        if encodings:
+            reason = f"has {', '.join(encodings)}"
         raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {reason}")
-    return {name: scheme for name, scheme in found.items() if not names or name in names}
+    return {name: scheme for name, scheme in encodings.items() if not names or name in names}
 
 
 def compute_session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:

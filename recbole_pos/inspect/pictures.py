@@ -113,13 +113,13 @@ def draw_maps(
     """
     columns = columns or min(len(panels), ABREAST)
     rows = math.ceil(len(panels) / columns)
-    side = min(3.2, max(1.5, 12 / max(columns, rows)))  # of a panel, in inches
-    width = max(side * columns + 1.8, 5.5)
-    height = side * rows + 0.7 + 0.25 * len(titles)
+    inches = min(3.2, max(1.5, 12 / max(columns, rows)))  # width and height of a panel
+    width = max(inches * columns + 1.8, 5.5)
+    height = inches * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
     style = style or choose_colors([matrix for _, matrix in panels])
-    font_size = 10 if side > 2.2 else 8
+    font_size = 10 if inches > 2.2 else 8
     image: Any = None
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
@@ -134,7 +134,7 @@ def draw_maps(
         panel.set_xlabel(axes[0] if is_bottom else "", fontsize=font_size)
         panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
         for axis in (panel.xaxis, panel.yaxis):
-            set_whole_ticks(axis, max(2, int(2 * side)))
+            set_whole_ticks(axis, max(2, int(2 * inches)))
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
     return write(figure, file, *titles)
 

@@ -163,11 +163,12 @@ def measure_relations(
     require_finite([squares], "what relations add")
     of_relations, of_users, of_attention, of_states = np.split(squares, [-3, -2, -1], axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        others = num_reads[:, 1] / num_reads[:, 0]
+        share_of_others = num_reads[:, 1] / num_reads[:, 0]
         adds = np.sqrt(of_relations / of_attention)
         users_add = np.sqrt(of_users / of_states)[:, 0]
-    known, read = num_known / num_interactions, num_reads[:, 0] / num_interactions
-    shares = list(zip(known.tolist(), read.tolist(), others.tolist(), strict=True))
+    share_known, mean_reads = num_known / num_interactions, num_reads[:, 0] / num_interactions
+    measures = share_known.tolist(), mean_reads.tolist(), share_of_others.tolist()
+    shares = list(zip(*measures, strict=True))
     mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
     uses = [
         RelationUse(

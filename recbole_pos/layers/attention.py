@@ -90,14 +90,15 @@ class MultiHeadAttention(nn.Module):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
+        """Create the projections that the scheme needs, d to d, with layer norm and dropout."""
         super().__init__()
         d, bias = options.hidden_size, options.bias
         self.n_heads = options.n_heads
         self.head_size = d // options.n_heads
-        needed = position.projections
-        self.query = nn.Linear(d, d, bias=bias) if "query" in needed else None
-        self.key = nn.Linear(d, d, bias=bias) if "key" in needed else None
-        self.value = nn.Linear(d, d, bias=bias) if "value" in needed else None
+        names = position.projections
+        self.query = nn.Linear(d, d, bias=bias) if "query" in names else None
+        self.key = nn.Linear(d, d, bias=bias) if "key" in names else None
+        self.value = nn.Linear(d, d, bias=bias) if "value" in names else None
         self.dense = nn.Linear(d, d, bias=bias) if options.output else None
         self.position = position
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
@@ -206,6 +207,7 @@ class _BiasedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients to q, k and v, [b, h, t, e], and to the bias, [1, h, t, t]."""
         q, k, v, bias, out = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
@@ -242,6 +244,7 @@ class FeedForward(nn.Module):
     """Position-wise feed-forward sub-layer with residual and layer norm (FPARec, equation 8)."""
 
     def __init__(self, options: BlockOptions) -> None:
+        """Create the layers d to inner_size and back, with layer norm and dropout."""
         super().__init__()
         self.dense_1 = nn.Linear(options.hidden_size, options.inner_size)
         self.dense_2 = nn.Linear(options.inner_size, options.hidden_size)
@@ -291,6 +294,7 @@ class TransformerEncoder(nn.Module):
         position: Callable[[], AttentionPosition],
         block: Callable[[BlockOptions, AttentionPosition], nn.Module] = TransformerLayer,
     ) -> None:
+        """Build the blocks from first to last, each with the next scheme."""
         super().__init__()
         self.layer = nn.ModuleList(block(options, position()) for _ in range(n_layers))
 

@@ -122,7 +122,7 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
 
 
 def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return what :func:`_select` does, faster on long rows, where ``topk`` is slow."""
+    """Return the k highest scores and their columns, [rows, k] each, faster on long rows."""
     num_groups = scores.size(1) // GROUP
     if num_groups < 4 * k or scores.is_cuda:
         return _select(scores, k)
@@ -132,8 +132,8 @@ def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     maxima = scores[:, :end].unflatten(1, (num_groups, GROUP)).amax(2)
     _, group = _select(maxima, min(k + 1, num_groups))
     column = (group.sort(1)[0][:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
-    behind = torch.arange(end, scores.size(1)).expand(len(scores), -1)
-    column = torch.cat((column, behind), 1)
+    remainder = torch.arange(end, scores.size(1)).expand(len(scores), -1)
+    column = torch.cat((column, remainder), 1)
     value, index = _select(scores.gather(1, column), k)
     return value, column.gather(1, index)
 

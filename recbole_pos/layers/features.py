@@ -94,6 +94,7 @@ class PeriodicField(nn.Module):
     scale: Tensor
 
     def __init__(self, numbers: np.ndarray, size: int) -> None:
+        """Measure mean and deviation of the numbers, and create c [k] and W [d, 2k]."""
         super().__init__()
         scale = [0.0, 1.0]
         if len(numbers):
@@ -164,6 +165,7 @@ class EventFeatures(nn.Module):
         size: int,
         fusion: str,
     ) -> None:
+        """Keep the embeddings, those of interactions before those of users."""
         super().__init__()
         self.events, self.users = list(events), list(users)
         self.fields = nn.ModuleList([*events.values(), *users.values()])
@@ -204,6 +206,7 @@ class ItemFeatures(ItemPart):
     def __init__(
         self, fields: Mapping[str, nn.Module], columns: Mapping[str, Tensor], size: int, fusion: str
     ) -> None:
+        """Keep the embeddings and the values of all items, [items, ...] for each field."""
         super().__init__()
         self.fields = nn.ModuleList(fields.values())
         self.fusion = FeatureFusion(len(fields), size, fusion)

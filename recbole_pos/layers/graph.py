@@ -57,7 +57,7 @@ class SessionGraph:
 
     @classmethod
     def _build_padded(cls, items: Tensor, events: PaddedContext) -> SessionGraph:
-        """Build graphs of fixed shapes, k = m: nodes by first appearance, then padding."""
+        """Build graphs of items [b * t] in fixed shapes: b * t nodes, with padding at the end."""
         b, t = events.batch_size, events.width
         rows = items.view(b, t)
         is_real = ~events.padding
@@ -142,13 +142,13 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     for _ in range(int(num_repeated) + 1):
         paths = distance.view(len(start), 2, -1) - step
         paths = paths.cummin(2).values.add_(step).view_as(node)
-        reached = distance.new_full((len(start), n + 1), far)
-        reached.scatter_reduce_(1, node, paths, "amin")
+        shortest = distance.new_full((len(start), n + 1), far)
+        shortest.scatter_reduce_(1, node, paths, "amin")
         previous = distance
-        distance = reached.gather(1, node)
+        distance = shortest.gather(1, node)
         if torch.equal(previous, distance):
             break
-    return reached[:, :n].masked_fill(nodes.padding[row], 0)
+    return shortest[:, :n].masked_fill(nodes.padding[row], 0)
 
 
 def _count_all_distances(graph: SessionGraph) -> Tensor:
@@ -203,12 +203,12 @@ def weigh_neighbours(
         row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
         sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
         edges = sending[row, :, index]  # [a, 2, n]
-        side = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
-        sent = (anchors.distance[:, None] * side).to(weights.dtype)
-        joined = _join(edges, sent, overlap)
+        is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
+        distances = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
+        joined = _join(edges, distances, overlap)
         if self_weight:  # a self-transition is an edge to another appearance, not this message
             itself = torch.arange(index.size(0), device=index.device), slice(None), index
-            joined[itself] = edges[itself] + self_weight * side[:, :, 0]
+            joined[itself] = edges[itself] + self_weight * is_anchor[:, :, 0]
         sending[row, :, index] = joined  # in place in ``weights``
     if mean:
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)

@@ -55,6 +55,7 @@ class WGAT(nn.Module):
     """
 
     def __init__(self, hidden_size: int, n_heads: int) -> None:
+        """Create the weights W [h, d, d] and a [h, 2d + 1] of the heads, and the bias b [d]."""
         super().__init__()
         self.n_heads = n_heads
         self.weight = nn.Parameter(torch.empty(n_heads, hidden_size, hidden_size))

@@ -44,6 +44,7 @@ class PointwiseAttention(MultiHeadAttention):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
+        """Build the sub-layer with its gate, after a check that options and scheme suit HSTU."""
         for name, scheme in position.parts().items():
             if replaces_attention(type(scheme)):
                 raise UsageError(
@@ -107,6 +108,7 @@ class _PointwiseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
+        """Return (SiLU(q k^T + bias) / n) v under the causal mask, [b, h, t, e] like q, k, v."""
         ctx.save_for_backward(q, k, v, bias)
         ctx.n = n
         out = torch.empty_like(v)
@@ -118,6 +120,7 @@ class _PointwiseAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients to q, k and v, [b, h, t, e], and to a bias that needs one."""
         q, k, v, bias = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = None

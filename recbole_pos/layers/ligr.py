@@ -40,6 +40,7 @@ class GatedFeedForward(nn.Module):
     """x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n) with n = Norm(x); SwiGLU (Shazeer 2020)."""
 
     def __init__(self, options: BlockOptions) -> None:
+        """Create W1 and W2 as one layer [2 inner, d], W3 [d, inner] and the gate's W [d, d]."""
         super().__init__()
         d, inner = options.hidden_size, options.inner_size
         self.dense_1 = nn.Linear(d, 2 * inner, bias=False)  # W1 and W2

@@ -31,7 +31,11 @@ def _compute_loss_and_gradients(
     factor_type: torch.dtype | None,
     needs_gradient: Sequence[bool] = (True, True),
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the loss of ``weighted_cross_entropy`` and gradients to states and item vectors."""
+    """Return the scalar loss of ``weighted_cross_entropy``, and gradients [m, d] and [items, d].
+
+    Arguments are as there; ``factor_type`` is the type of factors of products, None for their own,
+    and ``needs_gradient`` which of the two gradients are computed, None in place of the other.
+    """
     # Gradients are made in the forward pass, while the probabilities of a chunk of positions exist:
     # three matrix products in all, and nothing of size [m, items] is kept or computed twice.
     m, num_items = hidden.size(0), weight.size(0)
@@ -100,13 +104,14 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save both gradients; with ``rows`` the second is of these rows of a table of ``size``."""
+        """Save both gradients; that to item vectors may be of ``rows`` of a table of ``size``."""
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.rows, ctx.size = rows, size
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients to states [m, d] and item vectors [items, d], times ``grad``."""
         grads = ctx.saved_tensors
         # Scaling copies gradients. On a CPU it is cheap to read the factor, and 1 needs no copy.
         is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -132,6 +137,7 @@ class _CatalogueLoss(EarlyGradients):
         prior: Tensor | None,
         factor_type: torch.dtype | None,
     ) -> Tensor:
+        """Return the scalar mean loss of states [m, d] over all items; keep its gradients."""
         loss, grad_hidden, grad_weight = _compute_loss_and_gradients(
             hidden, weight, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
         )

@@ -85,6 +85,7 @@ class PaddedContext(SequenceContext):
         return self.width if align == "start" else self.max_length
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Copy rows [b * t, ...] to a block [b, t, ...] or [t, b, ...], with zeros at padding."""
         b, width, is_padding = self.batch_size, self.block_width(align), self.padding
         if align == "end":
             # index of the interaction in each column, negative for padding before the row

@@ -138,6 +138,7 @@ class RelationAttention(MultiHeadAttention):
         num_heads: int,
         head_size: int,
     ) -> None:
+        """Create the self-attention, and value, mixture and output of the heads of relations."""
         super().__init__(options, position)
         self.num_relations, self.num_relation_heads = num_relations, num_heads
         if num_relations:
@@ -199,6 +200,7 @@ class RelationLayer(TransformerLayer):
         aggregates: bool,
         gated: bool,
     ) -> None:
+        """Build the block and, if the aggregate is gated, a scalar gate that is 0 when fresh."""
         super().__init__(options, position)
         self.multi_head_attention = RelationAttention(
             options, position, relations, heads, head_size

@@ -77,6 +77,7 @@ class SampledLoss:
     cumulative: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        """Compute the sampling distribution, ``log_q`` and ``cumulative``, from the counts."""
         if self.loss_type == "in_batch":
             self.negative_sampler = "in_batch"
         counts = self.counts.double()
@@ -150,7 +151,10 @@ class SampledLoss:
     def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a [m] and b [groups, n] of the module's formulas; b is None if it is zero."""
+        """Return what is added to logits of targets, [m], and of negatives, [groups, n] or None.
+
+        ``log_repeats`` [n] is the log of how often each negative counts; None if all count once.
+        """
         target_shift = torch.zeros_like(self.log_q[targets])
         if self.logq_correction == "none":
             repeats = None if log_repeats is None else log_repeats.expand(items.shape)
@@ -184,10 +188,10 @@ class _SharedNegatives(EarlyGradients):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        items: Tensor,
+        hidden: Tensor,  # [m, d] states
+        weight: Tensor,  # [items, d] item vectors
+        targets: Tensor,  # [m] items
+        items: Tensor,  # [groups, n] negatives
         target_terms: Tensor,  # [m] shifts of targets' logits; with beta, weights of negatives
         shifts: Tensor | None,  # [groups, n] of the negatives' logits
         beta: float | None,  # weight of the target in a binary loss; None for a softmax
@@ -195,6 +199,7 @@ class _SharedNegatives(EarlyGradients):
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
+        """Return the scalar mean loss of targets against the negatives; keep its gradients."""
         m = len(hidden)
         num_groups, n = items.shape
         size = math.ceil(m / num_groups)
@@ -210,15 +215,15 @@ class _SharedNegatives(EarlyGradients):
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for chunk in iterate_chunks(num_groups, size * n, hidden.device):
             columns = weight[items[chunk]]
-            z = states[chunk] @ columns.mT
+            z = states[chunk] @ columns.mT  # [groups, size, n] logits of negatives
             if shifts is not None:
                 z += shifts[chunk, None]
             z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
-            of_targets = logit[chunk], terms[chunk], mean_weight[chunk]
+            target_columns = logit[chunk], terms[chunk], mean_weight[chunk]
             if beta is None:
-                losses, grad_logit[chunk] = _softmax_loss(z, *of_targets)
+                losses, grad_logit[chunk] = _softmax_loss(z, *target_columns)
             else:
-                losses, grad_logit[chunk] = _binary_loss(z, *of_targets, beta)
+                losses, grad_logit[chunk] = _binary_loss(z, *target_columns, beta)
             total += losses.sum(dtype=torch.float64)
             torch.bmm(z, columns, out=grad_states[chunk])  # z now holds its gradient
             if grad_weight is not None:
@@ -234,7 +239,7 @@ class _SharedNegatives(EarlyGradients):
 
 
 def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax losses [c, g] times ``weight``, and their gradients to targets' ``logit``."""
+    """Return softmax losses times ``weight``, and gradients to targets' ``logit``, [c, g] each."""
     # z [c, g, n], the logits of negatives, is overwritten with its gradient
     logit = logit + shift
     highest = torch.maximum(z.amax(2), logit)
@@ -248,7 +253,8 @@ def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tu
 def _binary_loss(
     z: Tensor, logit: Tensor, negative_weight: Tensor, weight: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the same as :func:`_softmax_loss` for binary losses; beta weighs the targets."""
+    """Return binary losses times ``weight``, and gradients to targets' ``logit``, [c, g] each."""
+    # z [c, g, n], the logits of negatives, is overwritten with its gradient
     weight = weight / (z.size(2) + 1)
     negatives = F.logsigmoid(-z).sum(2) * negative_weight
     loss = -(beta * F.logsigmoid(logit) + negatives) * weight

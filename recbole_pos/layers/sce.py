@@ -202,15 +202,16 @@ class _BucketCrossEntropy(EarlyGradients):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        positions: Tensor,  # [n, x]
-        items: Tensor,  # [n, y]
+        hidden: Tensor,  # [m, d] states
+        weight: Tensor,  # [items, d] item vectors
+        targets: Tensor,  # [m] items
+        positions: Tensor,  # [n, x] of each bucket
+        items: Tensor,  # [n, y] of each bucket
         rows: Tensor | None,  # this and the next two: results of ``index_rows``
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
+        """Return the scalar mean of each position's largest loss in a bucket; keep gradients."""
         buckets = _Buckets(hidden, weight, targets, positions, items)
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]

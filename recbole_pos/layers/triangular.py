@@ -31,6 +31,7 @@ class _TriangularProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients to the matrix [t, t], within its band, and to x [t, c]."""
         matrix, x = ctx.saved_tensors
         grad = grad.contiguous()
         grad_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[0] else None
@@ -39,8 +40,8 @@ class _TriangularProduct(torch.autograd.Function):
             if grad_matrix is not None:
                 torch.mm(grad[rows], x[columns].t(), out=grad_matrix[rows, columns])
             # rows of the matrix that are not zero in the columns ``rows``
-            reached = slice(rows.start, min(rows.stop + ctx.band - 1, len(matrix)))
-            torch.mm(matrix[reached, rows].t(), grad[reached], out=grad_x[rows])
+            nonzero = slice(rows.start, min(rows.stop + ctx.band - 1, len(matrix)))
+            torch.mm(matrix[nonzero, rows].t(), grad[nonzero], out=grad_x[rows])
         return grad_matrix, grad_x, None
 
 

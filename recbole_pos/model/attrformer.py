@@ -75,14 +75,15 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Read the relations, build the backbone with them, and estimate the prior of targets."""
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
         self.reads_request = False  # neighbours in a batch would learn when a target happens
         self.linked = config["chunking"]
-        for key, needed in (("augmentation", "all_positions"), ("train_windows", "chunk")):
-            if self.linked and config[key] != needed:
+        for key, required in (("augmentation", "all_positions"), ("train_windows", "chunk")):
+            if self.linked and config[key] != required:
                 raise UsageError(
-                    f"chunking: links the windows of {key}: {needed}; found "
+                    f"chunking: links the windows of {key}: {required}; found "
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
         user_fields = [relation.field for relation in self.declared if relation.source == "user"]
@@ -130,11 +131,13 @@ class AttrFormer(PosSASRec):
         self.notices += check_clock(dataset.log, unit, instead=instead, across=not reads_time)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
+        """Return the function that builds the next block, with relations as ``user_layers`` say."""
         num_user_relations = sum(relation.source == "user" for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         layer_number = count(1)
 
         def build_layer(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
+            """Build the next block; each call is for one block, from the first to the last."""
             return RelationLayer(
                 options,
                 position,
@@ -154,7 +157,7 @@ class AttrFormer(PosSASRec):
         return np.sort(rng.choice(users, min(size, len(users)), replace=False))
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Return the mean of equation 17 over the targets of packed windows."""
+        """Return the scalar mean of equation 17 over the targets of packed windows."""
         batch = self.prepare(batch) if batch.prepared is None else batch
         relations, times, future = batch.prepared
         ctx = SequenceContext.from_lengths(

@@ -103,6 +103,7 @@ class PosRecommender(SequentialRecommender):
     )
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build the item vectors with their features and content, and the loss."""
         super().__init__(config, dataset)
         self.notices: list[str] = []  # to report before training, not when a run is loaded
         self.time_unit = SECONDS[config["timestamp_unit"]]
@@ -230,7 +231,7 @@ class PosRecommender(SequentialRecommender):
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Raise ValueError unless there is one position for each session.
+        """Raise ValueError unless there is one position for each session, of items [m].
 
         Models that are not causal predict only after the last interaction. ``positions`` None means
         every interaction.
@@ -262,7 +263,7 @@ class PosRecommender(SequentialRecommender):
         return self.prepare(batch)
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Return the loss of packed windows, by default cross-entropy (FPARec, equation 11)."""
+        """Return the scalar loss of packed windows, by default cross-entropy (FPARec, eq. 11)."""
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,

@@ -76,6 +76,7 @@ class Content(ItemPart):
     def __init__(
         self, statistics: Statistics, values: np.ndarray, size: int, is_trainable: bool
     ) -> None:
+        """Keep content vectors [n, c], fixed or as a parameter; create the MLP, c to d to d."""
         super().__init__()
         self.statistics = statistics
         content = torch.from_numpy(values).to(torch.get_default_dtype())
@@ -246,7 +247,9 @@ def _add_content_model(model: Any, config: Options, dataset: Dataset) -> None:
     model.content_weight = nn.Parameter(torch.ones(())) if weight is None else float(weight)
 
 
-def _read_preloaded(config: Options, dataset: Any, item_tokens: np.ndarray) -> tuple[Any, Any]:
+def _read_preloaded(
+    config: Options, dataset: Any, item_tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens [k] and vectors [k, c] of the items that ``preload_weight`` gives vectors."""
     item_fields = {dataset.iid_field, *(config["alias_of_item_id"] or ())}
     fields = [field for field in config["preload_weight"] if field in item_fields]

@@ -149,30 +149,31 @@ def ensure_registered(model: type) -> str:
             return name
     # a notebook cell that runs again defines the class again: keep the defaults given before
     earlier = ADDED.find_registration(model)
-    given = None if earlier is None else earlier.given
-    module = find_home_module(model) if given is None else None
-    _register(model, given, model.__name__, module)
+    defaults = None if earlier is None else earlier.given
+    module = find_home_module(model) if defaults is None else None
+    _register(model, defaults, model.__name__, module)
     return model.__name__
 
 
-def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
-    """Check and add a model, which the import of ``module`` registers in other processes."""
-    # the plugin's own models are there already
-    if _find_owner(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
-        return
+def _register(model: type, registered: Defaults | None, name: str, module: str | None) -> None:
+    """Check and add a model with its defaults; other processes import ``module`` to register it."""
+    if _find_owner(name) == US and import_path(OURS[name]) == import_path(model):
+        if registered is None:  # the plugin's own models are there already
+            return
     is_recboles = model.__module__.partition(".")[0] == "recbole"
     if not is_recboles and name.lower() in _list_recbole_names():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
-    defaults, own_options = gather_defaults(model, given, _read_shipped, ADDED.find_registration)
+    find_registration = ADDED.find_registration
+    defaults, own_options = gather_defaults(model, registered, _read_shipped, find_registration)
     if reserved := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
             "is not an option of a model"
         )
-    ADDED.add(name, Registration(model, given, defaults, own_options, module))
+    ADDED.add(name, Registration(model, registered, defaults, own_options, module))
 
 
 def _require_recommender(model: Any) -> None:

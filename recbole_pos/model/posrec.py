@@ -97,6 +97,7 @@ class PosRec(GraphRecommender):
     section 4.3)."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build the position encodings, the graph layers and the bidirectional transformer."""
         super().__init__(config, dataset)
         options = BlockOptions.from_config(config, bias=True, output=True, causal=False)
         d = options.hidden_size

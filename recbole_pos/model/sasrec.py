@@ -41,6 +41,7 @@ class PosSASRec(PosRecommender):
     refuses: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build the schemes and the blocks with them; check the times if a scheme reads times."""
         super().__init__(config, dataset)
         options = BlockOptions.from_config(
             config, bias=config["attention_bias"], output=config["attention_output"]

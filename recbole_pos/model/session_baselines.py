@@ -50,6 +50,7 @@ class SPop(Untrained):
     (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Rank the items [n_items] by training interactions, so that ties are broken by rank."""
         super().__init__(config, dataset)
         highest_score = (self.max_seq_length + 1) * self.n_items
         # scores are whole numbers, which float32 holds up to 2**24

@@ -59,7 +59,7 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
 def _build_embeddings(
     config: Options, dataset: Dataset, columns: Mapping[str, Tensor | None]
 ) -> dict[str, nn.Module]:
-    """Return field -> embedding; embeddings of numbers are fitted to the column, if it is known."""
+    """Return field -> embedding; those of numbers are fitted to the column, [n], if it is known."""
     size, std = config["hidden_size"], config["initializer_range"]
     embeddings: dict[str, nn.Module] = {}
     for name, column in columns.items():

@@ -57,6 +57,7 @@ class NativeAdapter(RecBoleAdapter):
     """Adapter of a model of the plugin."""
 
     def requirements(self) -> BatchRequirements:
+        """Return the form of batches that the attributes of the model ask for."""
         model = self.model
         return BatchRequirements(
             windows=True,
@@ -82,6 +83,13 @@ class NativeAdapter(RecBoleAdapter):
         return model.causal and not model.needs_events and model.later_targets is None
 
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
+        losses = ("window_loss", "calculate_loss")
+        newest = next(cls for cls in type(self.model).__mro__ if vars(cls).keys() & {*losses})
+        if packed and losses[0] not in vars(newest):
+            raise UsageError(
+                f"augmentation: {newest.__name__} defines calculate_loss, the loss of rows with "
+                "one target; set augmentation: prefix, or define window_loss, the loss of windows"
+            )
         return self._window_loss if packed else self._row_loss
 
     def _row_loss(self, rows: Any) -> Tensor:
@@ -91,6 +99,7 @@ class NativeAdapter(RecBoleAdapter):
         return loss
 
     def find_kept_table(self) -> nn.Parameter | None:
+        """Return the item table if it is large, on a CPU, and a step needs few of its rows."""
         embedding = self.model.item_embedding
         if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
             return None
@@ -116,6 +125,7 @@ class EveryPosition(RecBoleAdapter):
     """
 
     def requirements(self) -> BatchRequirements:
+        """Return that batches are windows; raise UsageError for a loss but cross-entropy."""
         config = self.config
         if config["augmentation"] == "all_positions" and config["loss_type"] != "CE":
             raise UsageError(

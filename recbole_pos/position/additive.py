@@ -88,6 +88,7 @@ class CountedEncoding(PositionEncoding):
         self.widths = [d] * num_slices if self.added else halves
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
+        """Return P [..., d]: a row of the table for each count, added up or side by side."""
         if length is None:
             length = forward + backward + 1
         newest = self.max_length - 1 - backward
@@ -104,6 +105,7 @@ class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
+        """Compute the table ``weight`` [n, w], a slice of columns for each count, side by side."""
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
         slices = zip(self.counts, self.widths, strict=True)

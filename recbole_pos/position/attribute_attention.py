@@ -44,6 +44,7 @@ class TimeIntervalAttention(AttentionPosition):
     reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
+        """Create P [n, d] and R [intervals + 1, d], one of each for keys and for values."""
         super().__init__()
         self.max_length = dimensions.max_length
         self.longest = tisas_intervals
@@ -59,7 +60,10 @@ class TimeIntervalAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        """Return z of the class docstring, packed [m, h, e]."""
+        """Return sum_j a_ij (v_j + P^V_j + R^V[r_ij]), packed [m, h, e].
+
+        a is the softmax of q_i . (k_j + P^K_j + R^K[r_ij]) / sqrt(e) over j, up to i.
+        """
         _, h, e = value.shape
         row = self.max_length - 1 - ctx.age  # the newest interaction has the last row
         key = key + self.position_key[row].view(-1, h, e)
@@ -81,9 +85,10 @@ class TimeIntervalAttention(AttentionPosition):
 
 
 def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:
-    """Return r_ij of :class:`TimeIntervalAttention`, [b, t, t] int64 aligned at the start.
+    """Return r_ij = min(floor((t_i - t_j) / u_i), longest), [b, t, t] int64 aligned at the start.
 
-    Entries of the future and of padding have no meaning.
+    u_i is the shortest gap between two interactions up to i. Entries of the future and of padding
+    have no meaning.
     """
     query_times, key_times = pad_times(ctx)
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
@@ -113,6 +118,7 @@ class DecoupledAttributes(AttentionPosition):
     def __init__(
         self, dimensions: Dimensions, *, difsr_fields: Sequence[str], difsr_size: int
     ) -> None:
+        """Create a table, queries and keys for the position and for each field of items."""
         super().__init__()
         std = dimensions.initializer_range
         if isinstance(difsr_fields, str):
@@ -134,7 +140,7 @@ class DecoupledAttributes(AttentionPosition):
         self.position, self.tables = first.position, first.tables
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return B of the class docstring, [b, h, t, t].
+        """Return the sum over fields f of (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f), [b, h, t, t].
 
         Raises:
             ValueError: if the scheme reads attributes and the batch carries no items.

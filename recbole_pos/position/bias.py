@@ -80,12 +80,13 @@ class ALiBi(DistanceBias):
     slopes: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
+        """Compute the slopes [h, 1], a geometric series if h, the heads, is a power of two."""
         super().__init__()
         h = dimensions.n_heads
         power = 2 ** int(math.log2(h))  # the largest power of two up to h
         slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-        between = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)]
-        slopes += between[: h - power]
+        finer_slopes = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)]
+        slopes += finer_slopes[: h - power]
         self.register_buffer("slopes", torch.tensor(slopes)[:, None], persistent=False)
 
     def curve(self, distance: Tensor) -> Tensor:
@@ -107,6 +108,7 @@ class T5Bias(DistanceBias):
     bucket: Tensor
 
     def __init__(self, dimensions: Dimensions, *, t5_buckets: int, t5_max_distance: int) -> None:
+        """Create the biases [h, buckets], and compute the bucket of each distance, [n]."""
         super().__init__()
         if t5_buckets < 2 or t5_max_distance <= t5_buckets // 2:
             raise UsageError(
@@ -138,6 +140,7 @@ class KERPLE(DistanceBias):
     options = ("kerple_kind",)
 
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
+        """Create r1 and r2 [h] without bounds; :meth:`curve` maps them into their ranges."""
         super().__init__()
         self.kind = kerple_kind
         h = dimensions.n_heads
@@ -149,6 +152,7 @@ class KERPLE(DistanceBias):
         self.raw_r2 = nn.Parameter(raw_r2)
 
     def curve(self, distance: Tensor) -> Tensor:
+        """Return the bias [h, t] of each head at the distances 0 to t - 1, [t] int64."""
         r1 = F.softplus(self.raw_r1)[:, None]
         raw_r2 = self.raw_r2[:, None]
         if self.kind == "log":
@@ -183,16 +187,16 @@ class ContextualPosition(AttentionPosition):
             return self._compute_bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
 
     def _compute_bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return B of the class docstring, [b, h, t, t], in the type of the table."""
+        """Return B_ij = q_i . e[p_ij], [b, h, t, t], in the type of the table e, for q, k alike."""
         # 1 - sigmoid(q . k), and 0 for the future
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()
         position = gate.flip(-1).cumsum(-1).flip(-1)
         # a sum of t gates below one stays below t, so rows beyond t are never read
         num_rows = min(len(self.weight), ctx.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
-        whole = position.detach().floor()
-        fraction = position - whole
-        lower = whole.long()
+        floor = position.detach().floor()
+        fraction = position - floor
+        lower = floor.long()
         upper = (lower + 1).clamp_(max=num_rows - 1)
         logits = q @ self.weight[:num_rows].t()  # q_i . e[p] at whole p, [b, h, t, num_rows]
         return (1 - fraction) * logits.gather(-1, lower) + fraction * logits.gather(-1, upper)

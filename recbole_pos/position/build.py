@@ -52,6 +52,7 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
 
     def build_all(base: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
+        """Return name -> scheme of a layer, for the named schemes that subclass ``base``."""
         layer_dimensions = replace(dimensions, layer=layer)
         schemes = {}
         for name, cls in classes.items():

@@ -69,7 +69,10 @@ class SeparateChannels(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        """Return the three sums of the class docstring side by side, packed [m, h, e]."""
+        """Return the sums of the parts of values by content, order and time, packed [m, h, e].
+
+        Weights are softmax(q_i . k_j / sqrt(e)), softmax(w_pos[i - j]) and softmax(w_time[bucket]).
+        """
         e, t = query.size(-1), ctx.width
         block = ctx.pad(torch.cat((query, key, value), -1), "start")  # [b, t, h, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
@@ -141,6 +144,7 @@ class FuXiLinear(AttentionPosition):
         time_max_period: float,
         time_unit: str,
     ) -> None:
+        """Create the decay of each head [h], p [n, s], alpha and beta, and the fixed periods."""
         super().__init__()
         if fuxi_position_size % 2:
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
@@ -161,7 +165,10 @@ class FuXiLinear(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        """Return the three sums of the class docstring side by side, packed [m, h, e]."""
+        """Return the sums of the parts of values by content, order and time, packed [m, h, e].
+
+        Weights are decaying products q_i . k_j, products of learned p_i and p_j, and periodic ones.
+        """
         e, dtype, align = query.size(-1), value.dtype, ctx.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = ctx.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]

@@ -31,6 +31,7 @@ class Compose(AttentionPosition):
     """
 
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
+        """Keep the schemes, and take over the projections of one that replaces attention."""
         super().__init__()
         self.schemes = nn.ModuleDict(schemes)
         replacing = [name for name, scheme in schemes.items() if replaces_attention(type(scheme))]
@@ -77,6 +78,7 @@ class Compose(AttentionPosition):
         ctx: SequenceContext,
         dropout: Dropout,
     ) -> Tensor | None:
+        """Return the output [m, h, e] of the scheme that replaces attention; None without one."""
         for scheme in self.parts().values():
             out = scheme.attend(query, key, value, ctx, dropout)
             if out is not None:

@@ -55,6 +55,7 @@ class FrequencyBank(nn.Module):
     start: Tensor  # exists only if frequencies are fixed
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
+        """Create the parameters from which :meth:`forward` computes ``start`` when fresh."""
         super().__init__()
         if not len(start):
             learn, scaled = "fixed", False

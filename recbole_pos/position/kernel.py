@@ -67,6 +67,7 @@ class ToeplitzFactor(Factor):
     """One weight for each of the lags 0 to ``band`` - 1 (equation 10 with u_ik = w_(k-i))."""
 
     def __init__(self, n: int, band: int | None) -> None:
+        """Create the weights [band] of the identity of size n; None is a band of all n lags."""
         super().__init__()
         band = n if band is None else band
         if not 1 <= band <= n:
@@ -111,6 +112,7 @@ class PositionalKernel(AttentionPosition):
         kernel_l_shared: bool,
         kernel_band: int | None,
     ) -> None:
+        """Build the factors U and L, each for n positions and the identity when fresh."""
         super().__init__()
         n = dimensions.max_length
         if kernel_band is not None and "toeplitz" not in (kernel_u, kernel_l):

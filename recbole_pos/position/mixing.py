@@ -70,7 +70,7 @@ def sum_past(
         past_q = q
         state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
         # sums of earlier chunks; subtracting a chunk's state would leave rounding of later values
-        before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        past_state = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
 
         def decay(exponent: Tensor) -> Tensor:
@@ -83,9 +83,9 @@ def sum_past(
         weights = weights * decay(a[..., None] - c[..., None, :])
         state = (k * decay(end - c)[..., None]).transpose(-1, -2) @ v
         carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, num_chunks, num_chunks]
-        before = (carried @ state.flatten(3)).view_as(state)
+        past_state = (carried @ state.flatten(3)).view_as(state)
         past_q = q * decay(a - start)[..., None]
-    out = weights.tril() @ v + past_q @ before
+    out = weights.tril() @ v + past_q @ past_state
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
 
 
@@ -110,6 +110,7 @@ class TokenMixing(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
+        """Return W2 gelu(W1 X) over the positions of each sequence, for values X [m, h, e]."""
         block = ctx.pad(value, "end", time_major=True)  # [t, b, h, e]
         t = ctx.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))

@@ -135,6 +135,7 @@ class FactorizedPositionMatrix(LearnedAttention):
     def __init__(
         self, dimensions: Dimensions, *, positional_rank: int, positional_mask: str
     ) -> None:
+        """Create the factors R1 and R2, [h, n, k] each, by Xavier's rule for each head."""
         super().__init__(dimensions, positional_mask=positional_mask)
         shape = (dimensions.n_heads, dimensions.max_length, positional_rank)
         self.R1 = nn.Parameter(torch.empty(shape))

@@ -59,6 +59,7 @@ class SirenRotaryPosition(AngularPosition):
         siren_omega: float,
         time_unit: str,
     ) -> None:
+        """Create A and B [width, signals + 1], biases included, and W and V [planes, width]."""
         super().__init__()
         planes = count_planes(dimensions, "siren_rope")
         num_signals = 1 + 2 * len(calendar_parts)
@@ -79,12 +80,12 @@ class SirenRotaryPosition(AngularPosition):
         columns = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
         for name in self.calendar_parts:
             period = PERIODS[name] * SECONDS["days"]
-            turn = 2 * math.pi * ctx.times.remainder(period) / period
-            columns += [turn.sin(), turn.cos()]
+            angle = 2 * math.pi * ctx.times.remainder(period) / period
+            columns += [angle.sin(), angle.cos()]
         return torch.stack([*columns, torch.ones_like(columns[0])], 1)
 
     def angles(self, ctx: SequenceContext) -> Tensor:
-        """Return angle_k of the class docstring, [m, 1, e / 2], the same for all heads."""
+        """Return the angles of order and learned time, [m, 1, e / 2], the same for all heads."""
         key = (type(self), self.time_unit, *self.calendar_parts)
         u = ctx.cached(key, lambda: self.signals(ctx)).to(self.sine.dtype)
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits

@@ -51,6 +51,7 @@ class TimeEmbedding(InputPosition):
     reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
+        """Create the table [buckets, d] of times and, if requests have times, one of gaps."""
         super().__init__()
         self.time_from = time_from
         self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
@@ -155,6 +156,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient [num_buckets] to the table, from that to the result, [b, t, t]."""
         (index,) = ctx.saved_tensors
         size = chunk_elements(grad.device)
         total = grad.new_zeros(ctx.num_buckets)

@@ -57,6 +57,7 @@ class TimeDecay(AttentionPosition):
         decay_longest: float,
         time_unit: str,
     ) -> None:
+        """Create a, s and b of each head, [h]; s is log-spaced between the two times given."""
         super().__init__()
         if decay_shortest > decay_longest:
             raise UsageError(

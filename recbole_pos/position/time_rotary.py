@@ -148,6 +148,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
     options = ("calendar_parts",)
 
     def __init__(self, dimensions: Dimensions, *, calendar_parts: list[str]) -> None:
+        """Compute the period of each plane: those of a part turn 1, 2, 3, ... times in it."""
         planes = count_planes(dimensions, "calendar_rope")
         if planes < len(calendar_parts):
             raise UsageError(
@@ -188,6 +189,7 @@ class MultiLevelRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
+        """Build the fixed frequencies [planes] of year, month and day, from a base each."""
         super().__init__()
         for name, numbers in (("rote_bases", rote_bases), ("rote_weights", rote_weights)):
             if len(numbers) != len(LEVELS):
@@ -264,6 +266,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         rope_scale: float,
         **time_options: Any,
     ) -> None:
+        """Build the frequencies of order and of time, and the gate if it is learned."""
         super().__init__()
         _require_consistent(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)
         planes = count_planes(dimensions, "to_rope")
@@ -350,7 +353,10 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
-    """Return how many of ``total`` planes, heads or layers turn by time: the ratio, rounded."""
+    """Return how many of ``total`` planes, heads or layers turn by time: the ratio, rounded.
+
+    ``units`` and ``option`` are what is divided, and the option that sets its number, for messages.
+    """
     if ratio in (0, 1):
         return total * int(ratio)
     if total == 1:

@@ -77,11 +77,11 @@ def build(
             data_path=temporary,
             verbose=False,
         )
-        with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new:
+        with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
             for suffix in SUFFIXES:
                 if (file := Path(temporary) / name / f"{name}{suffix}").is_file():
-                    shutil.move(file, new / file.name)
-            shutil.copyfile(public.yaml, new / public.yaml.name)
+                    shutil.move(file, new_folder / file.name)
+            shutil.copyfile(public.yaml, new_folder / public.yaml.name)
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     dataset.build()
     counts = count_dataset(dataset).items()
@@ -110,10 +110,11 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
     """Read the raw files of a dataset by its recipe; report files with another checksum."""
     for name, file in zip(public.files, files, strict=True):
         expected = public.md5.get(name)
-        found = None if expected is None else digest_file(file, "md5")
-        if found != expected:
+        digest = None if expected is None else digest_file(file, "md5")
+        if digest != expected:
             reporter.line(
-                f"{file} is not the {name} of {public.source}: md5 {found}, published is {expected}"
+                f"{file} is not the {name} of {public.source}: md5 {digest}, published is "
+                f"{expected}"
             )
     names = ", ".join(file.name for file in files)
     with reporter.task(f"reading {names}"):

@@ -77,50 +77,50 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
             f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
         )
     field = entry["field"]
-    where = f"relations: {field}"
+    location = f"relations: {field}"
     table = _find_table(field, dataset)
     field = dataset.time_field if table == TIME else field
-    kind, reason = _find_kind(field, table, dataset, where)
+    kind, reason = _find_kind(field, table, dataset, location)
     sources = SOURCES.get(table, ("behaviour",))
     default_scope = "batch" if table in SOURCES else "sequence"
-    chosen = {"kind": kind, "source": sources[0], "scope": default_scope}
+    options = {"kind": kind, "source": sources[0], "scope": default_scope}
     for key, allowed in CHOICES.items():
-        chosen[key] = entry.get(key, chosen[key])
-        check_choice(f"{where}: {key}", chosen[key], allowed)
-    if chosen["kind"] != kind:
-        raise UsageError(f"{where}: the field is {kind}{reason}, not {chosen['kind']}")
-    _check_source_and_scope(chosen, sources, table, where)
-    within = _read_within(entry.get("within"), table, dataset, where)
-    scales = _read_scales(entry.get("scales"), kind, reason, table, where)
-    return Relation(field=field, table=table, within=within, scales=scales, **chosen)
+        options[key] = entry.get(key, options[key])
+        check_choice(f"{location}: {key}", options[key], allowed)
+    if options["kind"] != kind:
+        raise UsageError(f"{location}: the field is {kind}{reason}, not {options['kind']}")
+    _check_source_and_scope(options, sources, table, location)
+    within = _read_within(entry.get("within"), table, dataset, location)
+    scales = _read_scales(entry.get("scales"), kind, reason, table, location)
+    return Relation(field=field, table=table, within=within, scales=scales, **options)
 
 
 def _refuse_unknown_keys(entry: Mapping[Any, Any]) -> None:
     """Refuse an entry with a key that is none of ``KEYS``."""
     for key in entry:
         if key not in KEYS:
-            named = entry.get("field", dict(entry))
+            label = entry.get("field", dict(entry))
             raise UsageError(
-                f"relations: {named}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
+                f"relations: {label}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
             )
 
 
 def _check_source_and_scope(
-    chosen: Mapping[str, str], sources: tuple[str, ...], table: str, where: str
+    options: Mapping[str, str], sources: tuple[str, ...], table: str, location: str
 ) -> None:
     """Refuse a source that is not among the ``sources`` of a table, or a scope it cannot have."""
-    if chosen["source"] not in sources:
+    if options["source"] not in sources:
         raise UsageError(
-            f"{where}: a field of the {table} table is of source {' or '.join(sources)}, "
-            f"not {chosen['source']}"
+            f"{location}: a field of the {table} table is of source {' or '.join(sources)}, "
+            f"not {options['source']}"
         )
     is_of_interactions = table not in SOURCES
-    if is_of_interactions and chosen["kind"] == "numerical" and chosen["scope"] == "batch":
+    if is_of_interactions and options["kind"] == "numerical" and options["scope"] == "batch":
         raise UsageError(
-            f"{where}: numbers of interactions relate interactions of one user (scope: sequence)"
+            f"{location}: numbers of interactions relate interactions of one user (scope: sequence)"
         )
-    if table == "user" and chosen["scope"] == "sequence":
-        raise UsageError(f"{where}: users are related across sequences (scope: batch)")
+    if table == "user" and options["scope"] == "sequence":
+        raise UsageError(f"{location}: users are related across sequences (scope: batch)")
 
 
 def _find_table(field: str, dataset: Dataset) -> str:
@@ -132,16 +132,17 @@ def _find_table(field: str, dataset: Dataset) -> str:
     raise UsageError(f"relations: {explain_not_loaded(field, dataset, (POSITION, TIME))}")
 
 
-def _find_kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
+def _find_kind(field: str, table: str, dataset: Dataset, location: str) -> tuple[str, str]:
     """Return the kind of a field, and its reason as the end of a message, empty if built in."""
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value
     if field in (dataset.uid_field, dataset.iid_field):
-        raise UsageError(f"{where}: the id of users or items is no attribute")
+        raise UsageError(f"{location}: the id of users or items is no attribute")
     if ftype == "float_seq":
         raise UsageError(
-            f"{where}: has type float_seq; relations are made of token, token_seq or float fields"
+            f"{location}: has type float_seq; relations are made of token, token_seq or float "
+            "fields"
         )
     require_values(field, dataset, "relations: ")
     kind, other_type = ("numerical", "token") if ftype == "float" else ("categorical", "float")
@@ -150,11 +151,11 @@ def _find_kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[st
     return kind, f" by its type {ftype} ({advice})"
 
 
-def _read_within(within: Any, table: str, dataset: Dataset, where: str) -> str | None:
+def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> str | None:
     """Read the key ``within``, None or the name of a token field of the same ``table``."""
     if within is None:
         return None
-    prefix = f"{where}: within: "
+    prefix = f"{location}: within: "
     if table not in SOURCES:
         raise UsageError(f"{prefix}only a field of the item or user table can have one")
     if not isinstance(within, str):
@@ -169,12 +170,14 @@ def _read_within(within: Any, table: str, dataset: Dataset, where: str) -> str |
     return within
 
 
-def _read_scales(scales: Any, kind: str, reason: str, table: str, where: str) -> tuple[float, ...]:
+def _read_scales(
+    scales: Any, kind: str, reason: str, table: str, location: str
+) -> tuple[float, ...]:
     """Read the key ``scales`` of a field of ``kind``; None gives the default of its table."""
     if kind == "categorical":
         if scales is not None:
             raise UsageError(
-                f"{where}: scales are for numerical fields, and this one is categorical{reason}"
+                f"{location}: scales are for numerical fields, and this one is categorical{reason}"
             )
         return ()
     if scales is None:
@@ -182,6 +185,6 @@ def _read_scales(scales: Any, kind: str, reason: str, table: str, where: str) ->
     values = scales if isinstance(scales, (list, tuple)) else [scales]
     if not values or not all(is_number(scale) and scale > 0 for scale in values):
         raise UsageError(
-            f"{where}: scales: expected numbers above 0 (r_norm), found {shown(scales)}"
+            f"{location}: scales: expected numbers above 0 (r_norm), found {shown(scales)}"
         )
     return tuple(float(scale) for scale in values)

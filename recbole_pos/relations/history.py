@@ -54,6 +54,7 @@ class TableLookup(nn.Module):
     preference: Tensor
 
     def __init__(self, table: RelationTable) -> None:
+        """Sort the entries of the table by (reader class, source class) as one number."""
         super().__init__()
         sizes = np.diff(table.indptr)
         self.num_classes = len(sizes)
@@ -100,6 +101,7 @@ class HistoryRelations(nn.Module):
     """
 
     def __init__(self, lookup: RelationLookup, declared: Sequence[Relation]) -> None:
+        """Build a lookup for every relation of a table; times need none."""
         super().__init__()
         heads = [relation for relation in declared if relation.source != "user"]
         if fields := [relation.field for relation in heads if relation.table == "inter"]:

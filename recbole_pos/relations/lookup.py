@@ -97,7 +97,7 @@ class TableRelation:
         """Return [m] the value of each interaction, or of its item; 0 beyond the table."""
         if self.is_of_items:
             return values[lookup.items.numpy()[events]]
-        return take_or_missing(values, events, 0)
+        return take_or_fill(values, events, 0)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class NumberRelation:
         if self.origin == TIME:
             return lookup.times[events] * lookup.seconds
         assert self.values is not None
-        return take_or_missing(self.values, events, np.nan)
+        return take_or_fill(self.values, events, np.nan)
 
     def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] bool, whether interactions at places [m] of the log can be related."""
@@ -138,12 +138,12 @@ class NumberRelation:
         )
 
 
-def take_or_missing(values: np.ndarray, index: np.ndarray, missing: float) -> np.ndarray:
-    """Return values at [m] indices, ``missing`` beyond the last value.
+def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np.ndarray:
+    """Return values at [m] indices, ``fill_value`` beyond the last value.
 
     Users and interactions that ``RelationLookup.with_histories`` adds are beyond it.
     """
-    result = np.full(len(index), missing, dtype=values.dtype)
+    result = np.full(len(index), fill_value, dtype=values.dtype)
     is_known = index < len(values)
     result[is_known] = values[index[is_known]]
     return result
@@ -174,6 +174,7 @@ class RelationLookup:
         seconds: float,
         default_self_relation: float,
     ) -> None:
+        """Take the interactions from the dataset, and build the relations of heads and users."""
         log = dataset.log
         self.top_k, self.max_length = top_k, max_length
         self.clock = cross_sequence
@@ -243,8 +244,9 @@ class RelationLookup:
         first = np.cumsum(lengths) - lengths
         follows = np.zeros(len(lengths), dtype=bool)
         if linked:
-            oldest, before = events[first[1:]], events[first[1:] - 1]
-            follows[1:] = (oldest == before + 1) & (self.users[oldest] == self.users[before])
+            oldest, previous = events[first[1:]], events[first[1:] - 1]
+            is_same_user = self.users[oldest] == self.users[previous]
+            follows[1:] = (oldest == previous + 1) & is_same_user
         chain = np.cumsum(~follows) - 1
         return PackedSequences(events, lengths, chain, is_source, np.zeros_like(follows))
 
@@ -268,7 +270,7 @@ class RelationLookup:
         )
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the newest training window of each user who has any, as rows for others to read.
+        """Return the newest training window of each of the users [n] who has one, to be read.
 
         A training batch has all chunks of fewer users, so an early interaction of a long history
         finds fewer neighbours here. Whole histories took twice the interactions and gave no better
@@ -311,8 +313,8 @@ class RelationLookup:
         steps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
         arrival = np.cumsum(rng.gamma(steps))
         start = np.flatnonzero(is_first)
-        before = np.append(0.0, arrival)[start]  # the sum of earlier users
-        arrival -= np.repeat(before, np.diff(np.append(start, len(distinct))))
+        earlier_sum = np.append(0.0, arrival)[start]  # over earlier users
+        arrival -= np.repeat(earlier_sum, np.diff(np.append(start, len(distinct))))
         return arrival[index.reshape(-1)]
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
@@ -325,7 +327,7 @@ class RelationLookup:
         heads = [relation.find_top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
             return heads, None
-        group = take_or_missing(self.user_table.group, order.user, 0)
+        group = take_or_fill(self.user_table.group, order.user, 0)
         users = top_relations(
             self.user_table, group, order, self.top_k, self.across_users, same_column=True
         )
@@ -357,7 +359,7 @@ class RelationLookup:
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
         """Return relations of users with those of every interaction to itself (section 3.1.3)."""
         assert self.user_table is not None
-        value = take_or_missing(self.user_table.self_relation, order.user, 0)
+        value = take_or_fill(self.user_table.self_relation, order.user, 0)
         value[value == 0] = self.default_self_relation
         event = np.arange(len(order))
         return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])

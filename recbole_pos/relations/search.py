@@ -90,6 +90,7 @@ class _ReadableRuns:
     def __init__(
         self, cell: np.ndarray, classified: np.ndarray, order: EventOrder, across_users: bool
     ) -> None:
+        """Sort interactions by cell and chain, and those that others may read by cell and rank."""
         self.order = order
         self.num_chains = int(order.chain.max(initial=0)) + 1
         self.num_users = int(order.user.max(initial=0)) + 1
@@ -187,21 +188,21 @@ def top_relations(
 
 
 def _allocate(
-    own: np.ndarray, shared: np.ndarray, remaining: np.ndarray, num_classes: np.ndarray
+    own_size: np.ndarray, shared_size: np.ndarray, remaining: np.ndarray, num_classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return [n] how many interactions to take of each own run, and of each shared run.
 
-    ``own`` and ``shared`` [n] are how many there are, reader by reader and class by class.
-    ``remaining`` [n] is how many a reader lacks; ``num_classes`` is [readers].
+    Sizes [n] are of the runs, reader by reader and class by class. ``remaining`` [n] is how many a
+    reader lacks; ``num_classes`` is [readers].
     """
     # a reader fills its classes in order, and in each takes from its own chain first
-    available = np.stack((own, shared), 1).reshape(-1)
-    before = np.cumsum(available) - available
+    sizes = np.stack((own_size, shared_size), 1).reshape(-1)
+    num_before = np.cumsum(sizes) - sizes
     first = 2 * (np.cumsum(num_classes) - num_classes)
     has_class = num_classes > 0
-    before -= np.repeat(before[first[has_class]], 2 * num_classes[has_class])
-    taken = np.clip(np.repeat(remaining, 2) - before, 0, available)
-    return taken[::2], taken[1::2]
+    num_before -= np.repeat(num_before[first[has_class]], 2 * num_classes[has_class])
+    num_taken = np.clip(np.repeat(remaining, 2) - num_before, 0, sizes)
+    return num_taken[::2], num_taken[1::2]
 
 
 def _restrict_table(

@@ -263,7 +263,7 @@ def _relate_within(
     condition: np.ndarray,
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Return joint classes of a relation and its condition, and their relations (appendix A.2)."""
+    """Return [entities] joint classes of a relation and its condition, and their relations."""
     condition_group, tokens = number_token_sets(condition)
     group, joint = join_classes([group, condition_group])
     shares_token = relate_categorical(tokens, str(relation.within))

@@ -18,32 +18,35 @@ class SharedData:
 
     Args:
         dataset: the dataset, after ``build``.
-        with_test: whether to keep test interactions, for runs that are tested.
+        includes_test: whether to keep test interactions, for runs that are tested.
 
     Attributes:
         columns: the arrays of the interactions, by field.
-        shell: the dataset without them.
+        template: the dataset without them.
     """
 
-    def __init__(self, dataset: PosDataset | PosSequentialDataset, with_test: bool = False) -> None:
-        shell = copy.copy(dataset) if with_test else dataset.without_test()
-        shell.identity = dataset.identity  # computed while the columns are still there
-        split = shell.split
+    def __init__(
+        self, dataset: PosDataset | PosSequentialDataset, includes_test: bool = False
+    ) -> None:
+        """Separate the columns of a copy of the dataset from the rest, its ``template``."""
+        template = copy.copy(dataset) if includes_test else dataset.without_test()
+        template.identity = dataset.identity  # computed while the columns are still there
+        split = template.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
-        shell.split = replace(split, log=replace(split.log, fields={}))
-        shell.config = shell.inter_feat = None
-        self.shell = shell
+        template.split = replace(split, log=replace(split.log, fields={}))
+        template.config = template.inter_feat = None
+        self.template = template
 
     @property
     def nbytes(self) -> int:
         """Size of the shared arrays in bytes."""
-        split = self.shell.split
+        split = self.template.split
         arrays = (*self.columns.values(), split.log.offsets, split.part, split.is_target)
         return sum(array.nbytes for array in arrays)
 
     def make_dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
         """Return the dataset for the configuration of a run; it reads the shared arrays."""
-        shell = copy.copy(self.shell)
+        dataset = copy.copy(self.template)
         fields = {name: wrap_read_only(column) for name, column in self.columns.items()}
-        shell.split = replace(shell.split, log=replace(shell.split.log, fields=fields))
-        return shell.for_config(config)
+        dataset.split = replace(dataset.split, log=replace(dataset.split.log, fields=fields))
+        return dataset.for_config(config)

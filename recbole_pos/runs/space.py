@@ -43,7 +43,7 @@ class Parameter:
         name: the option.
         kind: how it is sampled.
         values: the choices, or low, high and for quniform the step.
-        where: file and line, for messages.
+        location: file and line, for messages.
         when: other option -> values that it must have for this parameter to exist; all conditions
             must be met.
     """
@@ -51,7 +51,7 @@ class Parameter:
     name: str
     kind: Kind
     values: list[Any]
-    where: str
+    location: str
     when: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Parameter:
         return low < high and (low > 0 or self.kind == "uniform")
 
     def _refuse(self, problem: str) -> NoReturn:
-        raise UsageError(f"{self.where}: {self.name}: {problem}")
+        raise UsageError(f"{self.location}: {self.name}: {problem}")
 
     @property
     def codes(self) -> range | None:
@@ -96,7 +96,7 @@ class Parameter:
         return None
 
     def decode(self, code: Any) -> Any:
-        """Return the value of a code."""
+        """Return the value of a code: an index, a number of steps, or the value itself."""
         if self.kind == "choice":
             return self.values[code]
         if self.kind == "quniform":
@@ -140,7 +140,7 @@ class Parameter:
         return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
-        """Return whether a value can be sampled."""
+        """Return whether a value is among the choices, or in the range and on its steps."""
         if self.kind == "choice":
             return value in self.values
         low, high = self.values[:2]
@@ -181,7 +181,7 @@ class Space:
             ready = [p for p in waiting.values() if not p.when.keys() & waiting.keys()]
             if not ready:
                 first = next(iter(waiting.values()))
-                raise UsageError(f"{first.where}: {first.name}: its condition depends on itself")
+                raise UsageError(f"{first.location}: {first.name}: its condition depends on itself")
             ordered.append(waiting.pop(ready[0].name))
         self.parameters = ordered
 
@@ -269,9 +269,10 @@ class Space:
         for dependent in reversed(self.parameters):
             if dependent is parameter or dependent.name in allowed:
                 for name, values in dependent.when.items():
-                    allowed[name] = [v for v in allowed.get(name, values) if v in values]
+                    earlier = allowed.get(name, values)
+                    allowed[name] = [value for value in earlier if value in values]
         options: dict[str, Any] = {}
-        searched = {p.name: p for p in self.parameters}
+        searched = {searched.name: searched for searched in self.parameters}
         for name, values in allowed.items():
             if name in searched:
                 possible = [value for value in values if searched[name].has(value)]
@@ -279,8 +280,8 @@ class Space:
                 possible = [value for value in values if value == self.context.get(name)]
             if not possible:
                 raise UsageError(
-                    f"{parameter.where}: {parameter.name}: its condition {shown(parameter.when)} "
-                    "never holds"
+                    f"{parameter.location}: {parameter.name}: its condition "
+                    f"{shown(parameter.when)} never holds"
                 )
             if name in searched:
                 options[name] = possible[0]
@@ -311,7 +312,7 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """Return the space in a file.
+    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test).
 
     Raises:
         UsageError: naming file and line of what is wrong.
@@ -334,39 +335,39 @@ def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         raise UsageError(f"cannot read space file {path}: {error}") from error
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split(maxsplit=2)
-        where = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         # RecBole silently skips lines of fewer than three words, too
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 3 or words[1] not in RECBOLE_KINDS or words[0] in lines:
             raise UsageError(
-                f"{where}: expected `option kind values`, each option once and the kind one of "
+                f"{location}: expected `option kind values`, each option once and the kind one of "
                 f"{', '.join(RECBOLE_KINDS)}; found {shown(line.strip())}"
             )
-        name, kind, written = words
-        content[name] = {kind: _parse_recbole_values(kind, written, where)}
-        lines[name] = where
+        name, kind, values_text = words
+        content[name] = {kind: _parse_recbole_values(kind, values_text, location)}
+        lines[name] = location
     return content, lines
 
 
-def _parse_recbole_values(kind: str, text: str, where: str) -> Any:
+def _parse_recbole_values(kind: str, text: str, location: str) -> Any:
     """Return the values of an option in a RecBole file, as a yaml file would have them."""
-    values = parse_scalar(text if text.startswith("[") else f"[{text}]", where)
+    values = parse_scalar(text if text.startswith("[") else f"[{text}]", location)
     if not isinstance(values, list):
         return values  # which Parameter refuses
     if kind == "choice":
-        return [_parse_choice(value, where) for value in values]
+        return [_parse_choice(value, location) for value in values]
     if kind == "loguniform" and all(map(is_number, values)):  # logarithms, as for hyperopt
         return [math.exp(value) if value < _MAX_LOG else math.inf for value in values]
     return values
 
 
-def _parse_choice(value: Any, where: str) -> Any:
+def _parse_choice(value: Any, location: str) -> Any:
     """Return a choice of a RecBole file, in which None, lists and mappings are written as text."""
     if value == "None":
         return None
     is_text = isinstance(value, str) and value[:1] in ("[", "{")
-    return parse_scalar(value, where) if is_text else value
+    return parse_scalar(value, location) if is_text else value
 
 
 def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
@@ -382,13 +383,13 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     parameters: list[Parameter] = []
     fixed: dict[str, Any] = {}
     for name, value in content.items():
-        where = lines.get(str(name), str(name))
+        location = lines.get(str(name), str(name))
         if not isinstance(name, str) or len(name) > 100:
             raise UsageError(
-                f"{where[:200]}: the name of an option is text of at most 100 characters, found "
+                f"{location[:200]}: the name of an option is text of at most 100 characters, found "
                 f"{shown(name)}"
             )
-        if parameter := _parse_parameter(name, value, where):
+        if parameter := _parse_parameter(name, value, location):
             parameters.append(parameter)
         else:
             fixed[name] = value
@@ -400,7 +401,7 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     return Space(parameters, fixed, dict(lines))
 
 
-def _parse_parameter(name: str, value: Any, where: str) -> Parameter | None:
+def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
     """Return a searched option, or None for a fixed value, which may be a mapping, too."""
     if not isinstance(value, dict):
         return None
@@ -411,11 +412,14 @@ def _parse_parameter(name: str, value: Any, where: str) -> Parameter | None:
     when = value.get("when", {})
     if kind is None or set(value) - {kind, "when"} or not isinstance(when, dict):
         raise UsageError(
-            f"{where}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
+            f"{location}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
             f"such as {{fusion: early}}; found {shown(value)}{hint if kind is None else ''}"
         )
-    allowed = {key: list(v) if isinstance(v, list) else [v] for key, v in when.items()}
-    return Parameter(name, kind, value[kind], where, allowed)
+    allowed = {
+        option: list(values) if isinstance(values, list) else [values]
+        for option, values in when.items()
+    }
+    return Parameter(name, kind, value[kind], location, allowed)
 
 
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
@@ -435,10 +439,10 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
     try:
         config = build({})
     except UsageError as error:
-        where = next((space.lines[name] for name in space.fixed if name in str(error)), None)
-        if where is None:
+        location = next((space.lines[name] for name in space.fixed if name in str(error)), None)
+        if location is None:
             raise
-        raise _add_location(where, error) from error
+        raise _add_location(location, error) from error
     searched = set(space.names)
     for parameter in space.parameters:
         _require_searchable(parameter)
@@ -447,7 +451,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
                 continue
             if name not in config.plain:
                 raise UsageError(
-                    f"{parameter.where}: {parameter.name}: its condition names {shown(name)}, "
+                    f"{parameter.location}: {parameter.name}: its condition names {shown(name)}, "
                     "which is neither searched here nor an option of the model"
                 )
             space.context[name] = config.plain[name]
@@ -455,26 +459,26 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
         try:
             build(options)
         except UsageError as error:
-            raise _add_location(parameter.where, error) from error
+            raise _add_location(parameter.location, error) from error
     return config
 
 
 def _require_searchable(parameter: Parameter) -> None:
     """Raise a UsageError for an option that must be the same in all trials."""
     role = find_option(parameter.name).role
-    where = f"{parameter.where}: {parameter.name}"
+    location = f"{parameter.location}: {parameter.name}"
     if role == DATA:
         raise UsageError(
-            f"{where} cannot be searched: data, split and metrics are the same for all trials; "
+            f"{location} cannot be searched: data, split and metrics are the same for all trials; "
             "run one search for each value"
         )
     if role == SCHEDULE:
         raise UsageError(
-            f"{where} cannot be searched: the scheduler and early stopping decide how long a "
+            f"{location} cannot be searched: the scheduler and early stopping decide how long a "
             f"trial trains; give one value, {parameter.name}: ..."
         )
 
 
-def _add_location(where: str, error: UsageError) -> UsageError:
+def _add_location(location: str, error: UsageError) -> UsageError:
     """Return the error with file and line in front."""
-    return UsageError(f"{where}: {str(error).removeprefix('configuration: ')}")
+    return UsageError(f"{location}: {str(error).removeprefix('configuration: ')}")

@@ -92,7 +92,7 @@ Body = TypeVar("Body", bound=_Body)
 
 
 def parse(kind: type[Body], content: bytes) -> Body:
-    """Return the validated body of a request.
+    """Return the body of a request, validated as of ``kind``.
 
     Raises:
         Refusal: 400 if it is not json, 422 if a field is wrong.
@@ -133,13 +133,13 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
     items_and_scores = _split_by_row(trained, len(packed), row, item, score)
     answers: list[dict] = [
         {
-            "id": packed.ids[n],
+            "id": packed.ids[index],
             "items": items,
             "scores": scores,
-            "by": MODEL if packed.lengths[n] else POPULARITY,
-            "unknown": int(packed.unknown[n]),
+            "by": MODEL if packed.lengths[index] else POPULARITY,
+            "unknown": int(packed.unknown[index]),
         }
-        for n, (items, scores) in enumerate(items_and_scores)
+        for index, (items, scores) in enumerate(items_and_scores)
     ]
     if body.because:
         hides_seen = trained.hides_seen(body.exclude_seen)
@@ -147,8 +147,8 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
         reasons_by_item = _list_reasons(trained, find_reasons(effects, body.because), len(row))
         for answer in answers:
             answer["because"] = []
-        for n, reasons in zip(row, reasons_by_item, strict=True):
-            answers[n]["because"].append(reasons)
+        for index, reasons in zip(row, reasons_by_item, strict=True):
+            answers[index]["because"].append(reasons)
     return answers
 
 
@@ -211,7 +211,7 @@ def _split_by_row(
         return []
     starts = np.searchsorted(row, np.arange(1, num_rows))  # of all rows but the first
     names, scores = np.split(trained.items[item - 1], starts), np.split(score, starts)
-    return [(n.tolist(), s.tolist()) for n, s in zip(names, scores, strict=True)]
+    return [(items.tolist(), values.tolist()) for items, values in zip(names, scores, strict=True)]
 
 
 def to_json(answer: dict[str, Any]) -> bytes:

@@ -46,7 +46,8 @@ def add_reasons(
 ) -> pd.DataFrame:
     """Return recommendations with columns for their strongest ``because`` reasons, from 1.
 
-    ``effects`` are those of :func:`leave_one_out` for the rows of the table.
+    ``effects`` are those of :func:`leave_one_out` for the rows of the table; ``item_names`` is
+    [items], from id 1 on.
     """
     reasons = find_reasons(effects, because)
     columns: dict[str, object] = {}
@@ -122,13 +123,13 @@ def leave_one_out(
     left_out = np.arange(len(variant_owner)) - first[variant_owner]  # steps back, 0: none
     score = np.full((len(variant_owner), items.shape[1]), np.nan)
     rank = score.copy()
-    read = explained.keep_newest(reach + 1)  # the oldest is read once another is left out
+    newest = explained.keep_newest(reach + 1)  # the oldest is read once another is left out
     not_empty = np.flatnonzero(explained.lengths[variant_owner] > (left_out > 0))
     for start in range(0, len(not_empty), BATCH):
         batch = not_empty[start : start + BATCH]
         batch_rows = variant_owner[batch]
         barred = explained.select(batch_rows).list_pairs() if exclude_seen else None
-        scores = scorer.make_scores(read.select(batch_rows).leave_out(left_out[batch]))
+        scores = scorer.make_scores(newest.select(batch_rows).leave_out(left_out[batch]))
         ids = torch.from_numpy(items[batch_rows])
         batch_score, batch_rank = score_and_rank(scores, choice, ids, barred)
         score[batch] = batch_score.numpy()
@@ -138,14 +139,14 @@ def leave_one_out(
     pair = np.repeat(np.arange(len(row)), num_read[owner])
     steps_back = 1 + gather_index(np.zeros_like(row), num_read[owner])
     history = owner[pair]
-    whole = (first[history], column[pair])
-    without = (first[history] + steps_back, column[pair])
+    entry_with = first[history], column[pair]
+    entry_without = first[history] + steps_back, column[pair]
     return {
         "pair": pair,
         "past": explained.items[np.cumsum(explained.lengths)[history] - steps_back],
         "steps_back": steps_back,
-        "score": score[whole],
-        "rank": rank[whole],
-        "score_change": score[without] - score[whole],
-        "rank_change": rank[without] - rank[whole],
+        "score": score[entry_with],
+        "rank": rank[entry_with],
+        "score_change": score[entry_without] - score[entry_with],
+        "rank_change": rank[entry_without] - rank[entry_with],
     }

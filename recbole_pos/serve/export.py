@@ -191,11 +191,11 @@ def _describe_feature(name: str, embed: Any) -> tuple[str, str]:
     if not embed.numeric and embed.is_list:
         sizes["s"] = "1"
     if embed.numeric:
-        dtype, missing, meaning = "float32", "np.nan", "a number, NaN for none"
+        dtype, missing_value, meaning = "float32", "np.nan", "a number, NaN for none"
     else:
-        dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
+        dtype, missing_value, meaning = "int64", "0", "ids by `features.json`, 0 for none"
     description = f"{dtype} [{', '.join(sizes)}], {meaning}"
-    return description, f"np.full(({', '.join(sizes.values())},), {missing}, np.{dtype})"
+    return description, f"np.full(({', '.join(sizes.values())},), {missing_value}, np.{dtype})"
 
 
 def load_program(path: Path) -> Program:

@@ -135,6 +135,7 @@ class FittedModel:
         return self.folder
 
     def __repr__(self) -> str:
+        """Return lines about dataset, training, protocol, metrics and warnings."""
         facts, result = self.collect_facts(), self.result
         counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
         headline = f"{facts['model']} on {facts['dataset']}: {counts}"

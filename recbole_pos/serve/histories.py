@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -61,7 +61,13 @@ NO_FIELDS: Fields = {"events": {}, "user": {}}
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+    if isinstance(value, (str, bytes, Mapping)) or getattr(value, "ndim", 1) > 1:
+        return False
+    return hasattr(value, "__getitem__")  # a list, an array, a Series of pandas or polars
+
+
+def _is_arrow_frame(value: Any) -> bool:
+    return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
 
 
 def _to_plain(value: Any) -> Any:
@@ -115,15 +121,17 @@ _NAMES = TypeAdapter(Annotated[list[Name | None], Plain])
 _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
-def describe_invalid(error: ValidationError, where: str = "") -> str:
-    """Return the first validation error as text: its location within ``where``, reason, value."""
+def describe_invalid(error: ValidationError, location: str = "") -> str:
+    """Return the first validation error as text: its place, from ``location`` on, and reason."""
     first = error.errors(include_url=False, include_context=False)[0]
     for key in first["loc"]:
         if isinstance(key, int):
-            where += f"[{key}]"
+            location += f"[{key}]"
         elif key not in _UNION_MEMBERS:
-            where += f".{shown(key)[1:-1]}"
-    return f"{where.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
+            location += f".{shown(key)[1:-1]}"
+    return (
+        f"{location.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
+    )
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,9 @@ class Histories:
     ) -> Histories:
         """Return histories sorted by time, ties in their order, without unknown items (id 0).
 
-        NaN is a missing time; ``times`` are kept only if no known item lacks one.
+        Items, times and features are [m], histories one after the other; ids, lengths and ``at``,
+        the times of requests, are [b]. NaN is a missing time; ``times`` are kept only if no known
+        item lacks one.
         """
         row = np.repeat(np.arange(len(ids)), lengths)
         order = np.arange(len(items)) if times is None else np.lexsort((times, row))
@@ -277,7 +287,7 @@ def read_histories(
     for number, row in enumerate(rows):
         times += _read_times(row, f"histories[{number}]", needs_time, unit)
     at = [
-        np.nan if row.at is None else read_moment(row.at, f"histories[{number}].at", unit)
+        np.nan if pd.isna(row.at) else read_moment(row.at, f"histories[{number}].at", unit)
         for number, row in enumerate(rows)
     ]
     lengths = np.array([len(row.items) for row in rows], np.int64)
@@ -296,14 +306,19 @@ def _parse_histories(histories: Any) -> list[History]:
     """Return histories of any form that :func:`read_histories` takes, validated one by one."""
     if isinstance(histories, pa.Table):
         histories = histories.to_pylist()
-    elif isinstance(histories, pd.DataFrame):
-        if "items" not in histories:
+    elif isinstance(histories, pd.DataFrame) or _is_arrow_frame(histories):
+        if "items" not in histories.columns:
             raise UsageError(
                 f"histories: expected columns items (lists), and perhaps id and times, found "
                 f"{', '.join(map(str, histories.columns))[:100]}; of interactions, take "
                 "frame.groupby(USER)[ITEM].agg(list)"
             )
-        histories = histories.to_dict("records")
+        if isinstance(histories, pd.DataFrame):
+            if "id" not in histories and histories.index.name is not None:  # as groupby leaves it
+                histories = histories.rename_axis("id").reset_index()
+            histories = histories.to_dict("records")
+        else:
+            histories = pa.table(histories).to_pylist()
     elif isinstance(histories, pd.Series):
         histories = [{"id": name, "items": items} for name, items in histories.items()]
     if isinstance(histories, (str, bytes, Mapping)) or not isinstance(histories, Iterable):
@@ -314,25 +329,28 @@ def _parse_histories(histories: Any) -> list[History]:
         raise UsageError(describe_invalid(error, "histories")) from None
 
 
-def _read_times(history: History, where: str, needs_time: bool, unit: float | None) -> list[float]:
+def _read_times(
+    history: History, location: str, needs_time: bool, unit: float | None
+) -> list[float]:
     """Return the time of each interaction in the unit of the time field, or NaN for each."""
     num_items = len(history.items)
     if history.times is None:
         if needs_time and num_items:
             raise UsageError(
-                f"{where}: the model reads times, so each history needs them: "
+                f"{location}: the model reads times, so each history needs them: "
                 '{"items": [...], "times": [...]}'
             )
         return [np.nan] * num_items
     if len(history.times) != num_items:
         raise UsageError(
-            f"{where}.times: expected one for each of {num_items} items, found {len(history.times)}"
+            f"{location}.times: expected one for each of {num_items} items, found "
+            f"{len(history.times)}"
         )
-    return [read_moment(time, f"{where}.times", unit) for time in history.times]
+    return [read_moment(time, f"{location}.times", unit) for time in history.times]
 
 
 def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
-    """Return the features of histories; raise a UsageError for a field the model does not read."""
+    """Return the features of histories of ``lengths`` [b]; refuse a field that is not read."""
     columns: dict[str, dict[str, Tensor]] = {}
     for table, readable in fields.items():
         rows = [getattr(history, table) or {} for history in histories]
@@ -360,20 +378,20 @@ def _read_column(
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
     flat: list[Any] = []
     for number, value in enumerate(values):
-        where = f"histories[{number}].{name}"
+        location = f"histories[{number}].{name}"
         if lengths is None:
             value = [value]
         elif value is None:
             value = [None] * lengths[number]
         elif not _is_list(value) or len(value) != lengths[number]:
             raise UsageError(
-                f"{where}: expected a list with a value for each of {lengths[number]} items (null "
-                f"where there is none), found {shown(value)}"
+                f"{location}: expected a list with a value for each of {lengths[number]} items "
+                f"(null where there is none), found {shown(value)}"
             )
         try:
             flat += adapter.validate_python(value)
         except ValidationError as error:
-            raise UsageError(describe_invalid(error, where)) from None
+            raise UsageError(describe_invalid(error, location)) from None
     return _to_tensor(flat, tokens)
 
 
@@ -389,18 +407,18 @@ def _to_tensor(values: list[Any], tokens: TokenIds | None) -> Tensor:
     rows = []
     for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
-        known = [ids[name] for name in map(str, names) if ids.get(name)]
-        rows.append(torch.tensor(known or [0]))
+        known_ids = [ids[name] for name in map(str, names) if ids.get(name)]
+        rows.append(torch.tensor(known_ids or [0]))
     rows.append(torch.tensor([0]))  # pad_sequence needs a row; this one is removed again
     return pad_sequence(rows, batch_first=True)[:-1]
 
 
-def read_moment(time: Any, where: str, unit: float | None) -> float:
+def read_moment(time: Any, location: str, unit: float | None) -> float:
     """Return a time in the unit of the time field, counted from 1970-01-01 UTC.
 
     Args:
         time: a number in that unit, a datetime, or text in ISO 8601; UTC if it names no zone.
-        where: location of the time, for error messages.
+        location: the time's field, for error messages.
         unit: seconds in the unit; None if the field only orders interactions.
     """
     if isinstance(time, (float, int, np.number)) and not isinstance(time, bool):
@@ -411,15 +429,17 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
             time = datetime.fromisoformat(f"{time[:-1]}+00:00" if time[-1:] in "Zz" else time)
         time = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
         since_epoch = (time - _EPOCH) / timedelta(microseconds=1)
+        if since_epoch != since_epoch:  # NaT
+            raise ValueError
     except (ValueError, TypeError, OverflowError, AttributeError):
         raise UsageError(
-            f"{where}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
+            f"{location}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
             f"{shown(time)}"
         ) from None
     if unit is None:
         raise UsageError(
-            f"{where}: expected numbers, as the time field of the data has, which counts no time; "
-            f"found {shown(str(time))}"
+            f"{location}: expected numbers, as the time field of the data has, which counts no "
+            f"time; found {shown(str(time))}"
         )
     return since_epoch / (unit * 1e6)
 
@@ -469,13 +489,13 @@ def _name_read_errors(file: str | Path) -> Iterator[None]:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
 
-def _require_columns(names: list[str], where: Any) -> None:
+def _require_columns(names: list[str], location: Any) -> None:
     """Raise a UsageError unless a table has the columns of histories, each once."""
     counts = {key: names.count(key) for key in KEYS}
     if not (counts["id"] and counts["items"] and max(counts.values()) == 1):
         raise UsageError(
-            f"{where}: expected the columns id, items (lists of names) and perhaps times (lists of "
-            f"numbers), each once; found {listed(names)}"
+            f"{location}: expected the columns id, items (lists of names) and perhaps times (lists "
+            f"of numbers), each once; found {listed(names)}"
         )
 
 

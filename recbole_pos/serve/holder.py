@@ -132,6 +132,7 @@ class ModelHolders:
         data_path: str | None = None,
         item_vectors: str | None = None,
     ) -> None:
+        """Make a holder for each model, none of them loaded, and read the shares of ids."""
         self.by_name = {
             name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
         }

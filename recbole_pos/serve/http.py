@@ -59,6 +59,7 @@ class Metrics:
     """Metrics of one server for Prometheus, in a registry of its own."""
 
     def __init__(self, models: Iterable[str]) -> None:
+        """Register counters, histograms and gauges, with a zero for every model."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
@@ -84,6 +85,7 @@ class Metrics:
         """Return an ASGI application that counts and times the requests of another."""
 
         async def measured_app(scope: Any, receive: Any, send: Any) -> None:
+            """Answer a request by ``app``; count it by path and status, and note its seconds."""
             status = 500  # until an answer begins
             began = time.perf_counter()
 
@@ -108,6 +110,7 @@ class Service:
     def __init__(
         self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
     ) -> None:
+        """Make the holders of the models, the metrics, and the one thread that scores."""
         self.settings, self.reporter = settings, reporter
         self.holders = ModelHolders(
             folders, settings.shares, settings.data_path, settings.item_vectors
@@ -150,7 +153,8 @@ class Service:
             for position, answer in zip(positions, answers_of_model, strict=True):
                 answers[position] = {**answer, "model": name}
         folders = {name: model.run_dir for name, model in loaded.items()}
-        return {"models": folders, "recommendations": [answers[p] for p in sorted(answers)]}
+        recommendations = [answers[position] for position in sorted(answers)]
+        return {"models": folders, "recommendations": recommendations}
 
     def _find_similar(
         self, loaded: dict[str, LoadedModel], body: bodies.SimilarBody
@@ -374,10 +378,10 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 async def _read_body(request: Request, limit: int) -> bytes:
     """Return the body of a json request; refuse another type, over ``limit`` bytes, a late one."""
-    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if found != "application/json":
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
         raise Refusal(
-            415, f"expected the header Content-Type: application/json, found {found[:80] or 'none'}"
+            415, f"expected the header Content-Type: application/json, found {kind[:80] or 'none'}"
         )
 
     async def receive() -> bytes:

@@ -40,6 +40,7 @@ class Encoder(nn.Module):
     """
 
     def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
+        """Freeze the model, and list the inputs that its times, features and relations need."""
         super().__init__()
         self.model, self.relations = model.eval().requires_grad_(False), relations
         self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
@@ -155,7 +156,12 @@ def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
     if inference_relations is not None:
         raise UsageError(f"inference_relations: {name} has none, only AttrFormer does")
     methods = ("forward", "compute_states", "full_sort_predict")
-    overridden = [x for x in methods if getattr(type(model), x) is not getattr(PosRecommender, x)]
+    model_class = type(model)
+    overridden = [
+        method
+        for method in methods
+        if getattr(model_class, method) is not getattr(PosRecommender, method)
+    ]
     if overridden:
         raise UsageError(
             f"{name} cannot be exported: it defines {', '.join(overridden)}, whose meaning is "
@@ -219,7 +225,7 @@ def write_onnx(
     try:
         with _silence_exporter():
             program = program.run_decompositions({torch.ops.aten.cummin.default: _cummin})
-            written = torch.onnx.export(
+            onnx_program = torch.onnx.export(
                 program,
                 input_names=inputs,
                 output_names=outputs,
@@ -231,14 +237,14 @@ def write_onnx(
         raise UsageError(
             f"the model cannot be written as ONNX: {lines[0]}; choose --format torch_export"
         ) from error
-    assert written is not None
-    for value in written.model.graph.inputs:
+    assert onnx_program is not None
+    for value in onnx_program.model.graph.inputs:
         if value.name == "allowed":  # all items by default
             assert value.shape is not None
             all_items = np.ones((1, int(str(value.shape[1]))), dtype=bool)
             value.const_value = onnx_ir.tensor(all_items, name="allowed")
-            written.model.graph.initializers["allowed"] = value
-    written.save(str(path))
+            onnx_program.model.graph.initializers["allowed"] = value
+    onnx_program.save(str(path))
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -252,7 +258,7 @@ def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def _scalar(
     value: Any, dtype: Any = 1, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
-    """Return an ONNX constant of the requested type."""
+    """Return an ONNX constant of the requested type; a translation of torch's ``scalar_tensor``."""
     # the exporter translates through float32, in which seconds since 1970 lose digits that angles
     # depend on
     import onnx

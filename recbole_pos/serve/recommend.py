@@ -258,6 +258,7 @@ def _open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
             has_header = True
 
         def write_parquet(table: pd.DataFrame) -> None:
+            """Append recommendations; the first table opens the file and gives it its columns."""
             nonlocal writer
             num_reasons = (len(table.columns) - len(_TYPES)) // len(_REASON_TYPES)
             schema = pa.schema(zip(table, _TYPES + _REASON_TYPES * num_reasons, strict=True))

@@ -70,6 +70,7 @@ class Recommender(FittedModel):
         folder: RunFolder | None = None,
         resources: Sequence[Any] = (),
     ) -> None:
+        """Index the items by name, and compute their shares of training interactions."""
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
         self.scorer = Scorer(experiment.model, experiment.config)
@@ -259,7 +260,7 @@ class Recommender(FittedModel):
 
     @cached_property
     def _fields(self) -> Fields:
-        """Fields of interactions and users that histories may have, beside items and times."""
+        """Fields that histories may have: table -> name -> ids of tokens, None for numbers."""
 
         def find_tokens(name: str, embed: Any) -> TokenIds | None:
             if embed.numeric:
@@ -360,11 +361,11 @@ class Recommender(FittedModel):
                 continue
             if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
                 raise UsageError(f"{key}: expected names of items, found {shown(names)}")
-            known = [self.ids[name] for name in map(str, names) if name in self.ids]
-            is_allowed[known] = key == "allowed"
+            known_ids = [self.ids[name] for name in map(str, names) if name in self.ids]
+            is_allowed[known_ids] = key == "allowed"
             if not is_allowed.any():
-                why = "none of them is known" if key == "allowed" else "all items are excluded"
-                raise UsageError(f"{key}: no item is left to recommend: {why}")
+                reason = "none of them is known" if key == "allowed" else "all items are excluded"
+                raise UsageError(f"{key}: no item is left to recommend: {reason}")
         items = is_allowed.nonzero()[:, 0]
         return Choice(items, self._read_boosts(boosts)[items]) if boosts else Choice(items)
 
@@ -494,10 +495,10 @@ class Recommender(FittedModel):
         if not len(item):
             raise UsageError("items: none to explain")
         hides_seen = self.hides_seen(exclude_seen)
-        seen = item[np.isin(item, packed.items)]
-        if hides_seen and len(seen):
+        seen_items = item[np.isin(item, packed.items)]
+        if hides_seen and len(seen_items):
             raise UsageError(
-                f"items: {shown(self.items[seen[0] - 1])} is in the history, and seen items "
+                f"items: {shown(self.items[seen_items[0] - 1])} is in the history, and seen items "
                 "are excluded; set exclude_seen to false"
             )
         row = np.zeros_like(item)

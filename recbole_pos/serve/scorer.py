@@ -32,6 +32,7 @@ class Scorer:
     """
 
     def __init__(self, model: Any, config: Options) -> None:
+        """Read from the model what a history must have, and compute the item vectors once."""
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))

@@ -127,7 +127,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
             for name, version in (run_facts.get("versions") or {}).items():
                 versions.setdefault(name, []).append(version)
     if versions:
-        facts.versions = {k: ", ".join(dict.fromkeys(v)) for k, v in versions.items()}
+        facts.versions = {name: ", ".join(dict.fromkeys(used)) for name, used in versions.items()}
     searches = _tabulate_trials(plan, facts, trials)
     command = f"recbole-pos compare {folder.path}"
     return collector.make_results(plan, facts, command, searches)

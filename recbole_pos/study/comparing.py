@@ -15,7 +15,9 @@ from matplotlib.figure import Figure
 from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
+from recbole_pos.data.parts import list_parts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -110,8 +112,9 @@ def compare(
 
     Examples:
         >>> options = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-        >>> found = recbole_pos.compare(["FPARec", "Pop"], "ml-100k", config_dict=options, seeds=2)
-        >>> sorted(found.runs["status"]), list(found.pairs["row"])
+        >>> models = ["FPARec", "Pop"]
+        >>> compared = recbole_pos.compare(models, "ml-100k", config_dict=options, seeds=2)
+        >>> sorted(compared.runs["status"]), list(compared.pairs["row"])
         (['done', 'done', 'done', 'done'], ['Pop'])
 
     Args:
@@ -184,9 +187,9 @@ def compare(
     return replace(compared, source=source)
 
 
-def _find_run_folders(what: Any) -> list[Path]:
-    """Return the folders of runs in ``what``, two or more; empty for models or a study."""
-    items = what if isinstance(what, (list, tuple)) else [what]
+def _find_run_folders(argument: Any) -> list[Path]:
+    """Return the folders of runs in an argument, two or more; empty for models or a study."""
+    items = argument if isinstance(argument, (list, tuple)) else [argument]
     paths = [Path(item) for item in items if isinstance(item, (str, Path))]
     runs = [path for path in paths if (path / "config.yaml").is_file()]
     if runs and (len(runs) == 1 or len(runs) < len(items)):
@@ -197,7 +200,7 @@ def _find_run_folders(what: Any) -> list[Path]:
 
 
 def _make_plan_and_folder(
-    what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
+    models_or_study: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
     """Return the plan of models or a study, with its base changed by ``base``, and its folder."""
     changes: dict[str, Any] = {}
@@ -209,27 +212,30 @@ def _make_plan_and_folder(
         dataset, data_path = locate_dataset(dataset, base.get("data_path") or "dataset/")
         if data_path is not None:
             base = {**base, "data_path": data_path}
-    if isinstance(what, (list, tuple)):
+    if isinstance(models_or_study, (list, tuple)):
         if not dataset:
             raise UsageError("no dataset (-d) given")
-        models = [item if isinstance(item, str) else register_model(item).__name__ for item in what]
+        models = [
+            model if isinstance(model, str) else register_model(model).__name__
+            for model in models_or_study
+        ]
         plan = plan_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
     if args.vary:
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
         )
-    folder = None
-    if isinstance(what, dict):
-        plan = make_plan(Source("study", what))
-    elif Path(what).is_dir():
-        folder = StudyFolder(what)
+    study, folder = models_or_study, None
+    if isinstance(study, dict):
+        plan = make_plan(Source("study", study))
+    elif Path(study).is_dir():
+        folder = StudyFolder(study)
         stored_plan = folder.read_plan()
         if stored_plan is None:
-            raise UsageError(f"{what} is not the folder of a study: no study.json")
+            raise UsageError(f"{study} is not the folder of a study: no study.json")
         plan = stored_plan
     else:
-        plan = read_plan(what)
+        plan = read_plan(study)
     if dataset and dataset != plan.dataset:
         changes["dataset"] = dataset
     if base or changes:
@@ -243,7 +249,9 @@ def _check_rows(plan: Plan) -> set[str]:
     _require_metrics(plan, configs)
     require_twins(configs)
     for config in configs.values():
-        require_dataset(plan.dataset, Path(config["data_path"]), [], config)
+        require_dataset(plan.dataset, Path(config["data_path"]), [], list_parts(config))
+        if config["item_vectors"]:
+            open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
 
 

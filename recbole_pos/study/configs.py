@@ -40,7 +40,7 @@ _SINCE_1 = {
     **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
     **{"target_window": 1, "shuffle_block": None, "lr_scheduler": "none"},
-    **{"warmup_steps": 0, "ema_decay": 0.0},
+    **{"warmup_steps": 0, "ema_decay": 0.0, "data_part": "none"},
 }
 # Options of RecBole that are no options of a run, and that digests of 0.2 have.
 _OF_RECBOLE = (
@@ -149,21 +149,21 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
                     check({**options, option: value})
         except UsageError as error:
             problem = str(error).removeprefix("configuration: ")
-            where = _locate_option(plan, name, problem)
-            raise UsageError(f"{where}: configuration {name}: {problem}") from error
+            location = _locate_option(plan, name, problem)
+            raise UsageError(f"{location}: configuration {name}: {problem}") from error
     return configs
 
 
 def _locate_option(plan: Plan, name: str, problem: str) -> str:
     """Return file and line of the option of a row that ``problem`` names, else of the row."""
     lines = plan.locate_searched(name)
-    lines |= {key: plan.source.where("base", key) for key in plan.base.options}
-    lines |= {key: plan.source.where("rows", name, key) for key in plan.rows[name].options}
+    lines |= {key: plan.source.locate("base", key) for key in plan.base.options}
+    lines |= {key: plan.source.locate("rows", name, key) for key in plan.rows[name].options}
     lines.pop("model", None)  # "model" in a message is often no option
-    for key, where in lines.items():
+    for key, location in lines.items():
         if key in problem:
-            return where
-    return plan.source.where("rows", name)
+            return location
+    return plan.source.locate("rows", name)
 
 
 def digest(options: Mapping[str, Any], *values: Any) -> str:

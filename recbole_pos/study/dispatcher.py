@@ -44,6 +44,7 @@ class ActiveRuns:
     def __init__(
         self, scheduler: Scheduler, args: ClusterArguments, reporter: Reporter, models: set[str]
     ) -> None:
+        """Pack the custom code of the models, and note resources and version; no run is active."""
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
@@ -54,16 +55,17 @@ class ActiveRuns:
         self.twins: list[Job] = []
         self.durations: list[float] = []
 
-    def share(self, config: PosConfig, with_test: bool) -> Any:
+    def share(self, config: PosConfig, includes_test: bool) -> ray.ObjectRef:
         """Return Ray's reference of the data of a configuration, which all its runs share.
 
         Args:
             config: configuration of a run.
-            with_test: whether the data include test interactions, which trials must not have.
+            includes_test: whether they include test interactions, which trials must not have.
         """
-        key = digest_data_options(config), with_test
+        key = digest_data_options(config), includes_test
         if key not in self.shared:
-            self.shared[key] = ray.put(SharedData(self.scheduler.prepare(config), with_test))
+            dataset = self.scheduler.prepare(config)
+            self.shared[key] = ray.put(SharedData(dataset, includes_test))
         return self.shared[key]
 
     def note_begin(self, job: Job) -> bool:
@@ -161,12 +163,12 @@ class ActiveRuns:
             write_state(self.scheduler)
             stop(is_started)
 
-    def _start(self, job: Job) -> Any:
+    def _start(self, job: Job) -> ray.ObjectRef:
         """Start and return the Ray task of a run; it starts again if its process is lost."""
         path = str(self.folder.run(job.digest).path.resolve())
         tested = str(self.folder.run(job.tested_run).path.resolve()) if job.tested_run else None
         code = self.code.get(job.config["model"], b"")
-        data = self.share(job.config, with_test=job.fit.stage != "trial")
+        data = self.share(job.config, includes_test=job.fit.stage != "trial")
         task = _train_run.options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
         )

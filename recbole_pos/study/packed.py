@@ -79,6 +79,7 @@ class PackedStudy:
     """
 
     def __init__(self, path: str | Path) -> None:
+        """Read the archive, and the facts of the runs in it."""
         self.path = Path(path)
         self.files = _read_archive(self.path)
         digests = dict.fromkeys(name.split("/")[1] for name in self.files)
@@ -199,11 +200,11 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         UsageError: if no run is finished.
     """
     digests = sorted(set(folder.find_current_digests(plan).values()))
-    done = [digest for digest in digests if folder.read_fit(digest).get("status") == DONE]
-    if not done:
+    finished = [digest for digest in digests if folder.read_fit(digest).get("status") == DONE]
+    if not finished:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
     members: dict[str, bytes] = {}
-    for digest in done:
+    for digest in finished:
         for name, content in _pack_run(folder, digest).items():
             members[f"runs/{digest}/{name}"] = content
     with atomic_write(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
@@ -212,7 +213,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
             header = tarfile.TarInfo(name)
             header.size = len(members[name])
             archive.addfile(header, io.BytesIO(members[name]))
-    return len(done)
+    return len(finished)
 
 
 def _pack_run(folder: StudyFolder, digest: str) -> dict[str, bytes]:

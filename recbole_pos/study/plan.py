@@ -93,7 +93,8 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
     """Return the seeds from a list of them, or from their number."""
     if is_whole(value) and 1 <= value <= 1000:
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
-    has_seeds = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
+    is_list = isinstance(value, list) and len(value) > 0
+    has_seeds = is_list and all(is_whole(seed) and seed >= 0 for seed in value)
     if not has_seeds or find_repeated(value):
         raise ValueError("expected how many, or different whole numbers in a list")
     return tuple(value)
@@ -298,7 +299,7 @@ class Plan(_Layout):
         if search.space:
             path = (*path, "space")
         options = search.grid or search.space or {}
-        return {option: self.source.where(*path, option) for option in options}
+        return {option: self.source.locate(*path, option) for option in options}
 
     def sort_rows(self) -> list[str]:
         """Return the names of all rows, each after its parent.
@@ -389,9 +390,10 @@ def _make_final_fit(plan: Plan, row_name: str, seed: int, trials: list[Fit]) -> 
     row = plan.rows[row_name]
     if row.parent:
         stage = "attach" if row.attach else "retest"
-        after: tuple[str, ...] = (f"{row.parent}, seed {seed}",)
+        earlier_fits: tuple[str, ...] = (f"{row.parent}, seed {seed}",)
     else:
-        stage, after = "final", tuple(fit.name for fit in trials)
+        stage, earlier_fits = "final", tuple(fit.name for fit in trials)
     repeats = bool(trials) and seed in plan.trial_seeds
     options = {**plan.make_options(row_name), "seed": seed}
-    return Fit(row_name, seed, stage, None, options, f"{row_name}, seed {seed}", after, repeats)
+    name = f"{row_name}, seed {seed}"
+    return Fit(row_name, seed, stage, None, options, name, earlier_fits, repeats)

@@ -74,26 +74,28 @@ class RenderedTable:
         return PAGES.get_template("table.html.jinja").render(table=self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table in the width of the console: with folded numbers, then without the
-        omittable columns, if it is too wide. A note names these."""
-        kept = list(range(len(self.columns)))
+        """Yield the table in the width of the console.
+
+        If it is too wide, numbers are folded, then columns left out, which a note names.
+        """
+        columns = list(range(len(self.columns)))  # indices of the columns to show
 
         def fits(fold: bool) -> bool:
-            width = sum(self._compute_width(column, fold) + 3 for column in kept) + 1
+            width = sum(self._compute_width(column, fold) + 3 for column in columns) + 1
             return width <= options.max_width
 
         fold = not fits(fold=False)
-        omittable = [*self.omittable, *(i for i in kept[:0:-1] if i not in self.omittable)]
+        omittable = [*self.omittable, *(i for i in columns[:0:-1] if i not in self.omittable)]
         while len(omittable) > 1 and not fits(fold):
-            kept.remove(omittable.pop(0))
+            columns.remove(omittable.pop(0))
         notes = [*self.notes]
-        omitted = [name for i, name in enumerate(self.columns) if i not in kept]
+        omitted = [name for index, name in enumerate(self.columns) if index not in columns]
         if omitted:
             names = join_names(omitted)
             notes.append(f"Left out for want of width: {names}; table.md has all columns.")
         table = Table(title=Text(self.title), caption=Text("\n".join(notes)))
         table.title_justify = table.caption_justify = "left"
-        for column in kept:
+        for column in columns:
             name = Text(self.columns[column])
             if column in self.text_columns:
                 table.add_column(name, overflow="fold")
@@ -101,7 +103,7 @@ class RenderedTable:
                 width = self._compute_width(column, fold)
                 table.add_column(name, justify="right", width=width)
         for line in self.lines:
-            table.add_row(*(_make_rich_cell(line[column], fold) for column in kept))
+            table.add_row(*(_make_rich_cell(line[column], fold) for column in columns))
         yield table
 
     def _compute_width(self, column: int, fold: bool) -> int:

@@ -43,8 +43,7 @@ _SEED_NOISE_NOTES = {
 
 
 def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTable:
-    """Return the main table: seeds, metrics, values of the paper, difference from the reference and
-    cost of every row."""
+    """Return the main table: seeds, metrics, the paper's values, difference and cost of rows."""
     table, plan = comparison.table, results.plan
     means, differences = comparison.means, comparison.differences
     titles = {metric: format_metric(metric) for metric in table.metrics}
@@ -140,7 +139,7 @@ def make_failures_table(results: Results) -> RenderedTable | None:
     if failed.empty:
         return None
     titles = {"row": "configuration", "seed": "seed", "reason": "reason"}
-    columns = {title: [Cell(str(v)) for v in failed[name]] for name, title in titles.items()}
+    columns = {title: [Cell(str(cell)) for cell in failed[key]] for key, title in titles.items()}
     return _make_table("Runs that failed", columns, text_columns=(0, 2))
 
 

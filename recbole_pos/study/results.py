@@ -51,8 +51,7 @@ class TieCount:
 
 
 def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount:
-    """Count the users of three interactions or more, and those with several items at their last
-    time.
+    """Count users of 3 interactions or more, and those with several items at their last time.
 
     Args:
         user, time, item: [interactions] columns.

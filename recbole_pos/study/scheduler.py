@@ -66,12 +66,13 @@ class Scheduler:
         rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
     ) -> None:
+        """List the runs of the rows to train and of all rows that these start from; all wait."""
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
-        needed = {row for name in rows or plan.rows for row in plan.list_ancestors(name)}
-        self.rows = [name for name in plan.rows if name in needed]
-        self.fits = [fit for fit in list_fits(plan) if fit.row in needed]
+        required = {row for name in rows or plan.rows for row in plan.list_ancestors(name)}
+        self.rows = [name for name in plan.rows if name in required]
+        self.fits = [fit for fit in list_fits(plan) if fit.row in required]
         self.waiting = list(self.fits)
         self.status: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
@@ -339,6 +340,7 @@ class RowSearch:
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
+        """Read the metric, and the grid or space from which the options of trials are taken."""
         search = plan.rows[name].search
         assert isinstance(search, Search)
         config = make_row_config(plan.make_first_options(name))
@@ -362,11 +364,11 @@ class RowSearch:
             _require_not_given(plan, name, option)
 
     def _sample_space(self, plan: Plan, name: str, search: Search, config: PosConfig) -> None:
-        """Set ``fixed``, ``searcher`` and ``space``; given options win over fixed ones."""
+        """Set ``fixed``, ``searcher`` and ``space``; the user's options win over fixed ones."""
         space = self.searched
         seed = plan.seeds[0] if search.seed is None else search.seed
-        given = config.external_config_dict
-        self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
+        user_options = config.external_config_dict
+        self.fixed = {key: value for key, value in space.fixed.items() if key not in user_options}
         options = {**plan.make_options(name), "seed": plan.seeds[0]}
         check_space(space, lambda sampled: make_row_config(options, {**self.fixed, **sampled}))
         self.searcher = make_searcher(search.searcher, space, self.mode, seed)

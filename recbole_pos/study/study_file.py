@@ -37,8 +37,8 @@ def make_plan(source: Source) -> Plan:
             row.search = None if row.parent else plan.search
     if plan.split is not None:
         if "eval_args" in plan.base.options:
-            where = source.where("base", "eval_args")
-            problem = f"split: eval_args is given in the base already, {where}"
+            location = source.locate("base", "eval_args")
+            problem = f"split: eval_args is given in the base already, {location}"
             raise source.error(("split",), problem)
         plan.base.options["eval_args"] = {"split": plan.split}
     plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"

@@ -30,7 +30,7 @@ class Source:
     content: dict[str, Any]
     lines: dict[_Path, str] = field(default_factory=dict)
 
-    def where(self, *path: Any) -> str:
+    def locate(self, *path: Any) -> str:
         """Return file and line of the smallest part around ``path`` with a line, else the name."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
@@ -39,7 +39,7 @@ class Source:
 
     def error(self, path: _Path, problem: str) -> UsageError:
         """Return a UsageError whose message begins with file and line of a part."""
-        return UsageError(f"{self.where(*path)}: {problem}")
+        return UsageError(f"{self.locate(*path)}: {problem}")
 
     def require_choice(self, path: _Path, name: Any, rows: Collection[str]) -> None:
         """Raise a UsageError, with the line of ``path``, if ``name`` is not the name of a row."""
@@ -49,11 +49,11 @@ class Source:
             )
 
 
-def read_source(path: str | Path, above: tuple[Path, ...] = ()) -> Source:
+def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
     """Return the study in a file, with the content that it inherits by its key ``like``.
 
     Args:
-        above: files that inherit from this one.
+        heirs: files that inherit from this one.
 
     Raises:
         UsageError: naming the line, if a file cannot be read, is not yaml or has no mapping, or if
@@ -68,10 +68,10 @@ def read_source(path: str | Path, above: tuple[Path, ...] = ()) -> Source:
     if not isinstance(name, str) or not name or not parent_path.is_file():
         problem = f"expected the file of another study, found {shown(name)}"
         raise source.error((LIKE,), f"{LIKE}: {problem}")
-    above = (*above, path.resolve())
-    if parent_path.resolve() in above:
+    heirs = (*heirs, path.resolve())
+    if parent_path.resolve() in heirs:
         raise source.error((LIKE,), f"{LIKE}: {shown(name)} goes round in a circle")
-    parent = read_source(parent_path, above)
+    parent = read_source(parent_path, heirs)
     return Source(source.name, _merge(source, parent), {**parent.lines, **source.lines})
 
 

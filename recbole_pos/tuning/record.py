@@ -97,8 +97,9 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
     table = csv.writer(text, lineterminator="\n")
     columns = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
     table.writerow([*columns, *names, "reason"])
-    for t in trials:
-        result = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
-        options = [t.options.get(name, "") for name in names]
-        table.writerow(map(escape_formula, [*result, *options, t.reason]))
+    for trial in trials:
+        cells = [trial.number, trial.state, trial.score, trial.best_epoch, trial.epochs]
+        cells += [trial.seconds, trial.parameters]
+        cells += [*(trial.options.get(name, "") for name in names), trial.reason]
+        table.writerow(map(escape_formula, cells))
     write_text(file, text.getvalue())

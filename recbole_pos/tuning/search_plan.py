@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import SearchArguments, list_changed, require_shares
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import find_parts_by_scheme
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import SEARCH
 from recbole_pos.plain import to_plain
 from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, read_space
@@ -19,11 +20,16 @@ from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_boun
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import check_choice, is_whole, shown
 
+# Arguments of version 0.2.0, and what replaces their effect.
+_REMOVED = {
+    "nproc": "a trial is one process",
+    "storage": "all results are in --run_dir, which all machines must reach",
+}
 SCHEDULERS = ("asha", "none")
 _TRIALS = 60  # as in the kernel attention paper
 # What may also be given with --resume: arguments, and options of the configuration.
 _RESUME_ARGUMENTS = ("address", "num_samples", "max_concurrent", "cpus_per_trial", "gpus_per_trial")
-_RESUME_OPTIONS = ("data_path", "plugins")
+_RESUME_OPTIONS = ("data_path", "item_vectors", "init_from", "plugins")
 
 
 class SearchFacts(Layout):
@@ -95,23 +101,21 @@ def plan_search(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
-    for key in ("nproc", "storage"):
-        if key in config_dict:
-            raise UsageError(
-                f"--{key} is no longer an option of a search: a trial is one process, and all "
-                "results are in --run_dir, which all machines must reach; leave it out"
-            )
+    for key in _REMOVED.keys() & config_dict.keys():
+        text = f"--{key} has no effect any more: {_REMOVED[key]}; leave it out"
+        warnings.warn(text, RunWarning, stacklevel=2)
+    config_dict = {key: value for key, value in config_dict.items() if key not in _REMOVED}
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     name = config["model"]
-    given = config.external_config_dict
+    user_options = config.external_config_dict
     whole_space = read_space(find_space_file(space, name))
     in_space = {*whole_space.names, *whole_space.fixed}
     config.require_read(in_space)
     if "position" in in_space:
         _require_no_parts(config)
-    searched = whole_space.without(given)
-    overruled = [option for option in whole_space.names if option in given]
+    searched = whole_space.without(user_options)
+    overruled = [option for option in whole_space.names if option in user_options]
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     base = _merge_shared_options(config, whole_space)
@@ -129,7 +133,7 @@ def plan_search(
             "seed": args.seed,
         },
     }
-    lines: dict[tuple, str] = {("search", "space", p.name): p.where for p in searched.parameters}
+    lines: dict[tuple, str] = {("search", "space", p.name): p.location for p in searched.parameters}
     lines |= {("base", key): whole_space.lines[key] for key in whole_space.fixed}
     plan = make_plan(Source("search", content, lines))
     check_plan(plan, lambda options: make_row_config(options).plain)
@@ -138,9 +142,9 @@ def plan_search(
 
 def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
     """Return the options of all trials: those that the space sets, with given ones above them."""
-    given = config.external_config_dict
-    options = to_plain({key: value for key, value in given.items() if key not in EXTRA_KEYS})
-    for key in ("data_path", "item_vectors"):  # absolute, to resume from another folder
+    user_options = config.external_config_dict
+    options = to_plain({key: user_options[key] for key in user_options if key not in EXTRA_KEYS})
+    for key in ("data_path", "item_vectors", "init_from", "update_from"):  # absolute, for trials
         if config.plain[key] and key not in {*space.names, *space.fixed}:
             options[key] = config.plain[key]
     return merge_options(space.fixed, options)
@@ -208,6 +212,9 @@ def extend_plan(
     plan = folder.read_plan()
     if plan is None or not (folder.path / SEARCH).is_file():
         raise UsageError(f"--resume: {folder.path} is not the folder of a search of this version")
+    for name in ("item_vectors", "init_from"):
+        if name in config_dict and name not in plan.base.options:
+            raise UsageError(f"--{name}: this search has none; leave it out")
     search = dict(plan.source.content["search"])
     if args.num_samples is not None:
         if args.num_samples < search["trials"]:

@@ -83,6 +83,7 @@ class TrialSearcher(RaySearcher):
     """
 
     def __init__(self, runs: ActiveRuns, first: Job, num_slots: int) -> None:
+        """Start before the first trial, and let Ray request a trial for every free slot."""
         search = runs.scheduler.searches[first.fit.row]
         super().__init__(metric=BEST, mode=search.mode)
         # by default one trial of a custom searcher waits for a process at a time, so that most of

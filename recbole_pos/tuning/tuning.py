@@ -79,14 +79,14 @@ def search(
     config_dict: dict[str, Any] | None = None,
     *,
     settings: SearchArguments | None = None,
-    **given: Any,
+    **keywords: Any,
 ) -> SearchResult:
     """Search for the best configuration by validation; test it once.
 
     Examples:
-        >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-        >>> found = recbole_pos.search("FPARec", "ml-100k", config_dict=given, num_samples=2)
-        >>> sorted(trial.state for trial in found.trials), "ndcg@10" in found.test
+        >>> options = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+        >>> result = recbole_pos.search("FPARec", "ml-100k", config_dict=options, num_samples=2)
+        >>> sorted(trial.state for trial in result.trials), "ndcg@10" in result.test
         (['finished', 'finished'], True)
 
     Args:
@@ -97,7 +97,7 @@ def search(
         config_dict: options over these files; an option given here is the same in all trials,
             also if the space has it.
         settings: the other arguments together.
-        given: options, as in ``config_dict``; or the other arguments by name, see
+        keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.SearchArguments`: ``num_samples``,
             ``max_concurrent``, ``metric``, ``grace_epochs``, ``searcher``, ``run_dir``,
             ``address``, ``cpus_per_trial``, ``gpus_per_trial`` and ``verbose`` mean the same as in
@@ -112,7 +112,7 @@ def search(
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
     began = time.perf_counter()
-    args, options = split_keywords(settings or SearchArguments(), given)
+    args, options = split_keywords(settings or SearchArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
     allow(config_dict.get("plugins"))
     check_arguments(args)
@@ -246,7 +246,7 @@ def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
             run_trial,
             resources=resources,
             packed=runs.code[config["model"]],
-            data=[runs.share(config, with_test=False)],
+            data=[runs.share(config, includes_test=False)],
         ),
         {"CPU": resources.cpus, "GPU": resources.gpus},
     )
@@ -339,7 +339,8 @@ def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
         raise TrainingError(f"{scheduler.reasons[final.name]}. {table} has the reasons of all")
     digest = scheduler.digests[final.name]
     copy_run(folder.run(digest), RunFolder(folder.path / "best"), with_results=True)
-    plain = {k: v for k, v in scheduler.configs[digest].plain.items() if k not in QUIET}
+    plain = scheduler.configs[digest].plain
+    plain = {key: value for key, value in plain.items() if key not in QUIET}
     write_text(folder.path / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
     test = folder.read_fit(digest).get("test") or None  # there may be no test data
     content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}

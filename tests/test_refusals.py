@@ -1,0 +1,59 @@
+"""Options that do not go together, or not with a model or its data: an error names one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recbole_pos.errors import UsageError
+
+UNIFORM = {"train_neg_sample_args": {"distribution": "uniform"}}
+BY_POSITION = {"augmentation": "all_positions"}
+AT_REQUEST = {"request_time": "target"}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # losses
+    ("BPR", {"loss_type": "SCE"}, "loss_type"),
+    ("GRU4Rec", {"loss_type": "gBCE"}, "loss_type"),
+    ("FPARec", {"loss_type": "SCE", "bucket_size": 1}, "bucket_size_"),
+    ("PosSASRec", {"loss_type": "in_batch", "negatives": 5}, "negatives"),
+    ("PosSASRec", {"loss_type": "gBCE", "negative_sampler": "popularity"}, "negative_sampler"),
+    ("GRU4Rec", {**BY_POSITION, "target_window": 3}, "target_window"),
+    ("AttrFormer", {"target_window": 3}, "target_window.*future_weights"),
+    ("FPARec", {"loss_type": "SCE", **UNIFORM}, "SCE"),
+    ("GRU4Rec", {**BY_POSITION, "loss_type": "BPR", **UNIFORM}, "^loss_type: .*augmentation"),
+    # windows and data
+    ("NARM", BY_POSITION, "NARM can train with prefix or none"),
+    ("FGNN", {"train_windows": "chunk"}, "^train_windows: FGNN"),
+    ("PosSASRec", {"train_windows": "all"}, "train_windows"),
+    ("PosSASRec", {"window_stride": 3}, "train_windows: sliding"),
+    ("PosSASRec", {"train_windows": "sliding", "window_stride": 0}, "window_stride"),
+    ("PosSASRec", {"TIME_FIELD": "when"}, "when"),
+    ("PosSASRec", {"ITEM_LIST_LENGTH_FIELD": "item_id"}, "item_id"),
+    ("PosSASRec", {"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
+    ("PosSASRec", {"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
+    ("PosSASRec", {"val_interval": {"item_id": "[3,inf)"}}, "val_interval: field 'item_id'"),
+    ("PosSASRec", {"item_inter_num_interval": "[24,inf)"}, "topk: 20"),
+    # positions
+    ("PosRec", {"position": ["ldpe", "rope"]}, "^position: .*rope"),
+    ("PosRec", {"position": ["time_learned"]}, "^position: .*time_learned"),
+    *(("EncodedSTAMP", {"position": [name]}, "^position: ") for name in ("rope", "time_learned")),
+    # what would not read the time of a request
+    ("PosSASRec", {**AT_REQUEST, "position": ["learned"]}, "^request_time"),
+    ("SASRec", AT_REQUEST, "^request_time"),
+    ("AttrFormer", {**AT_REQUEST, "position": ["time_rope"], "relations": ["time"]}, "^request_"),
+    # what has no graph to compile
+    *(
+        (name, {"compile": True}, f"^compile: {name}")
+        for name in ("PosRec", "AttrFormer", "SASRec")
+    ),
+    ("FPARec", {"compile": True, "augmentation": "prefix"}, "^compile: FPARec"),
+    ("FPARec", {"compile": True, "target_window": 2}, "^compile: FPARec"),
+]
+
+
+@pytest.mark.parametrize(("model", "options", "named"), REFUSED, ids=str)
+def test_what_does_not_go_together(experiment, model: str, options: dict, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        made = experiment(model, **options)
+        made.trainer.training_loader(made.loaders["train"])
