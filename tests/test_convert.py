@@ -287,6 +287,7 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (f"user,item\n1,a,{NOW}\n", {}, "log.csv:2"),
     (GOOD.replace("a,", "é,").encode("cp1252"), {}, "--encoding"),
     ("[\n{}]", {"file": "x.jsonl"}, "jq -c"),
+    ('{"a": {"b": 1}, "a.b": 2}', {"file": "x.jsonl"}, "two columns are called 'a.b'"),
     (GOOD, {"file": "x.xlsx"}, "tsv"),
     (GOOD.replace(str(NOW), "02/03/2024"), {}, "--date_format"),
 ]

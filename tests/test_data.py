@@ -227,6 +227,10 @@ def test_what_cannot_be_a_given_split(log: pd.DataFrame, tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"benchmark_filename.*tiny\.tets\.inter"):
         read(folder, ["train", "tets"])
     read(folder, ["train", "test"], **by_time)
+    lines = "user_id:token\titem_id_list:token_seq\titem_id:token\nu1\ti1 i2\ti3\n"
+    (folder / "tiny" / "tiny.train.inter").write_text(lines)  # as RecBole wants them
+    with pytest.raises(UsageError, match="one interaction a row"):
+        read(folder, ["train", "test"])
 
 
 @pytest.mark.parametrize("names", ["user_id", "item_id"])

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_log, write_atomic
+from own_models import GRU
 from ray.tune.schedulers import FIFOScheduler
 from spy import notes
 
@@ -338,7 +339,7 @@ def test_a_table_is_safe_to_open(tmp_path: Path) -> None:
     assert row["cell"] == "'=1+1" and row["epochs"] == "4"
 
 
-def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
+def test_a_run_says_why_it_failed(tmp_path: Path, mine) -> None:
     """What the machine is to blame for is marked as lost."""
     facts = train_run({}, str(tmp_path / "elsewhere" / "run"), None, Resources())
     assert "does not see" in facts["reason"] and facts["status"] == "failed" and not facts["lost"]
@@ -348,6 +349,10 @@ def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
     assert facts["lost"]
     for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")):
         assert explain_failure(error).startswith("out of memory")
+    recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
+    with pytest.raises(KeyError) as caught:
+        mine.TinyGRU({}, None)  # in code of the user, who needs the place
+    assert "(<string>, line " in explain_failure(caught.value)
 
 
 def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, refused) -> None:

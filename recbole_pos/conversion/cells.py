@@ -29,6 +29,7 @@ _MIN_PIPED = 0.05  # of the different cells must have a | for all of them to be 
 _SEPARATORS = ((".", ","), (".", " "), (".", "'"), (",", "."), (",", " "), (",", "'"))
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
+_UNIT = r"(?P<unit>\p{Sc}|%$|\b[A-Z]{3}$)"  # of an amount, such as $, % and EUR
 _FIRST = 200  # cells that are read first, since they mostly decide
 _MAX_WRONG = 0.1  # of the different cells may be no number for a note on them
 
@@ -316,7 +317,9 @@ def read_numbers(
         has_spaces_only = chosen[1] == " " and not _any_match(text, re.escape(chosen[0]))
         if has_spaces_only and not (decimal or thousands):  # 101 205 may be two names
             return None, f"{values[0]} may be a number or a list: --thousands {column}=' '"
-    return readings[chosen], f"decimal separator {chosen[0]!r}, thousands {chosen[1]!r}"
+    unit = _find_unit(pc.utf8_trim_whitespace(values))
+    note = f"decimal separator {chosen[0]!r}, thousands {chosen[1]!r}"
+    return readings[chosen], f"{note}, without {unit!r}" if unit else note
 
 
 def _describe_ambiguity(
@@ -365,9 +368,26 @@ def _describe_near_numbers(values: pa.Array) -> str:
 
 
 def _normalize(values: pa.Array) -> pa.Array:
-    """Return texts with plain spaces, minus signs and apostrophes, trimmed."""
+    """Return texts with plain spaces, minus signs and apostrophes, trimmed, without their unit.
+
+    Texts without the unit of the others get it, since they may be in another one.
+    """
     text = pc.replace_substring_regex(pc.utf8_trim_whitespace(values), _SPACES, " ")
-    return pc.replace_substring(pc.replace_substring(text, "\u2212", "-"), "’", "'")
+    text = pc.replace_substring(pc.replace_substring(text, "\u2212", "-"), "’", "'")
+    if not (unit := _find_unit(text)):
+        return text
+    pattern = rf"^([+-]?)\Q{unit}\E\s*|\s*\Q{unit}\E$"
+    bare = pc.replace_substring_regex(text, pattern, r"\1")
+    return pc.if_else(
+        pc.match_substring_regex(text, pattern), bare, pc.binary_join_element_wise(text, unit, "")
+    )
+
+
+def _find_unit(text: pa.Array) -> str:
+    """Return the currency or percent sign that most of the first texts have; empty if none."""
+    first = text[:_FIRST]
+    units = pc.extract_regex(first, _UNIT).drop_null()
+    return units[0]["unit"].as_py() if 2 * len(units) > len(first) else ""
 
 
 def _possible_separators(decimal: str | None, thousands: str | None) -> list[tuple[str, str]]:

@@ -278,6 +278,11 @@ class AtomicTables(Dataset):
             actual = kinds.get(field)
             if actual is None and is_needed:
                 columns = listed(f"{name}:{kind}" for name, kind in file.kinds.items())
+                if f"{self.iid_field}_list" in file.kinds:
+                    raise UsageError(
+                        f"{file.path} has examples that are cut already (columns {columns}); "
+                        "expected one interaction a row: user, item and time"
+                    )
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
                     f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "

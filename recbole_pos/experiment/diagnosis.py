@@ -62,19 +62,26 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
 def is_from_custom_code(error: BaseException) -> bool:
     """Return whether an exception passed through code of a custom model or scheme.
 
-    That is a module of such a class, or a module beside it in the same folder. The author of that
-    code needs the traceback, so callers raise the error unchanged.
+    The author of that code needs the traceback, so callers raise the error unchanged.
+    """
+    return locate_in_custom_code(error) is not None
+
+
+def locate_in_custom_code(error: BaseException) -> str | None:
+    """Return the innermost file and line of custom code that an exception passed through.
+
+    Custom code is that of a model or scheme, and of modules beside it in the same folder.
     """
     registrations = (*ADDED.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
     folders = {os.path.dirname(file) for file in files if file}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(
-        frame.f_globals.get("__name__") in modules
-        or os.path.dirname(frame.f_code.co_filename) in folders
-        for frame in frames
-    )
+    location = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if frame.f_globals.get("__name__") in modules or os.path.dirname(file) in folders:
+            location = f"{os.path.basename(file)}, line {line}"
+    return location
 
 
 def looks_ahead(model: Any) -> float:

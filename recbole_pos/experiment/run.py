@@ -140,6 +140,7 @@ class NeedsDataset(UsageError):
     """A call needs the dataset, which is missing; ``missing`` is the subject of the message."""
 
     def __init__(self, missing: str, config: Options) -> None:
+        """Make the message: that the dataset is in parts, or where it was not found."""
         if is_part(config):
             super().__init__(
                 f"{missing} must be read from all users, and under data_part: by_rank no process "

@@ -83,6 +83,7 @@ class NativeAdapter(RecBoleAdapter):
         return model.causal and not model.needs_events and model.later_targets is None
 
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
+        """Return the loss of a batch; a class that only defines that of rows refuses windows."""
         losses = ("window_loss", "calculate_loss")
         newest = next(cls for cls in type(self.model).__mro__ if vars(cls).keys() & {*losses})
         if packed and losses[0] not in vars(newest):

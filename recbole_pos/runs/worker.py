@@ -19,6 +19,7 @@ import torch
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import PosError, UsageError
+from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.experiment.train import train
@@ -104,4 +105,7 @@ def explain_failure(error: BaseException) -> str:
     text = lines[0] if lines else ""
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return f"out of memory: {text}" if text else "out of memory"
-    return text if isinstance(error, PosError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, PosError):
+        return text
+    location = locate_in_custom_code(error)
+    return f"{type(error).__name__}: {text}" + (f" ({location})" if location else "")
