@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from recbole.config import Config
 from recbole.model.abstract_recommender import ContextRecommender, SequentialRecommender
 from recbole.model.sequential_recommender import SASRec
 from recbole.utils import get_model, get_trainer
+from small_study import NOPE, study
 from torch import nn
 
 import recbole_pos
@@ -33,6 +36,7 @@ from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
 
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 HOOKED = """
 import beside
 import recbole_pos
@@ -374,6 +378,27 @@ def test_a_file_does_not_choose_code(stranger: Path, monkeypatch, capsys) -> Non
         assert main(command) == 2 and "--plugins" in capsys.readouterr().err
     assert "--plugins" in refusal(recbole_pos.load, ".")
     assert not (stranger / "ran").exists()
+
+
+OLD_PYTHON = pytest.mark.skipif(sys.version_info < (3, 11), reason="it has no PYTHONSAFEPATH")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param("run --resume . --nproc=2", marks=OLD_PYTHON),
+        "compare study.json --run_dir s",
+    ],
+)
+def test_processes_import_nothing_from_the_working_directory(
+    stranger: Path, tiny: Path, command: str
+) -> None:
+    """Python and Ray would search it before installed packages."""
+    for module in ("numpy", "pickle", "multiprocessing", "recbole_pos"):
+        shutil.copy("mine.py", f"{module}.py")
+    (stranger / "study.json").write_text(json.dumps(study(tiny, rows=NOPE, seeds=1)))
+    done = subprocess.run([sys.executable, SCRIPT, *command.split()], capture_output=True)
+    assert done.returncode == 0 and not (stranger / "ran").exists(), done.stderr
 
 
 def test_code_that_the_user_names_runs(stranger: Path) -> None:

@@ -273,10 +273,13 @@ def test_a_forged_pack_leaves_the_study_as_it_was(
     ("file", "field", "change"),
     [
         ("fit.json", "test.row", changed(test={"row": 1})),
+        ("fit.json", "request_time", changed(request_time={"a": [1]})),
         ("metrics.jsonl", "epoch", becomes(b'{"epoch": "one"}\n')),
+        ("metrics.jsonl", "ndcg@10", becomes(b'{"epoch": 0, "valid": {"ndcg@10": 1e308}}\n')),
         ("test_ranks.parquet", "", becomes(b"PAR1")),
         ("test_ranks.parquet", "@", best_of_all),
         ("facts.json", "ties", changed(ties={"users": 1})),
+        ("facts.json", "ties", changed(ties={"users": 0, "test": 5})),
         ("current.json", "run", lambda old: old.replace(b'"run": "', b'"run": "../')),
         ("study.json", "content", changed(content=[1])),
     ],
@@ -289,6 +292,19 @@ def test_damage_in_a_study_is_named(
     path = next(path for path in there.rglob(file) if path.parent.name in (current, "there"))
     path.write_bytes(change(path.read_bytes()))
     refused(["compare", there, "--report"], str(path), field)
+
+
+def test_metrics_follow_from_ranks_whatever_a_run_says_of_its_decimals(
+    made: dict, tmp_path: Path, refused
+) -> None:
+    there = Path(shutil.copytree(made["there"], tmp_path / "there"))
+    file = next(there.rglob("test_ranks.parquet"))
+    file.write_bytes(best_of_all(file.read_bytes()))
+    config = file.with_name("config.yaml")
+    options = yaml.safe_load(config.read_text())
+    for decimals in (-5, 1, "x", -(10**400)):
+        config.write_text(yaml.safe_dump({**options, "metric_decimal_place": decimals}))
+        refused(["compare", there, "--report"], str(file), "@")
 
 
 def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:

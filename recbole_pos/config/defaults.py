@@ -7,7 +7,6 @@ from typing import Any
 
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
-from recbole_pos.data.parts import is_part
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
@@ -71,6 +70,8 @@ def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
     fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
     if load_col == {"inter": ["user_id", "item_id"]}:
         load_col = {"inter": [config[field] for field in fields]}
+    from recbole_pos.data.parts import is_part  # late: --help imports nothing heavy
+
     if load_col and is_part(config):
         load_col = {"item": [config["ITEM_ID_FIELD"]], **load_col}
     return load_col

@@ -101,6 +101,8 @@ def read_frame(frame: Any, name: str) -> Source:
     if hasattr(frame, "iloc"):  # pandas, whose index is columns if it has names
         has_names = any(name is not None for name in frame.index.names)
         table = pa.Table.from_pandas(frame, preserve_index=has_names)
+    elif hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read
+        table = frame.to_arrow()
     elif isinstance(frame, pa.Table) or hasattr(frame, "__arrow_c_stream__"):
         table = frame if isinstance(frame, pa.Table) else pa.table(frame)
     else:

@@ -270,9 +270,9 @@ class _ExactTimeMixin(AtomicTables):
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
         if self.given_part is not None and not is_part(self.config):
-            for phase, held_out in enumerate(datasets):
+            for part, held_out in enumerate(datasets):
                 if not len(held_out):
-                    self._require_shared_users(phase)
+                    self._require_shared_users(part)
         return datasets
 
     def _require_shared_users(self, phase: int) -> None:

@@ -17,7 +17,8 @@ import math
 import os
 import signal
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,9 +166,10 @@ def _run_processes(ranks: list[Rank], *job: Any) -> ProcessExitedException | Non
     """Run the processes of this machine; return how the first one failed, None if none did."""
     # torch would warn of every process that it ends
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    context = torch.multiprocessing.start_processes(
-        _run_process, (ranks, *job), len(ranks), join=False
-    )
+    with _safe_path():
+        context = torch.multiprocessing.start_processes(
+            _run_process, (ranks, *job), len(ranks), join=False
+        )
     try:
         while not context.join():
             pass
@@ -180,6 +182,19 @@ def _run_processes(ranks: list[Rank], *job: Any) -> ProcessExitedException | Non
             process.join(_GRACE)
             process.kill()
     return None
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let Python processes that a ``with`` block starts not search the working directory first."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"  # of Python 3.11
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _run_process(local_rank: int, ranks: list[Rank], *job: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ def connect(address: str | None) -> bool:
     """
     if ray.is_initialized():
         return False
+    job = ray.job_config.JobConfig()
+    # else Ray's processes search the working directory first, which may be a stranger's folder
+    job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options["include_dashboard"] = False
@@ -46,7 +50,7 @@ def connect(address: str | None) -> bool:
     _provide_token(starts_cluster=address is None)
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address or "local", configure_logging=True, **options)
+        ray.init(address or "local", configure_logging=True, job_config=job, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "

@@ -32,7 +32,7 @@ from recbole_pos.study.study_folder import (
 )
 from recbole_pos.study.study_report import render_report
 from recbole_pos.study.study_source import Source
-from recbole_pos.values import escape_formula, short
+from recbole_pos.values import escape_formula, is_whole, short
 from recbole_pos.yaml_files import read_yaml
 
 _DECIMALS = 6  # default of metric_decimal_place
@@ -177,7 +177,11 @@ def _read_ranks(facts: Mapping[str, Any], run: RunFolder) -> pd.DataFrame:
     try:
         require_metrics(test, rank, _DECIMALS, name)
     except UsageError:  # the run may round more than by default
-        require_metrics(test, rank, int(read_yaml(run.config)["metric_decimal_place"]), name)
+        decimals = read_yaml(run.config).get("metric_decimal_place")
+        rounds_more = is_whole(decimals) and 0 < decimals < _DECIMALS
+        if not rounds_more or any(round(value, decimals) != value for value in test.values()):
+            raise
+        require_metrics(test, rank, decimals, name)
     return frame
 
 

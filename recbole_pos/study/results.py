@@ -34,6 +34,10 @@ class TieCount:
     users: Annotated[int, Field(ge=0, lt=2**64)]
     test: Annotated[int, Field(ge=0, lt=2**64)]
 
+    def __post_init__(self) -> None:
+        if self.test > self.users:
+            raise ValueError(f"test: expected at most the {self.users:,} users")
+
     def describe(self, dataset: str, ties: str) -> str:
         """Return a sentence on the ties of a dataset, and the order ``ties`` that a study uses."""
         if not self.test:

@@ -18,6 +18,7 @@ from recbole_pos.yaml_files import parse_scalar
 
 # Options that a trained model may be tested again with.
 _RETEST_OPTIONS = ("mask_history", "inference_relations", "eval_batch_size")
+_MOST_RUNS = 100_000  # of a study, as many as the points of a grid
 _KEYS = {key for layout in (Plan, TablePlan, Attach) for key in layout.model_fields}
 
 
@@ -49,7 +50,13 @@ def make_plan(source: Source) -> Plan:
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))
     plan.sort_rows()  # raises if rows are made of each other
-    _require_equal_trials(plan)
+    num_trials = _require_equal_trials(plan)
+    num_runs = len(plan.rows) * len(plan.seeds) + num_trials * plan.search_seeds
+    if num_runs > _MOST_RUNS:
+        key = "search" if num_trials else "seeds"
+        raise source.error(
+            (key,), f"{key}: the study has {num_runs:,} runs; at most {_MOST_RUNS:,}"
+        )
     return plan
 
 
@@ -109,8 +116,8 @@ def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None
     plan.source.require_choice((*path, "reference"), table.reference, table.rows)
 
 
-def _require_equal_trials(plan: Plan) -> None:
-    """Require the same number of trials for all searched rows, and enough seeds for them."""
+def _require_equal_trials(plan: Plan) -> int:
+    """Return the number of trials of all rows; require as many of each, and seeds for them."""
     num_trials = {
         name: row.search.trials for name, row in plan.rows.items() if isinstance(row.search, Search)
     }
@@ -128,6 +135,7 @@ def _require_equal_trials(plan: Plan) -> None:
                 f"{name} is searched with {number} trials and {first} with {num_trials[first]}; "
                 "give all as many, or those that need none `search: false`",
             )
+    return sum(num_trials.values())
 
 
 def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:

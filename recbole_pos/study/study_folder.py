@@ -30,7 +30,8 @@ _MAX_TITLE = 60  # most characters of a title in the path of a folder
 _Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # a folder name that cannot leave its parent
 _Name = Annotated[str, Field(max_length=10_000)]
 _Count = Annotated[int, Field(ge=0, lt=2**64)]
-_Metrics = dict[Annotated[str, Field(pattern=r"^(gauc|[a-z0-9_]+@[1-9][0-9]{0,8})$")], float]
+_Number = Annotated[float, Field(gt=-1e15, lt=1e15)]  # that a picture can show
+_Metrics = dict[Annotated[str, Field(pattern=r"^(gauc|[a-z0-9_]+@[1-9][0-9]{0,8})$")], _Number]
 _Options = dict[_Name, JsonValue]
 
 
@@ -63,9 +64,10 @@ class RunFacts(Layout):
     best_valid: _Metrics | None = None
     test: _Metrics | None = None
     epochs: _Count | None = None
-    seconds: dict[_Name, Annotated[float, Field(ge=0)]] | None = None
+    seconds: dict[_Name, Annotated[_Number, Field(ge=0)]] | None = None
     parameters: _Count | None = None
     versions: dict[_Name, _Name] | None = None
+    request_time: _Name = "none"
     device: _Device | Annotated[dict[str, JsonValue], Field(max_length=0)] | None = None
 
 
