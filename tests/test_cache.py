@@ -194,6 +194,10 @@ def test_damage_is_never_believed(folder: Path, any_size: list[str]) -> None:
         del any_size[:]
         assert all_of(prepared(folder)) == want
         assert len(any_size) == 3 and kept(folder)[0].read_bytes() == whole, "it is made again"
+    (path,) = kept(folder)
+    path.unlink()
+    path.symlink_to("/dev/zero")  # reading it would never end
+    assert all_of(prepared(folder)) == want and path.read_bytes() == whole
 
 
 def test_a_cache_of_another_user_is_not_read(
