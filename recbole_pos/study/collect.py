@@ -177,7 +177,7 @@ def _read_ranks(facts: Mapping[str, Any], run: RunFolder) -> pd.DataFrame:
     try:
         require_metrics(test, rank, _DECIMALS, name)
     except UsageError:  # the run may round more than by default
-        decimals = read_yaml(run.config).get("metric_decimal_place")
+        decimals: Any = read_yaml(run.config).get("metric_decimal_place")
         rounds_more = is_whole(decimals) and 0 < decimals < _DECIMALS
         if not rounds_more or any(round(value, decimals) != value for value in test.values()):
             raise
