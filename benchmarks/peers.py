@@ -3,7 +3,8 @@
 ``make bench-peers``, or ``python benchmarks/peers.py`` where each peer has a virtual environment.
 Every run is a process of its own; the sides alternate, so that a slow spell of the machine meets
 all of them. Each side trains on the same interactions, and a worker stops if its epoch does not
-hold exactly the targets that were counted here. Writes ``results/speed_peers.md``.
+hold exactly the targets that were counted here. Writes ``results/speed_peers.md``: of each dataset
+and loss the fastest peer; all are in ``results/tables/``.
 """
 
 from __future__ import annotations
@@ -148,11 +149,16 @@ def show_speeds(runs: Runs) -> str:
     return f"{max(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
+def compute_ratio(ours: Runs, peers: Runs) -> float:
+    """Return the speed of our best run over that of a peer's."""
+    return max(speeds(ours)) / max(speeds(peers))
+
+
 def compare(case: Case, side: Side, job: Job, ours: Runs, peers: Runs) -> list[str]:
     """Return the row of ours and a peer's; the ratio is of the best runs, and of each turn."""
     if ours[0]["items"] != peers[0]["items"]:
         sys.exit(f"{ours[0]['items']} items here, {peers[0]['items']} in {side.title}")
-    ratio = max(speeds(ours)) / max(speeds(peers))
+    ratio = compute_ratio(ours, peers)
     turns = [own / peer for own, peer in zip(speeds(ours), speeds(peers), strict=True)]
     return [
         *(case.title, f"{ours[0]['items']:,}", f"{job.targets:,}", side.title),
@@ -221,7 +227,7 @@ def main() -> None:
     given = parser.parse_args()
     if (load := os.getloadavg()[0]) > 0.5:
         print(f"busy machine (load {load:.2f}): expect lower and noisier numbers", flush=True)
-    pythons, rows, single, first_runs = find_pythons(given), [], [], {}
+    pythons, rows, fastest, single, first_runs = find_pythons(given), [], [], [], {}
     peers = [PEERS[name] for name in given.peers]
     for case in (CASES[name] for name in given.cases):
         with tempfile.TemporaryDirectory() as folder:
@@ -231,23 +237,25 @@ def main() -> None:
                 own_job = replace(job, **dict(settings))
                 measure = partial(run_worker, job=own_job, folder=Path(folder), pythons=pythons)
                 runs = in_turns((OURS, *alike), given.repeats, measure)
-                for peer in alike:
-                    rows.append(compare(case, peer, job, runs[OURS], runs[peer]))
-                    print(*rows[-1], sep=", ", flush=True)
+                alike.sort(key=lambda peer: compute_ratio(runs[OURS], runs[peer]))
+                rows += [compare(case, peer, job, runs[OURS], runs[peer]) for peer in alike]
+                fastest.append(rows[-len(alike)])
+                print(*rows[-len(alike) :], sep="\n", flush=True)
                 single += [list_runs(case, side, of_side) for side, of_side in runs.items()]
                 first_runs |= {side: of_side[0] for side, of_side in runs.items()}
     heads = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
-    comparison = table((*heads, "peer", "ratio: of the best (of single turns)", "goal"), rows)
+    heads = (*heads, "theirs", "ratio: of the best (of single turns)", "goal")
     timed = (
         f"Not timed: the first epoch or its first {job.warmup_seconds:g} s. Timed: at least "
         f"{job.min_seconds:g} s, at most {job.max_seconds:g} s."
     )
     if given.users:
         timed = f"**Only the first {given.users} users: not a result.** {timed}"
-    text = f"{comparison}\n\n{conditions(job, load, first_runs)}\n\n{timed}"
+    text = f"{table(heads, fastest)}\n\n{conditions(job, load, first_runs)}\n\n{timed}"
     replace_section(RESULTS / "speed_peers.md", "speed", text)
-    heads = ("data", "side", "parameters", "targets/s of each run", "timed")
-    runs = f"# Training speed against other libraries: all runs\n\n{table(heads, single)}\n"
+    run_heads = ("data", "side", "parameters", "targets/s of each run", "timed")
+    tables = f"{table(heads, rows)}\n\n## All runs\n\n{table(run_heads, single)}\n"
+    runs = f"# Training speed against other libraries: all peers\n\n{tables}"
     (RESULTS / "tables" / "speed_peers.md").write_text(runs, encoding="utf-8")
 
 
