@@ -158,15 +158,17 @@ class Reporter:
 
     def _show(self, task: Task, stack: ExitStack) -> None:
         """Show a task as a bar, in the cell, or as a line a minute, until the stack is closed."""
-        consoles = list(self._logs)  # that get a line a minute
+        line_consoles = list(self._logs)  # which get a line a minute
         if self.shows_in_cell:
             stack.enter_context(call_every(SECOND, lambda: self.update_cell(str(task))))
         elif self.console.is_terminal and not self.console.quiet:
             self._show_bar(task, stack)
         elif not self.console.quiet:
-            consoles.append(self.console)
-        if consoles:
-            stack.enter_context(call_every(self.every, lambda: self._write(str(task), consoles)))
+            line_consoles.append(self.console)
+        if line_consoles:
+            stack.enter_context(
+                call_every(self.every, lambda: self._write(str(task), line_consoles))
+            )
 
     def _show_bar(self, task: Task, stack: ExitStack) -> None:
         """Show a progress bar of a task on the terminal, until the stack is closed."""

@@ -46,7 +46,7 @@ _TIME_LIKE = re.compile(r"_at$|time|date")
 _SAMPLE = 1000  # values by which the use of a column is guessed
 _BRACKETS = r"^\s*[\[(]"
 _SPACES = r"\s+"
-_MARKS = (r"\s*,\s*", r"\s*\|\s*", _SPACES)  # between entries of a list, the surest first
+_SEPARATORS = (r"\s*,\s*", r"\s*\|\s*", _SPACES)  # between entries of a list, the surest first
 _NUMBERS = r"^[\d\s.]*$"
 _WORDS = re.compile(r"^(sequence|seq|list|history)_|_(sequence|seq|list|history)$")
 
@@ -230,16 +230,21 @@ def _find_singular(name: str) -> str:
 
 
 def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListArray | None:
-    """Return lists, text in brackets or, if called a list, text with marks; else None."""
+    """Return the lists of a column, given as such or as text; None if it has none.
+
+    Text is a list in brackets or, in a column that is called a list, one with separators.
+    """
     if pa.types.is_large_list(column.type):
         return column.combine_chunks()
     if not pa.types.is_string(column.type) and not pa.types.is_dictionary(column.type):
         return None
     first = column.slice(0, _SAMPLE).cast(pa.string()).drop_null()
     has_brackets = len(first) and pc.all(pc.match_substring_regex(first, _BRACKETS)).as_py()
-    marks = [mark for mark in _MARKS if pc.any(pc.match_substring_regex(first, mark)).as_py()]
-    marks = marks if is_called_list else []
-    if not has_brackets and not marks:
+    separator = None
+    if is_called_list:
+        occurs = (s for s in _SEPARATORS if pc.any(pc.match_substring_regex(first, s)).as_py())
+        separator = next(occurs, None)
+    if not has_brackets and separator is None:
         return None
     text = column.cast(pa.string()).combine_chunks()
     if has_brackets:
@@ -248,8 +253,7 @@ def _read_lists(column: pa.ChunkedArray, is_called_list: bool) -> pa.LargeListAr
             return pa.array(texts, pa.large_list(pa.string()))
         text = pc.utf8_trim(text, "[]() \n")  # as NumPy prints an array
         text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
-    if marks == [_SPACES] and not pc.all(pc.match_substring_regex(text, _NUMBERS)).as_py():
+    are_numbers = pc.match_substring_regex(text, _NUMBERS)
+    if separator is None or (separator == _SPACES and not pc.all(are_numbers).as_py()):
         return None  # names have spaces, too
-    return (
-        pc.split_pattern_regex(text, marks[0]).cast(pa.large_list(pa.string())) if marks else None
-    )
+    return pc.split_pattern_regex(text, separator).cast(pa.large_list(pa.string()))
