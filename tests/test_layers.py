@@ -167,6 +167,31 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
         torch.testing.assert_close((out, plain), found[0])
 
 
+@pytest.mark.parametrize("name", ["nope", "t5"])
+@pytest.mark.parametrize("elements", [9 * 50 - 1, 2 * 50])
+def test_dropout_on_weights(monkeypatch, name: str, elements: int) -> None:
+    """In two chunks and in several: output and gradients are those of weights times the mask."""
+    layer = BLOCKS["transformer"](block(attn_dropout=0.4), Compose({name: scheme(name, 2, n=5)}))
+    shake(layer)
+    attention = layer.multi_head_attention
+    x, ctx = torch.randn(36, D, requires_grad=True), context([5, 3] * 4 + [4])
+    kept = attention.attn_dropout.draw_kept((9, 2, 5, 5))
+    monkeypatch.setattr(attention.attn_dropout, "draw_kept", lambda shape: kept.view(shape))
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
+    normed = attention.LayerNorm(x) if attention.pre_norm else x
+    out = attention.attention(normed, ctx)
+    _, _, value = attention._project(normed)
+    dropped = attention.weights(x, ctx) * kept / (1 - 102 / 256)  # 0.4 in 256ths
+    mixed = dropped @ ctx.pad(value, "start").transpose(1, 2)
+    want = attention.dense(ctx.unpad(mixed.transpose(1, 2), "start").flatten(1))
+    wanted = [x, *(p for p in attention.parameters() if p.requires_grad)]
+    found, expected = (
+        torch.autograd.grad(y.pow(2).sum(), wanted, retain_graph=True, allow_unused=True)
+        for y in (out, want)
+    )
+    torch.testing.assert_close((out, found), (want, expected))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6), st.booleans(), st.booleans())
 def test_pad_and_unpad_are_inverse(lengths: list[int], at_end: bool, time_major: bool) -> None:

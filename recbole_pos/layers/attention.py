@@ -45,8 +45,8 @@ class BlockOptions:
         inner_size: inner size of the feed-forward layer.
         n_heads: h, a divisor of d.
         hidden_dropout: dropout on sub-layer outputs.
-        attn_dropout: dropout on attention weights. In dot-product attention any value above 0 makes
-            torch materialise [b, h, t, t]: on CPU attention then takes 2x (t = 50) to 6x (200).
+        attn_dropout: dropout on attention weights. In dot-product attention any value above 0 rules
+            out torch's fused kernel: on CPU attention then takes twice as long.
         activation: name in ``ACTIVATIONS``.
         norm: ``pre`` normalises the input of a sub-layer, ``post`` the sum with the residual.
         bias: whether query, key and value have a bias.
@@ -162,13 +162,21 @@ class MultiHeadAttention(nn.Module):
         """Return softmax(M + B(R q . U^T (R k) / sqrt(e))) . L v, [m, h, e]."""
         q, k, v, bias = self._apply_hooks(query, key, value, ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
+        is_small = q.size(0) * q.size(1) * ctx.width**2 <= chunk_elements(q.device)
+        # torch would keep several [b, h, t, t] under dropout, with a random number for each weight
+        is_chunked = not (is_small or q.is_cuda or torch.compiler.is_compiling())
+        drops_in_chunks = dropout > 0 and is_chunked
+        if bias is None and self.causal and drops_in_chunks:
+            bias = q.new_zeros(ctx.width, ctx.width)
         attn_mask: Tensor | None = None
         if bias is not None:
             attn_mask = bias.masked_fill(self._make_mask(ctx), -torch.inf)
             is_shared_by_batch = attn_mask.dim() < 4 or attn_mask.size(0) == 1
-            if is_shared_by_batch and attn_mask.requires_grad and dropout == 0:
+            learns_bias = attn_mask.requires_grad and dropout == 0
+            if is_shared_by_batch and (learns_bias or drops_in_chunks):
                 masked_bias = attn_mask.expand(1, q.size(1), ctx.width, ctx.width)
-                out = biased_attention(q, k, v, masked_bias)
+                chunk_dropout = self.attn_dropout if drops_in_chunks else None
+                out = biased_attention(q, k, v, masked_bias, chunk_dropout)
                 return ctx.unpad(out.transpose(1, 2), "start")
         elif not (self.causal or ctx.is_full):
             attn_mask = ~self._make_mask(ctx)  # bool, True where a key is visible
@@ -194,50 +202,89 @@ class MultiHeadAttention(nn.Module):
 
 
 class _BiasedAttention(torch.autograd.Function):
-    """Fused attention with a gradient to the bias, computed in chunks; fused kernels have none."""
+    """Attention in chunks of sequences, with a gradient to the bias and dropout on weights.
+
+    Fused kernels have neither; without chunks [b, h, t, t] would be kept.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor,
+        kept: Tensor | None,
+        kept_scale: float,
+    ) -> Tensor:
+        """Return (softmax(q k^T / sqrt(e) + bias) * kept * kept_scale) v, [b, h, t, e]."""
         # detached: torch uses the fused kernel only for a mask that requires no gradient
         q, k, v, bias = (x.detach() for x in (q, k, v, bias))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        ctx.save_for_backward(q, k, v, bias, out)
+        if kept is None:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:
+            out, scale = torch.empty_like(v), q.size(-1) ** -0.5
+            for rows in iterate_chunks(q.size(0), bias.numel(), q.device):
+                logits = (q[rows] * scale) @ k[rows].transpose(-1, -2)
+                weights = logits.add_(bias).softmax(-1).mul_(kept[rows])
+                torch.matmul(weights, v[rows], out=out[rows])
+            out.mul_(kept_scale)
+        ctx.save_for_backward(q, k, v, bias, kept, out)
+        ctx.kept_scale = kept_scale
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients to q, k and v, [b, h, t, e], and to the bias, [1, h, t, t]."""
-        q, k, v, bias, out = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients to q, k and v, [b, h, t, e], and to a bias that needs one."""
+        q, k, v, bias, kept, out = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
-        grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
+        grad_bias = None
+        if ctx.needs_input_grad[3]:
+            dtype = torch.promote_types(bias.dtype, torch.float32)
+            grad_bias = torch.zeros_like(bias, dtype=dtype)
         scale = q.size(-1) ** -0.5
         for rows in iterate_chunks(q.size(0), bias.numel(), q.device):
             scaled_q, grad_out = q[rows] * scale, grad[rows]
             weights = (scaled_q @ k[rows].transpose(-1, -2)).add_(bias).softmax(-1)
-            grad_v[rows] = weights.transpose(-1, -2) @ grad_out
             # gradient of softmax: w * (dw - sum(w * dw)), where the sum is sum(grad_out * out)
+            weighted_sum = (grad_out * out[rows]).sum(-1, keepdim=True)
+            used_weights = weights
+            if kept is not None:
+                grad_out = grad_out * ctx.kept_scale
+                used_weights = weights * kept[rows]
+            grad_v[rows] = used_weights.transpose(-1, -2) @ grad_out
             grad_logits = grad_out @ v[rows].transpose(-1, -2)
-            grad_logits -= (grad_out * out[rows]).sum(-1, keepdim=True)
+            if kept is not None:
+                grad_logits *= kept[rows]
+            grad_logits -= weighted_sum
             grad_logits *= weights
             grad_q[rows] = (grad_logits @ k[rows]) * scale
             grad_k[rows] = grad_logits.transpose(-1, -2) @ scaled_q
-            grad_bias += grad_logits.sum(0, keepdim=True)
-        return grad_q, grad_k, grad_v, grad_bias.to(bias.dtype)
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0, keepdim=True)
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_q, grad_k, grad_v, grad_bias, None, None
 
 
-def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def biased_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: Dropout | None = None
+) -> Tensor:
     """Return softmax(q k^T / sqrt(e) + bias) v, with a gradient to the bias that saves memory.
 
     Args:
         q, k, v: [b, h, t, e] each; the result has the same shape.
         bias: [1, h, t, t], -inf where a key is hidden.
+        dropout: dropout on the weights, on CPU
     """
     is_small = q.size(0) * bias.numel() <= chunk_elements(q.device)
-    if torch.compiler.is_compiling() or is_small:  # a graph holds no loop over chunks
+    if dropout is None and (torch.compiler.is_compiling() or is_small):  # a graph holds no loop
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    kept = None if dropout is None else dropout.draw_kept((q.size(0), *bias.shape[1:]))
+    kept_scale = 1.0 if dropout is None else dropout.scale
     with torch.autocast(q.device.type, enabled=False):
-        return _BiasedAttention.apply(*(x.to(v.dtype) for x in (q, k, v, bias)))
+        tensors = (x.to(v.dtype) for x in (q, k, v, bias))
+        return _BiasedAttention.apply(*tensors, kept, kept_scale)
 
 
 class FeedForward(nn.Module):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,14 +36,18 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.p)
-        return x * self.draw_mask(x)
+        return x * self.draw_kept(x.shape).to(x.dtype).mul_(self.scale)
 
-    def draw_mask(self, x: Tensor) -> Tensor:
-        """Draw a mask like x: 0 for dropped elements, 1 / (1 - p) for the others."""
-        n_words = (x.numel() + 7) // 8  # a random byte for each element
-        words = torch.empty(n_words, dtype=torch.int64).random_(-(2**63), None)
-        keep = words.view(torch.uint8)[: x.numel()].view(x.shape) >= self.threshold
-        return keep.to(x.dtype).mul_(256 / (256 - self.threshold))
+    @property
+    def scale(self) -> float:
+        """The factor of elements that are kept."""
+        return 256 / (256 - self.threshold)
+
+    def draw_kept(self, shape: Sequence[int]) -> Tensor:
+        """Draw which elements of a tensor on CPU are kept, bool."""
+        num_elements = math.prod(shape)  # a random byte for each
+        words = torch.empty((num_elements + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        return words.view(torch.uint8)[:num_elements].view(shape) >= self.threshold
 
     def extra_repr(self) -> str:
         """Return the probability, as ``print(model)`` shows it."""
