@@ -125,6 +125,9 @@ def test_absurd_files_are_refused(tmp_path: Path) -> None:
         read_vectors(str(tmp_path / "ragged.parquet"), np.array(["[PAD]", "i0"]), "item_id")
     with pytest.raises(UsageError, match="^item_vectors: "):
         to_files((NAMES, vectors()[:3]))
+    for wrong in ([1, 2], np.ones(2)):  # of an item
+        with pytest.raises(UsageError, match=r"^item_vectors: .*\(names, matrix\).* found"):
+            to_files({"SKU-001": wrong})
 
 
 def test_a_large_file_is_mapped(tmp_path: Path) -> None:

@@ -201,6 +201,16 @@ def test_files_and_pictures(trained: Callable[..., Path], tmp_path: Path, capsys
     assert main(["inspect", "because", "--checkpoint", str(run_dir), "--user", "u9"]) == 0
     assert "score_change" in capsys.readouterr().out
     assert (run_dir / "because.png").stat().st_size > 10_000
+    command = ["inspect", "because", "--checkpoint", str(run_dir), "--history"]
+    assert main([*command, "i1", "no-such", "i2"]) == 0
+    printed = capsys.readouterr()
+    assert "--history: not known to the model and left out: no-such" in printed.out + printed.err
+    lines = [line.split() for line in printed.out.splitlines()]
+    changes = [float(line[-2]) for line in lines if len(line) == 7 and line[0] != "item"]
+    assert changes and max(changes) < 0
+    assert main([*command, "i1"]) == 2
+    printed = capsys.readouterr()
+    assert "NaN" not in printed.out and "one known interaction" in printed.err
     loaded = Recommender.load(run_dir)
     found = loaded.explain(list(loaded.items[:2]), ["i7"], exclude_seen=False)
     assert draw_explanation(found, tmp_path / "a.png", "$5 and $6").stat().st_size > 5_000

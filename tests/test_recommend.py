@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -172,6 +173,9 @@ def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     assert len(pd.read_csv(out)) == 10
     for wrong in (["-k", "0"], ["--topk=5"], ["--out", str(tmp_path / "none" / "a.csv")]):
         assert main(["recommend", str(run_dir), *wrong]) == 2
+    capsys.readouterr()
+    assert main(["recommend", str(run_dir), "--items", __file__]) == 2
+    assert capsys.readouterr().err.startswith("error: --items: no item is left")
     assert main(["recommend", str(tmp_path)]) == 2
     assert list(tmp_path.iterdir()) == [out]
     # through a pipe goes nothing but the table
@@ -180,6 +184,12 @@ def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     pd.testing.assert_frame_equal(
         pd.read_csv(io.StringIO(found.stdout)), wanted, check_dtype=False, rtol=1e-5
     )
+    unread, stdout = os.pipe()  # as after `| head`
+    os.close(unread)
+    for arguments in (["--out", "/dev/stdout"], ["--users", "u3", "--out", str(out)]):
+        ended = subprocess.run([*command, *arguments], stdout=stdout, stderr=subprocess.PIPE)
+        assert ended.returncode > 1 and not ended.stderr
+    os.close(stdout)
 
 
 # --- histories ---
@@ -415,6 +425,19 @@ def test_histories_without_times() -> None:
     for given, named in ((lists, "the model reads times"), (log, "items")):  # a row an interaction
         with pytest.raises(UsageError, match=named):
             read_histories(given, IDS, True)
+
+
+def test_wrong_histories_are_described() -> None:
+    def described(*histories: Any) -> str:
+        with pytest.raises(UsageError) as caught:
+            read_histories(list(histories), IDS, needs_time=False)
+        return str(caught.value)
+
+    a_history = "expected a history, which is a list of items or an object with items"
+    assert described("SKU-001") == f"histories[0]: {a_history}; found 'SKU-001'"
+    assert described([], {"item": []}) == "histories[1]: unknown key 'item' (did you mean items?)"
+    assert described({"id": 3}) == "histories[0]: items is missing"
+    assert described([1.5]) == "histories[0].items[0]: expected text or a whole number; found 1.5"
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_answers_are_those_of_the_library(
     [
         (404, "GET /recommend/", "/recommend/", None),
         (400, "Invalid JSON", "/recommend", b'{"histories": ' + b"[" * 9999),
-        (422, "K: ", "/recommend", {"users": [], "K": 3}),
+        (422, "the body: unknown key 'becase' (did you mean bec", "/recommend", {"becase": 2}),
         (422, "k: ", "/recommend", {"users": ["u1"], "k": 0}),
         (422, "k: at most", "/recommend", {"users": ["u1"], "k": 1001}),
         (422, "users: ", "/recommend", {"users": ["no one"]}),

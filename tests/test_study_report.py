@@ -198,6 +198,10 @@ def test_findings_say_no_more_than_the_intervals(results, found):
     none = dataclasses.replace(found, differences=found.differences.assign(star=False))
     message = " ".join(write_findings(results, none))
     assert "None of 6 configurations differs significantly from NoPE (Holm-corrected)." in message
+    one = dataclasses.replace(none, differences=none.differences[:1])
+    name = one.differences["row"].iloc[0]
+    message = " ".join(write_findings(results, one))
+    assert f"{name} does not differ significantly from NoPE (Holm-corrected)." in message
     message = " ".join(describe_protocol(results))
     assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
     assert "the same tuning budget, 2 trials (Pop: none) with seed 2020" in message

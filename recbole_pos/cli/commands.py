@@ -46,7 +46,10 @@ _CHECKPOINT = option(
     "--checkpoint RUN_DIR", "folder of a run, or a checkpoint in it", required=True
 )
 _EXCLUDE = option("--exclude FILE", "names to leave out, one a line")
-_AT = option("--at TIME", "of the request, under request_time: now (default), ISO 8601 or a number")
+_AT = option(
+    "--at TIME",
+    "of the request, for models trained with request_time: target; ISO 8601 or a number (now)",
+)
 _ENVIRONMENT = (
     "What is not given here is read from the environment: RECBOLE_POS_RUN_DIR, RECBOLE_POS_PORT, "
     "... (the names of the options)."
@@ -414,19 +417,31 @@ def _inspect_because(args: argparse.Namespace) -> None:
     """Which past interactions carried what is recommended to a user.
 
     Leave each past interaction out in turn, and draw by how much the score and the rank of each
-    item fall. Prints the three that carried an item most.
+    item fall. Prints the up to three that raised an item most. Names are those of the data; for
+    titles, replace them in the table of Recommender.explain and call draw_explanation in Python.
     """
     from recbole_pos.inspect.explanation import draw_explanation
     from recbole_pos.inspect.trained import describe_run
+    from recbole_pos.reporter import Reporter
     from recbole_pos.serve.recommend import read_at
     from recbole_pos.serve.recommender import Recommender
+    from recbole_pos.values import listed
 
     has_history = args.user is None
     recommender = Recommender.load(args.checkpoint, args.data_path, histories_only=has_history)
+    unknown = [name for name in args.history or () if name not in recommender.ids]
+    if unknown:
+        Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
-    print(effects.groupby("item", sort=False).head(3).to_string(index=False))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
-    print(draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title))
+    picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
+    raised = effects[effects["score_change"] < 0].groupby("item", sort=False).head(3)
+    if len(raised):
+        print(raised.to_string(index=False))
+    rest = effects.loc[~effects["item"].isin(raised["item"]), "item"].unique()
+    if len(rest):
+        print(f"no interaction raised {listed(rest)}")
+    print(picture)
 
 
 @_command(
@@ -471,7 +486,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     _RUN_DIR,
     option("-k N", "items a user (10)", default=10),
     option("--users USER...", "names of users (all)", group="who"),
-    option("--histories FILE", "json lines or parquet, instead of users: see below", group="who"),
+    option("--histories FILE", "json lines or parquet, instead of users", group="who"),
     option(
         "--exclude_seen --mask_history",
         "leave out items of a user's past (as the run was evaluated)",

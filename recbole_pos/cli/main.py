@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -29,21 +30,37 @@ def main(argv: list[str] | None = None) -> int:
         argv: words of the command line; those of this process when None.
 
     Returns:
-        The exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C) or 143 (SIGTERM).
+        The exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 141 (nothing reads stdout any
+        more) or 143 (SIGTERM).
     """
     words = sys.argv[1:] if argv is None else list(argv)
     warnings.formatwarning = _format_warning  # type: ignore[assignment]
     with _interrupt_on_sigterm() as terminated:
         try:
             _run_command(words)
+            print(end="", flush=True)
             return 0
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
             return 128 + signal.SIGTERM if terminated.is_set() else Interrupted.exit_code
         except Exception as error:
+            if _is_stdout_closed(error):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at exit
+                return 128 + signal.SIGPIPE
             if "--debug" in words:
                 raise
             return _report(error)
+
+
+def _is_stdout_closed(error: BaseException) -> bool:
+    """Return whether an error is that nothing reads the pipe of stdout any more (``| head``)."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _run_command(words: list[str]) -> None:

@@ -247,7 +247,7 @@ def to_files(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {name: to_files(vectors) for name, vectors in value.items()}
-    if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
+    if not isinstance(value, (pd.DataFrame, tuple, list, np.ndarray)) or not len(value):
         return str(value) if isinstance(value, Path) else value
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
@@ -255,8 +255,12 @@ def to_files(value: Any) -> Any:
         value.to_parquet(path, index=False)
         return str(path)
     pair = (value.index, value) if isinstance(value, pd.DataFrame) else tuple(value)
-    if len(pair) != 2 or len(pair[0]) != len(pair[1]):
-        raise UsageError("item_vectors: expected names and a matrix with a row for each of them")
+    has_rows = len(pair) == 2 and all(hasattr(part, "__len__") for part in pair)
+    if not has_rows or len(pair[0]) != len(pair[1]):
+        raise UsageError(
+            "item_vectors: expected a DataFrame, (names, matrix) with a row for each name, a file, "
+            f"or several of these by name; found {shown(value)}"
+        )
     names, matrix = pair
     np.save(path, np.asarray(matrix))
     path.with_suffix(".txt").write_text("".join(f"{name}\n" for name in names), "utf-8")

@@ -81,10 +81,11 @@ def prepare(
     if is_part(config):
         _require_common(model, config["model"])
     if config["request_time"] == "target" and not getattr(model, "reads_request", False):
+        position = f" with position {shown(config['position'])}" if config["position"] else ""
         raise UsageError(
-            f"request_time: {config['model']} does not read the time of a request; target is for "
-            "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
-            "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
+            f"request_time: target is for PosSASRec, TORoPE and the like with a time-aware scheme "
+            f"in position; {config['model']}{position} reads no time of a request. Give such a "
+            "scheme, as time_rope (`recbole-pos schemes` lists them), or set request_time: none"
         )
     train = make_training_loader(config, train_data, make_adapter(config, model).requirements())
     apply_start_options(model, config, dataset.identity, with_weights=fresh)

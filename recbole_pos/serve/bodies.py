@@ -103,7 +103,7 @@ def parse(kind: type[Body], content: bytes) -> Body:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
             raise Refusal(400, first["msg"]) from None
-        raise Refusal(422, describe_invalid(error)) from None
+        raise Refusal(422, describe_invalid(error, keys=kind.model_fields)) from None
 
 
 def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments) -> list[dict]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -31,6 +31,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic import Field as Bounds
+from pydantic_core import ErrorDetails
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -38,7 +39,7 @@ from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
-from recbole_pos.values import listed, nearest, shown
+from recbole_pos.values import listed, nearest, shown, suggest
 
 KEYS = ("id", "items", "times", "at", "events", "user")
 PART = 1 << 14  # histories of a file that are read at once
@@ -46,6 +47,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME_LIMIT = 2.0**63
 # pydantic adds the member of a union to the location of an error
 _UNION_MEMBERS = ("str", "float", "datetime", "constrained-int", "constrained-float")
+# pydantic's type of an error -> what is expected
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "datetime_type": "a date",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "too_short": "one or more",
+    "invalid_key": "text as the key",
+}
+_HISTORY = "a history, which is a list of items or an object with items"
 
 
 class TokenIds(NamedTuple):
@@ -121,17 +135,45 @@ _NAMES = TypeAdapter(Annotated[list[Name | None], Plain])
 _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
-def describe_invalid(error: ValidationError, location: str = "") -> str:
-    """Return the first validation error as text: its place, from ``location`` on, and reason."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    for key in first["loc"]:
+def describe_invalid(
+    error: ValidationError, location: str = "", keys: Collection[str] = KEYS
+) -> str:
+    """Return a validation error as text: its place, from ``location`` on, and what is wrong.
+
+    ``keys`` are those of the outermost object; those within it are histories.
+    """
+    errors = error.errors(include_url=False)
+    first = next((x for x in errors if x["type"] == "extra_forbidden"), errors[0])
+    *parents, key = first["loc"] or ("",)
+    if first["type"] == "extra_forbidden":
+        hint = suggest(str(key), KEYS if parents else keys)
+        return f"{_locate(parents, location)}: unknown key {shown(key)}{hint}"
+    if first["type"] == "missing":
+        return f"{_locate(parents, location)}: {key} is missing"
+    if first["type"] == "json_invalid":
+        return f"{_locate((), location)}: {first['msg']}, found {shown(first['input'])}"
+    place = _locate(first["loc"], location)
+    expected = [_name_expected(x) for x in errors if _locate(x["loc"], location) == place]
+    return f"{place}: expected {' or '.join(expected)}; found {shown(first['input'])}"
+
+
+def _locate(keys: Iterable[int | str], location: str) -> str:
+    """Return the place of a value within validated ones as text, without members of unions."""
+    for key in keys:
         if isinstance(key, int):
             location += f"[{key}]"
         elif key not in _UNION_MEMBERS:
             location += f".{shown(key)[1:-1]}"
-    return (
-        f"{location.removeprefix('.') or 'the body'}: {first['msg']}, found {shown(first['input'])}"
-    )
+    return location.removeprefix(".") or "the body"
+
+
+def _name_expected(error: ErrorDetails) -> str:
+    """Return what a validation error expects; pydantic words the rest, such as bounds."""
+    kind, message = error["type"], error["msg"].removeprefix("Input should be ")
+    if kind == "model_type":
+        return _HISTORY if error["ctx"]["class_name"] == History.__name__ else "an object"
+    is_bound = kind.startswith(("greater_than", "less_than"))
+    return f"a number {message}" if is_bound else _EXPECTED.get(kind, message)
 
 
 @dataclass(frozen=True)

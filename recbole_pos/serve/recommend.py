@@ -107,8 +107,8 @@ def write_recommendations(
         if item_vectors is not None:
             reporter.line(trained.add_items(item_vectors))
         _report_growth(trained, reporter)
-        choice = trained.choose_items(allowed, excluded)
         report_unknown(trained, reporter, items=allowed, exclude=excluded)
+        choice = trained.choose_items(allowed, excluded, options=("--items", "--exclude"))
         if histories is None:
             parts = iter([trained.read_users(users)])
         else:
@@ -234,13 +234,15 @@ def report_unknown(
     trained: Recommender, reporter: Reporter, **names_by_option: list[str] | None
 ) -> None:
     """Print how many names in the files of options such as ``items`` the model does not know."""
+    reads_content = getattr(trained.experiment.model, "content_source", None) is not None
+    hint = "; recommend --item_vectors adds new items" if reads_content else ""
     for option, names in names_by_option.items():
         names = names or []
         unknown = [name for name in names if name not in trained.ids]
         if unknown:
             reporter.line(
                 f"--{option}: {len(unknown):,} of {len(names):,} names are of no item that "
-                f"the model knows, {shown(unknown[0])} first; they count for nothing"
+                f"the model knows, {shown(unknown[0])} first; they count for nothing{hint}"
             )
 
 

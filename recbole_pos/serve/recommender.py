@@ -346,8 +346,11 @@ class Recommender(FittedModel):
         allowed: Iterable[str | int] | None = None,
         excluded: Iterable[str | int] | None = None,
         boosts: Mapping[str, float] | None = None,
+        options: tuple[str, str] = ("allowed", "excluded"),
     ) -> Choice:
         """Return the items that may be recommended and their boosts; unknown names are ignored.
+
+        Errors call ``allowed`` and ``excluded`` by the names in ``options``.
 
         Raises:
             UsageError: if no item is left, or a boost is not a finite number.
@@ -356,15 +359,15 @@ class Recommender(FittedModel):
             return self._all_items
         is_allowed = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
         is_allowed[1:] = allowed is None
-        for key, names in (("allowed", allowed), ("excluded", excluded)):
+        for key, names, allows in zip(options, (allowed, excluded), (True, False), strict=True):
             if names is None:
                 continue
             if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
                 raise UsageError(f"{key}: expected names of items, found {shown(names)}")
             known_ids = [self.ids[name] for name in map(str, names) if name in self.ids]
-            is_allowed[known_ids] = key == "allowed"
+            is_allowed[known_ids] = allows
             if not is_allowed.any():
-                reason = "none of them is known" if key == "allowed" else "all items are excluded"
+                reason = "none of them is known" if allows else "all items are excluded"
                 raise UsageError(f"{key}: no item is left to recommend: {reason}")
         items = is_allowed.nonzero()[:, 0]
         return Choice(items, self._read_boosts(boosts)[items]) if boosts else Choice(items)

@@ -66,7 +66,10 @@ def _describe_differences(comparison: Comparison) -> list[str]:
         for line in differences[differences["star"]].to_dict("records")
     ]
     suffix = f"significantly from {reference} (Holm-corrected)"
-    if significant:
+    if num_rows == 1:
+        verb = "differs" if significant else "does not differ"
+        sentences.append(f"{(significant or differences['row'].tolist())[0]} {verb} {suffix}.")
+    elif significant:
         sentences.append(
             f"{len(significant)} of {num_rows} configurations differ {suffix}: "
             f"{join_names(significant)}."
@@ -147,7 +150,7 @@ def _collect_facts(results: Results) -> dict[str, str]:
     for column in ("device", "commit"):
         if column in results.runs.columns:
             values = results.done[column].dropna().astype(str).unique()
-            if len(values):
+            if values := [value for value in values if value]:
                 facts[column] = join_names(values)
     if "seconds" in results.runs.columns and len(results.done):
         facts["training, all runs"] = format_duration(results.done["seconds"].sum())
