@@ -145,7 +145,7 @@ def train_steps(side: str, path: Path, memory_limit: str, steps: int) -> dict[st
     options = {"data_path": str(path.parent.parent), "memory_limit": memory_limit}
     options |= {
         "shuffle_block": 512,
-        "train_batch_size": 32,
+        "train_batch_size": 8,
         **TRAINED[side],
         "show_progress": False,
     }

@@ -94,7 +94,8 @@ def test_what_the_table_rules_out_is_refused() -> None:
         ("BPR", {"eval_args": {"cold_items": True}}, "keep, drop"),
         # names
         ("FPARec", {"learing_rate": 0.1}, "nearest known: learning_rate"),
-        ("PosSASRec", {"positional_rank": 4}, "unknown key 'positional_rank'"),  # of fparec
+        ("PosSASRec", {"lambda_2": 1.0}, "PosRec"),
+        ("PosSASRec", {"positional_rank": 4}, "position: fparec"),
         ("FPARek", {}, "did you mean FPARec"),
         ("PosSASRec", {"position": ["lerned"]}, "did you mean learned"),
         # metrics

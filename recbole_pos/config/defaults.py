@@ -9,6 +9,7 @@ from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.values import listed
 from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
 
@@ -35,6 +36,14 @@ def plugin_defaults(
     if loss in LOSSES and loss != "CE" and is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
     return {**defaults, **model_defaults}
+
+
+def describe_readers(option: str) -> str:
+    """Say which position schemes or, if none, which models of the plugin have an option."""
+    if schemes := [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]:
+        return f"it is read with position: {listed(schemes)}"
+    models = [name for name in MODELS if option in own_defaults(name)]
+    return f"it is read by {listed(models)}" if models else ""
 
 
 def starts_from_runs(model: str) -> bool:

@@ -14,6 +14,7 @@ from recbole.utils import ModelType, get_model
 from recbole_pos.config.checks import check_negatives, check_read, check_together, check_value
 from recbole_pos.config.defaults import (
     add_time_field,
+    describe_readers,
     free_options,
     own_defaults,
     plugin_defaults,
@@ -310,12 +311,13 @@ class PosConfig(Config):
             )
         allowed = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         if key not in allowed:
-            advice = ""
+            readers = describe_readers(key)
+            advice = f"; {readers}" if readers else nearest(str(key), allowed)
             if self.model in ADDED:
-                advice = "; declare it by recbole_pos.register_model(..., defaults={...})"
+                advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
             raise UnknownKey(
-                f"{location}: unknown key {shown(key)}{nearest(str(key), allowed)}. {self.model} "
-                f"on {self.dataset} does not read it{advice}",
+                f"{location}: unknown key {shown(key)}. {self.model} on {self.dataset} does not "
+                f"read it{advice}",
                 key,
             )
 

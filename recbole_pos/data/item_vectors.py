@@ -173,7 +173,7 @@ def read_vectors(
         if num_found < num_items:
             notice += f"; {num_items - num_found:,} have none, and zeros in place of it"
         if num_unknown:
-            notice += f"; {num_unknown:,} names of the file are of no item"
+            notice += f"; {num_unknown:,} names of the file are of no item of the dataset"
         notices.append(f"item_vectors: {notice}")
     return vectors, notices
 

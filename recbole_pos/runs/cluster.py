@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 
+from recbole_pos.config.options import count_cores
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
@@ -44,7 +45,7 @@ def connect(address: str | None) -> bool:
     job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        options["include_dashboard"] = False
+        options |= {"include_dashboard": False, "num_cpus": count_cores()}
     else:
         _require_answer(address)
     _provide_token(starts_cluster=address is None)

@@ -93,7 +93,10 @@ def fit(
 
 
 def load(
-    run_dir: str | Path, data_path: str | Path | None = None, histories_only: bool | None = None
+    run_dir: str | Path,
+    data_path: str | Path | None = None,
+    histories_only: bool | None = None,
+    item_vectors: Any = None,
 ) -> Recommender:
     """Load a trained model from its folder, as :func:`fit` returned it.
 
@@ -105,6 +108,7 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
-        data_path, histories_only: see :meth:`Recommender.load`, which also lists the exceptions.
+        data_path, histories_only, item_vectors: see :meth:`Recommender.load`, which also lists the
+            exceptions.
     """
-    return Recommender.load(run_dir, data_path, histories_only)
+    return Recommender.load(run_dir, data_path, histories_only, item_vectors)
