@@ -350,10 +350,8 @@ class Recommender(FittedModel):
     ) -> Choice:
         """Return the items that may be recommended and their boosts; unknown names are ignored.
 
-        Errors call ``allowed`` and ``excluded`` by the names in ``options``.
-
         Raises:
-            UsageError: if no item is left, or a boost is not a finite number.
+            UsageError: if no item is left, by the name in ``options``, or a boost is no number.
         """
         if allowed is None and excluded is None and not boosts:
             return self._all_items
