@@ -177,17 +177,18 @@ def list_runs(case: Case, side: Side, runs: Runs) -> list[str]:
 
 def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> str:
     """Return the command, the settings of all sides, the machine and the versions."""
-    versions = []
+    titles: dict[str, list[str]] = {}
     for side, run in sides.items():
         numbers = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
-        versions.append(f"- {side.title}: python {run['python']}, {numbers}")
+        titles.setdefault(f"python {run['python']}, {numbers}", []).append(side.title)
+    versions = [f"- {'; '.join(names)}: {numbers}" for numbers, names in titles.items()]
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
         f"feed-forward {job.inner_size} (RecTools SASRecModel: d; against torch-rechub: d on both "
         f"sides), dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
         "cross-entropy over all items where no negatives are named, "
         f"{job.batch_size} sequences a batch, Adam with learning rate "
-        f"{job.learning_rate:g}, float32, {job.threads} threads, {job.accelerator}."
+        f"{job.learning_rate:g}, float32, {job.threads} thread(s), {job.accelerator}."
     )
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     machine = f"Machine: {cpu_name()}, {os.cpu_count()} cores; load {load:.2f} at first."
