@@ -29,6 +29,7 @@ import torch.multiprocessing
 from torch.multiprocessing import ProcessExitedException
 
 from recbole_pos.config.arguments import RunArguments
+from recbole_pos.config.options import count_cores
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import Interrupted, TrainingError, UsageError
@@ -236,7 +237,7 @@ def run_as_rank(
     if rank.gpu:  # torch is to see no other GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = rank.gpu
     elif "OMP_NUM_THREADS" not in os.environ:  # the processes share the cores
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank.local_size))
+        torch.set_num_threads(max(1, count_cores() // rank.local_size))
     rendezvous = _find_rendezvous(rank, args.join_timeout)
     with rendezvous.joined(rank, on_gpu=bool(rank.gpu)):
         if packed:
