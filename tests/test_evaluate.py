@@ -16,11 +16,12 @@ from conftest import SMALL
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import evaluation
-from recbole_pos.experiment.evaluation import StreamedScores, rank_targets
+from recbole_pos.experiment.evaluation import RANK, TargetCollector
 from recbole_pos.layers import catalogue
-from recbole_pos.layers.catalogue import Choice
+from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.serve.recommender import find_best_items
 
 
@@ -127,8 +128,8 @@ def test_ranks_equal_a_loop(tiny, tmp_path, model, options) -> None:
             history = log.items[int(log.starts[event]) : event]
             if made.config["mask_history"] or (model == "Pop" and not options.get("mask_history")):
                 line[[h for h in history.tolist() if h != item]] = -torch.inf
-            least, most = int((line > line[item]).sum()), int((line >= line[item]).sum()) - 1
-            assert least <= found["rank"] <= max(most, 7)
+            before = (line > line[item]) | ((line == line[item]) & (torch.arange(len(line)) < item))
+            assert found["rank"] == int(before.sum())
             assert found["user"] == tokens["user_id"][log.users[event]]
             assert found["item"] == tokens["item_id"][item]
             assert found["history"] == len(history)
@@ -141,12 +142,22 @@ def test_ranks_equal_a_loop(tiny, tmp_path, model, options) -> None:
         assert test[f"ndcg@{k}"] == pytest.approx(ndcg, abs=1e-6)
 
 
-def test_equal_scores_stand_as_the_metrics_have_them() -> None:
-    scores = torch.tensor([[9.0, 5.0, 5.0, 5.0, 1.0]] * 4)
-    target = torch.tensor([0, 2, 3, 4])
-    best = torch.tensor([[0, 2, 1]] * 4)
-    assert rank_targets(scores, target, best).tolist() == [0, 1, 3, 4]
-    assert rank_targets(scores, target).tolist() == [0, 1, 1, 4]
+@pytest.mark.parametrize("part", [2, 1 << 15])
+@pytest.mark.parametrize("cutoff", [1, 2, 3, 4])
+def test_equal_scores_have_one_order(monkeypatch, part, cutoff) -> None:
+    """The lower id is first, in metrics of any cutoff and in ranks."""
+    monkeypatch.setattr(catalogue, "PART", part)
+    scores = torch.tensor([-torch.inf, 5.0, 1.0, 5.0, 9.0, 5.0]).repeat(5, 1)
+    rows, targets = torch.arange(5), torch.tensor([3, 5, 4, 1, 2])
+    options = {"topk": [cutoff], "device": "cpu", "eval_args": {"mode": "full"}}
+    collector = TargetCollector({"metrics": ["Hit", "ItemCoverage"], **options})
+    collector.keeps_ranks = True
+    collector.eval_batch_collect(scores, {TARGET_EVENT: rows}, rows, targets)
+    ranks = [2, 3, 0, 1, 4]
+    assert collector.data_struct.get(RANK).tolist() == ranks
+    assert collector.data_struct.get("rec.items").tolist() == [[4, 1, 3, 5][:cutoff]] * 5
+    hits = [[int(rank == k) for k in range(cutoff)] + [1] for rank in ranks]
+    assert collector.data_struct.get("rec.topk").tolist() == hits
 
 
 @pytest.mark.parametrize("items", [5, 255, 300, 3000])
@@ -185,9 +196,9 @@ def test_scores_in_parts_give_the_same_run(
 ) -> None:
     metrics = ["Hit", "NDCG", "MRR", "ItemCoverage", "AveragePopularity"]
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": metrics, **options}
-    (tests, ranks), best, calls = ([], []), StreamedScores.find_best, []
+    (tests, ranks), calls = ([], []), []
     monkeypatch.setattr(
-        StreamedScores, "find_best", lambda own, k: (calls.append(k), best(own, k))[1]
+        evaluation, "products", lambda *given: (calls.append(given), products(*given))[1]
     )
     for part in (1 << 15, 5):
         monkeypatch.setattr(catalogue, "PART", part)
@@ -202,6 +213,6 @@ def test_scores_in_parts_give_the_same_run(
 
 def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "PART", 5)
-    monkeypatch.setattr(StreamedScores, "find_best", None)
+    monkeypatch.setattr(evaluation, "products", None)
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": ["NDCG", "GAUC"]}
     assert "gauc" in recbole_pos.run("FPARec", "tiny", None, given, verbose=False).test

@@ -124,7 +124,7 @@ def _has_ranks_for(folder: RunFolder, trained: PosConfig, config: PosConfig) -> 
     """Return whether a run trained as ``trained`` has kept ranks that suffice for ``config``."""
     metrics = [str(name).lower() for name in config["metrics"]]
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
-    # beyond the largest cutoff of the run, ranks leave items of equal scores without an order
+    # beyond their largest cutoff, runs of 0.2.0 have equal scores without an order
     has_ordered_ranks = max(config["topk"]) <= max(trained["topk"])
     ranks_same_items = masks_history(trained) == masks_history(config)
     is_finished = folder.ranks.is_file() and folder.result.is_file() and not is_unfinished(folder)

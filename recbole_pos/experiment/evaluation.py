@@ -7,7 +7,6 @@ the scores in memory are rows x :data:`~recbole_pos.layers.catalogue.PART`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,15 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT, find_past_items, masks_history
 from recbole_pos.distributed import current_shard, gather_objects, gather_rows
 from recbole_pos.experiment.state import load_best
-from recbole_pos.layers.catalogue import PART, Choice, products, score_parts, select_best
+from recbole_pos.layers.catalogue import (
+    PART,
+    Choice,
+    Scores,
+    products,
+    score_and_rank,
+    score_parts,
+    select_best,
+)
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.reporter import Reporter, Task
 from recbole_pos.values import SECONDS, Options
@@ -114,54 +121,43 @@ class EvaluatingTrainer(Trainer):
             if history is not None:
                 excluded = tuple(index.to(self.device) for index in history)
             states = self.model.compute_states(interaction.to(self.device))
-            scores = StreamedScores(states, self.model.item_vectors(), excluded)
+            vectors = self.model.item_vectors()
+            items = torch.arange(1, len(vectors), device=vectors.device)  # 0 is padding
+            scores = RowScores(lambda ids: products(states, vectors, ids), items, excluded)
             return interaction, scores, positive_u, positive_i
         return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
 
 
 @dataclass(frozen=True)
-class StreamedScores:
-    """Scores of a batch with one target a row, computed for one part of the items at a time.
+class RowScores:
+    """Scores of rows with one target each, of one part of the items at a time.
 
     Attributes:
-        states: [b, d] states of the rows, whose products with item vectors are the scores.
-        vectors: [items, d] vectors of items; the first is the padding item's, which is not ranked.
+        score: function of ids [c] that returns the scores [b, c].
+        items: [n] ids of the items to rank, in ascending order.
         excluded: rows [p] and items [p] of p pairs that are not ranked; None for none.
     """
 
-    states: Tensor
-    vectors: Tensor
-    excluded: tuple[Tensor, Tensor] | None
-
-    def iter_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield ids [c] and scores [b, c] of each part of the items."""
-        all_items = Choice(torch.arange(1, len(self.vectors), device=self.vectors.device))
-        return score_parts(
-            lambda items: products(self.states, self.vectors, items), all_items, self.excluded
-        )
+    score: Scores
+    items: Tensor
+    excluded: tuple[Tensor, Tensor] | None = None
 
     def find_best(self, k: int) -> Tensor:
-        """Return the ids [b, k] of the items with the highest scores, best first."""
-        return select_best(self.iter_parts(), k)[1]
+        """Return the ids [b, k] of the best items, best first; of equal scores, the lower id."""
+        return select_best(score_parts(self.score, Choice(self.items), self.excluded), k)[1]
 
-    def count_higher(self, targets: Tensor) -> Tensor:
-        """Return how many items of each row [b] have a higher score than its target ([b] ids)."""
-        # scores are computed twice, so that the score of a target comes from the same product as
-        # the scores that it is compared with
-        target_scores = self.states.new_empty(len(targets))
-        for items, scores in self.iter_parts():
-            has_target = (targets >= items[0]) & (targets <= items[-1])
-            target_scores[has_target] = scores[has_target, targets[has_target] - items[0]]
-        counts = [(scores > target_scores[:, None]).sum(1) for _, scores in self.iter_parts()]
-        return torch.stack(counts).sum(0)
+    def rank(self, targets: Tensor) -> Tensor:
+        """Return the ranks [b] of targets ([b] ids) in the order of ``find_best``, from 0."""
+        ids = targets[:, None]
+        return score_and_rank(self.score, Choice(self.items), ids, self.excluded)[1][:, 0] - 1
 
 
 class TargetCollector(Collector):
-    """RecBole's collector, faster where every row has one target, as rows of the plugin do.
+    """RecBole's collector, with one order of equal scores where every row has one target.
 
-    RecBole marks the targets in a matrix [rows, items] and sums its rows, a third of the time of
-    an evaluation on 12,000 items. Here an item is a hit if it is the target. The evaluator gets the
-    same data, bit by bit.
+    RecBole's ``topk`` leaves open which of equal scores it returns. Here the lower id is first, as
+    in recommendations, whatever the cutoffs. It is also faster: RecBole marks the targets in a
+    matrix [rows, items] and sums its rows; here an item is a hit if it is the target.
 
     Attributes:
         keeps_ranks: whether the rank of every target is collected, too.
@@ -183,7 +179,7 @@ class TargetCollector(Collector):
 
     def eval_batch_collect(
         self,
-        scores_tensor: Tensor | StreamedScores,
+        scores_tensor: Tensor | RowScores,
         interaction: Any,
         positive_u: Tensor,
         positive_i: Tensor,
@@ -195,36 +191,29 @@ class TargetCollector(Collector):
             interaction: the rows.
             positive_u, positive_i: [targets] row and item of each target.
         """
-        targets = positive_i[positive_u.argsort()]
-        best: Tensor | None = None  # without a metric that has a cutoff
-        if isinstance(scores_tensor, StreamedScores):
-            best = scores_tensor.find_best(max(self.topk))
-            if self.needs_items:
-                self.data_struct.update_tensor(ITEMS, best)
-            targets = targets.to(scores_tensor.states.device)
-            self._collect_targets(scores_tensor, interaction, targets, best)
-            return
-        has_one_each = len(positive_u) == len(scores_tensor) == len(positive_u.unique())
-        # RecBole is not to collect hits of rows with one target each: _collect_targets is faster
-        setattr(self.register, TOPK, self.needs_topk and not has_one_each)
-        super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
-        if has_one_each:
-            targets = targets.to(scores_tensor.device)
-            if self.needs_topk:
-                best = scores_tensor.topk(max(self.topk), dim=-1).indices
-            self._collect_targets(scores_tensor, interaction, targets, best)
-
-    def _collect_targets(
-        self, scores: Tensor | StreamedScores, rows: Any, targets: Tensor, best: Tensor | None
-    ) -> None:
-        """Collect hits and ranks of targets [rows], given scores and ``best`` items [rows, k]."""
-        if self.needs_topk and best is not None:
+        scores = scores_tensor
+        if not isinstance(scores, RowScores):
+            has_one_each = len(positive_u) == len(scores) == len(positive_u.unique())
+            setattr(self.register, TOPK, self.needs_topk and not has_one_each)
+            setattr(self.register, ITEMS, self.needs_items and not has_one_each)
+            super().eval_batch_collect(scores, interaction, positive_u, positive_i)
+            if not has_one_each:
+                return
+            rows = scores
+            items = torch.arange(1, rows.size(1), device=rows.device)
+            scores = RowScores(lambda ids: rows[:, ids[0] : ids[-1] + 1], items)
+        targets = positive_i[positive_u.argsort()].to(scores.items.device)
+        if self.needs_topk or self.needs_items:
+            best = scores.find_best(max(self.topk))
+        if self.needs_items:
+            self.data_struct.update_tensor(ITEMS, best)
+        if self.needs_topk:
             hits = best == targets[:, None]
             num_relevant = torch.ones_like(hits[:, :1])
             self.data_struct.update_tensor(TOPK, torch.cat((hits, num_relevant), 1).long())
-        if self.keeps_ranks and TARGET_EVENT in rows:
-            self.data_struct.update_tensor(RANK, rank_targets(scores, targets, best))
-            self.data_struct.update_tensor(EVENT, rows[TARGET_EVENT])
+        if self.keeps_ranks and TARGET_EVENT in interaction:
+            self.data_struct.update_tensor(RANK, scores.rank(targets))
+            self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
 
     def get_data_struct(self) -> Any:
         """Return what all processes have collected; ranks are not kept for the next evaluation."""
@@ -239,28 +228,6 @@ class TargetCollector(Collector):
             if name in self.data_struct:
                 del self.data_struct[name]
         return self.last
-
-
-def rank_targets(
-    scores: Tensor | StreamedScores, targets: Tensor, best: Tensor | None = None
-) -> Tensor:
-    """Return the rank of each target, [b] int64, 0 for the first.
-
-    Args:
-        scores: [b, items] scores, -inf for items that are not ranked.
-        targets: [b] ids of the targets.
-        best: [b, k] ids of the first items in the order that metrics use, equal scores included;
-            None where no metric has a cutoff. A target beyond them is ranked by the number of
-            higher scores.
-    """
-    if isinstance(scores, StreamedScores):
-        num_higher = scores.count_higher(targets)
-    else:
-        num_higher = (scores > scores.gather(1, targets[:, None])).sum(1)
-    if best is None:
-        return num_higher
-    hits = best == targets[:, None]
-    return torch.where(hits.any(1), hits.long().argmax(1), num_higher.clamp(min=best.size(1)))
 
 
 def collect_test_ranks(

@@ -103,7 +103,8 @@ def score_and_rank(
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):
             score, item = id_scores[:, k, None], ids[:, k, None]
-            is_before = (part_scores > score) | ((part_scores == score) & (items < item))
+            # not ``>``: NaN is first, as in topk, and not a perfect rank
+            is_before = ~(part_scores <= score) | ((part_scores == score) & (items < item))
             ranks[:, k] += is_before.sum(1)
     return id_scores, ranks
 
