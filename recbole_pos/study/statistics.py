@@ -54,6 +54,12 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
     return num_units * total / all_targets - without_unit
 
 
+def _are_equal(values: np.ndarray) -> bool:
+    """Return whether runs ([seeds, units] values) are equal, but for the rounding of sums."""
+    spread = np.ptp(values, axis=0).max(initial=0.0)
+    return bool(spread <= 1e-9 * np.abs(values).max(initial=0.0))
+
+
 @dataclass(frozen=True)
 class SeedNoise:
     """The noise of seeds: how the mean of a run varies with its seed.
@@ -88,10 +94,10 @@ class SeedNoise:
         """Average the noise of rows, each [seeds, units] values, weighted by degrees of freedom.
 
         Rows whose runs are all equal are left out, such as Pop, which does not depend on the seed.
-        Return None if no row has two seeds with different means.
+        Return None if no row has two seeds with different values.
         """
-        estimates = [cls.from_values(values) for values in rows]
-        noises = [noise for noise in estimates if noise is not None and noise.between > 0]
+        estimates = [cls.from_values(values) for values in rows if not _are_equal(values)]
+        noises = [noise for noise in estimates if noise is not None]
         df = sum(noise.df for noise in noises)
         if not df:
             return None
