@@ -361,6 +361,7 @@ def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, ref
         address = f"localhost:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     what = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
-    for command, given in (("tune", "auto"), ("tune", address), ("compare", "-inf")):
+    wrong = ("tune", "auto"), ("tune", address), ("compare", "-inf"), ("tune", "localhost:99999")
+    for command, given in wrong:
         refused([command, *what, f"--address={given}"], "--address")
         assert not (tmp_path / "out").exists()

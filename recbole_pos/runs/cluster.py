@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -84,13 +85,21 @@ def _provide_token(starts_cluster: bool) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raise a UsageError if nothing listens at the address, where Ray would try for minutes."""
+    """Raise a UsageError if the address is malformed, or nothing listens there.
+
+    Ray would print its own lines, or try for minutes.
+    """
     if address == "auto":  # where `ray start` left the address
         file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
         address = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.is_file() else "")
-    host, _, port = address.strip().rpartition(":")
-    if not (host and port.isdigit()) or "://" in address:
-        return  # another form of address, which Ray checks at once
+    if not address:
+        return  # Ray looks for a head node among the processes of this machine
+    host, _, port = address.strip().removeprefix("ray://").rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise UsageError(
+            f"--address: {shown(address.strip())} is no address; expected HOST:PORT, or auto, which "
+            "takes that of RAY_ADDRESS or of a head node on this machine"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
