@@ -368,13 +368,13 @@ def test_targets_are_those_of_the_kind(folder: Path, split: dict, wanted: dict) 
 
     found = []
     for phase in PHASES:
-        at = np.flatnonzero(dataset._is_target(phase))
+        at = np.flatnonzero(dataset.split.find_targets(PHASES.index(phase)))
         columns = user[log.users[at]], log.times[at].tolist(), item[log.items[at]]
         found += [(*row, phase) for row in zip(*columns, strict=True)]
     assert sorted(found) == brute_force(split, bought)
     loader = made.loaders["train"]
     batches = [loader.gather(batch) for batch in loader._get_batches()]
-    trained = set(np.flatnonzero(dataset._is_target("train")))
+    trained = set(np.flatnonzero(dataset.split.find_targets(0)))
     assert sum(map(len, batches)) == len(trained) == loader.num_targets
     for windows, batch in zip(loader._get_batches(), batches, strict=True):
         places = [e for w in windows for e in range(loader.windows.start[w], loader.windows.end[w])]

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,8 +71,8 @@ def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
     """(rows of the history, row of the target) of each phase, through the lazy rows."""
     found = {}
     for label, phase in enumerate(PHASES):
-        is_target = (split.part == label) & split.is_target
-        batch = PrefixRows(split.log, is_target, LONGEST, "_list", "n")[np.arange(is_target.sum())]
+        rows = PrefixRows(split.log, partial(split.find_targets, label), LONGEST, "_list", "n")
+        batch = rows[np.arange(len(rows))]
         assert not batch["i_list"][torch.arange(LONGEST) >= batch["n"][:, None]].any()  # padding
         lengths = batch["n"].tolist()
         histories = [tuple(h[:n]) for h, n in zip(batch["row_list"].tolist(), lengths, strict=True)]

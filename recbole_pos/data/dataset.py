@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -244,9 +246,6 @@ class _ExactTimeMixin(AtomicTables):
         """Return the columns that ``event_features`` and ``user_features`` name."""
         return Features(read_features(self, "event_features"), read_features(self, "user_features"))
 
-    def _is_target(self, phase: str) -> np.ndarray:
-        return (self.part == PHASES.index(phase)) & self.split.is_target
-
     def build(self: Kind) -> list[Kind]:
         """Return [train, valid, test] datasets over the same log.
 
@@ -329,7 +328,7 @@ class PosDataset(_ExactTimeMixin, Dataset):
 
     def _make_examples(self, phase: str) -> Interaction:
         """Return all training interactions, or an example for each held-out target."""
-        mask = self._is_target(phase)
+        mask = self.split.find_targets(PHASES.index(phase))
         if phase == "train":
             mask = self.part == TRAIN
             if (is_selected := find_selected(self, self.log.fields)) is not None:
@@ -351,7 +350,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self.field2seqlen = dict(self.field2seqlen)
         super()._take_log()
         self._aug_presets()
-        self.inter_feat = self._make_prefix_rows(self.log.has_history)
+        self.inter_feat = self._make_prefix_rows(partial(attrgetter("has_history"), self.log))
         columns = self.inter_feat.columns
         if repeated := sorted({name for name in columns if columns.count(name) > 1}):
             raise UsageError(
@@ -359,28 +358,24 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
                 f"{', '.join(repeated)}"
             )
 
-    def _make_prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
+    def _make_prefix_rows(self, find_mask: Callable[[], np.ndarray]) -> PrefixRows:
         names = self.config["LIST_SUFFIX"], self.item_list_length_field
-        return PrefixRows(self.log, is_target, self.max_item_list_len, *names, self.get_features())
+        options = self.max_item_list_len, *names, self.get_features()
+        return PrefixRows(self.log, find_mask, *options)
 
     def _make_examples(self, phase: str) -> PrefixRows:
         """Return the targets of a phase; for training without augmentation each user's newest."""
-        is_target = self._is_target(phase)
-        if phase == "train" and self.config["augmentation"] == "none":
-            targets = np.flatnonzero(is_target)
-            users = self.log.users.numpy()[targets]
-            is_newest = np.diff(users, append=-1) != 0
-            is_target[targets[~is_newest]] = False
-        return self._make_prefix_rows(is_target)
+        is_newest_only = phase == "train" and self.config["augmentation"] == "none"
+        number = PHASES.index(phase)
+        return self._make_prefix_rows(partial(self.split.find_targets, number, is_newest_only))
 
     def make_training_windows(self) -> Windows:
         """Return windows over the training interactions, for models that learn at all positions."""
-        start = self.log.offsets[:-1]
-        lengths = np.zeros(self.user_num, dtype=np.int64)  # training interactions of each user
-        is_active = self.log.lengths > 0  # reduceat gives no 0 for an empty range
-        lengths[is_active] = np.add.reduceat(self.part == TRAIN, start[is_active], dtype=np.int64)
+        start, end = self.log.offsets[:-1], self.log.offsets[1:]
+        held_out = np.flatnonzero(self.part != TRAIN)  # the last interactions of their users
+        num_held_out = np.diff(np.searchsorted(held_out, self.log.offsets))
         options = self.config["train_windows"], self.config["window_stride"]
-        windows = training_windows(start, start + lengths, self.max_item_list_len, *options)
+        windows = training_windows(start, end - num_held_out, self.max_item_list_len, *options)
         if self.config["target_events"]:
             return windows.with_targets(self.split.is_target)
         return windows

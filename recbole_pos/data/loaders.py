@@ -139,6 +139,8 @@ class WindowLoader:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
         if self.shuffle and not self.block_size:
             batches = [batches[i] for i in rng.permutation(len(batches))]
+        if not self.requirements.linked:  # a group is its window
+            return batches
         return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
 
     def _order_groups(self, rng: np.random.Generator, num_groups: int) -> np.ndarray:

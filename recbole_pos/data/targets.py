@@ -56,6 +56,16 @@ class Split:
     is_target: np.ndarray
     summary: dict[str, Any]
 
+    def find_targets(self, phase: int, only_newest: bool = False) -> np.ndarray:
+        """Return [interactions] bool: the targets of a phase, or the newest of them by user."""
+        mask = self.part == phase
+        mask &= self.is_target
+        if only_newest:
+            targets = np.flatnonzero(mask)
+            is_newest = np.diff(self.log.users.numpy()[targets], append=-1) != 0
+            mask[targets[~is_newest]] = False
+        return mask
+
 
 class LaterTargets:
     """Looks up the next training targets of a user, as further ones to learn from.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -110,11 +110,11 @@ def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 class PrefixRows(Interaction):
     """RecBole's augmented interactions, computed on access: row r is a target and its history.
 
-    In place of RecBole's tensors of [rows, L], memory is O(interactions).
+    In place of RecBole's tensors of [rows, L], memory is O(rows), and little before rows are read.
 
     Args:
         log: the interactions.
-        is_target: [interactions] bool, which interactions have a row.
+        find_mask: returns [interactions] bool, which interactions have a row.
         max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
@@ -124,7 +124,7 @@ class PrefixRows(Interaction):
     def __init__(
         self,
         log: EventLog,
-        is_target: np.ndarray,
+        find_mask: Callable[[], np.ndarray],
         max_length: int,
         suffix: str,
         length_field: str,
@@ -135,12 +135,12 @@ class PrefixRows(Interaction):
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field
         self.features = features or Features()
-        self.is_target, self.length = is_target, int(np.count_nonzero(is_target))
+        self.find_mask, self.length = find_mask, int(np.count_nonzero(find_mask()))
 
     @cached_property
     def target(self) -> Tensor:
         """[rows] int64 row of each target in the log."""
-        return torch.from_numpy(np.flatnonzero(self.is_target))
+        return torch.from_numpy(np.flatnonzero(self.find_mask()))
 
     @property
     def columns(self) -> list[str]:

@@ -97,8 +97,8 @@ def _require_answer(address: str) -> None:
     host, _, port = address.strip().removeprefix("ray://").rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise UsageError(
-            f"--address: {shown(address.strip())} is no address; expected HOST:PORT, or auto, which "
-            "takes that of RAY_ADDRESS or of a head node on this machine"
+            f"--address: {shown(address.strip())} is no address; expected HOST:PORT, or auto, "
+            "which takes that of RAY_ADDRESS or of a head node on this machine"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

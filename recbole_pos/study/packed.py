@@ -106,7 +106,7 @@ class PackedStudy:
             return None
         rank = self._parse_ranks(name).astype(np.int64)
         prefix = self._describe_damage(name)
-        targets = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
+        targets = np.flatnonzero(dataset.split.find_targets(TEST))
         if len(rank) != len(targets):
             raise UsageError(f"{prefix}: {len(rank):,} ranks of {len(targets):,} targets")
         highest = rank.max(initial=0)
