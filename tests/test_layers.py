@@ -92,7 +92,7 @@ def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
     for norm in ("pre", "post"):
         layer = MultiHeadAttention(block(norm=norm, output=False), position).eval()
         read = layer.LayerNorm(x) if norm == "pre" else x
-        mixed = layer.weights(x, ctx) @ layer._apply_hooks(*layer._project(read), ctx)[2]
+        mixed = layer.weights(x, ctx) @ layer._apply_hooks(*layer._project(read)[:3], ctx)[2]
         out = ctx.unpad(mixed.transpose(1, 2), "start").reshape(x.shape)
         torch.testing.assert_close(out, layer.attention(read, ctx))
     layer = PointwiseAttention(block(), position)
@@ -167,11 +167,13 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
         torch.testing.assert_close((out, plain), found[0])
 
 
-@pytest.mark.parametrize("name", ["nope", "t5"])
-@pytest.mark.parametrize("elements", [9 * 50 - 1, 2 * 50])
-def test_dropout_on_weights(monkeypatch, name: str, elements: int) -> None:
-    """In two chunks and in several: output and gradients are those of weights times the mask."""
-    layer = BLOCKS["transformer"](block(attn_dropout=0.4), Compose({name: scheme(name, 2, n=5)}))
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["nope", "t5", "hstu"])  # no bias, one for all, one a sequence
+@pytest.mark.parametrize("elements", [9 * 50, 9 * 50 - 1, 2 * 50])
+def test_dropout_on_weights(monkeypatch, elements: int, name: str, causal: bool) -> None:
+    """In one chunk, two and several: output and gradients are those of weights times the mask."""
+    options = block(attn_dropout=0.4, causal=causal)
+    layer = BLOCKS["transformer"](options, Compose({name: scheme(name, 2, n=5)}))
     shake(layer)
     attention = layer.multi_head_attention
     x, ctx = torch.randn(36, D, requires_grad=True), context([5, 3] * 4 + [4])
@@ -180,7 +182,7 @@ def test_dropout_on_weights(monkeypatch, name: str, elements: int) -> None:
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
     normed = attention.LayerNorm(x) if attention.pre_norm else x
     out = attention.attention(normed, ctx)
-    _, _, value = attention._project(normed)
+    value = attention._project(normed)[2]
     dropped = attention.weights(x, ctx) * kept / (1 - 102 / 256)  # 0.4 in 256ths
     mixed = dropped @ ctx.pad(value, "start").transpose(1, 2)
     want = attention.dense(ctx.unpad(mixed.transpose(1, 2), "start").flatten(1))

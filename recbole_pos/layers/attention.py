@@ -115,10 +115,10 @@ class MultiHeadAttention(nn.Module):
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the attention output [m, d] of inputs [m, d], before residual and post-norm."""
-        query, key, value = self._project(x)
+        query, key, value, joint = self._project(x)
         out = self.position.attend(query, key, value, ctx, self.attn_dropout)
         if out is None:
-            out = self._attend(query, key, value, ctx)
+            out = self._attend(query, key, value, ctx, joint)
         out = out.reshape(x.shape)
         return out if self.dense is None else self.dense(out)
 
@@ -127,19 +127,20 @@ class MultiHeadAttention(nn.Module):
         """The layers that the scheme needs among query, key and value, in this order."""
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
-    def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
+    def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor, Tensor | None]:
         """Project x [m, d] to query, key and value, [m, h, e] each.
 
-        Without its layer a query or key is None, and the value is x itself.
+        Without its layer a query or key is None, and the value is x itself. The fourth is the
+        tensor [m, layers, h, e] that they are views of; None without layers.
         """
         layers = self.projections
-        outputs = self._project_jointly(x, layers).unbind(1) if layers else ()
-        projected = iter(outputs)
+        joint = self._project_jointly(x, layers) if layers else None
+        projected = iter(() if joint is None else joint.unbind(1))
         query = None if self.query is None else next(projected)
         key = None if self.key is None else next(projected)
         if self.value is None:
-            return query, key, x.view(x.size(0), self.n_heads, self.head_size)
-        return query, key, next(projected)
+            return query, key, x.view(x.size(0), self.n_heads, self.head_size), joint
+        return query, key, next(projected), joint
 
     def _project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
         """Apply several linear layers to x [m, d] in one matrix product: [m, layers, h, e]."""
@@ -148,33 +149,52 @@ class MultiHeadAttention(nn.Module):
         return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)
 
     def _apply_hooks(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ctx: SequenceContext,
+        joint: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return R q, U^T (R k) and L v, [b, h, t, e] each, and the unmasked bias, or None."""
-        position = self.position
+        """Return R q, U^T (R k) and L v, [b, h, t, e] each, and the unmasked bias, or None.
+
+        ``joint`` [m, 3, h, e] may hold query, key and value, which saves copies of them.
+        """
+        position, projected = self.position, (query, key, value)
         query, key = position.rotate(query, key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
-        block = ctx.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
+        is_unchanged = all(a is b for a, b in zip((query, key, value), projected, strict=True))
+        if joint is None or not is_unchanged:
+            joint = torch.stack((query, key, value), 1)
+        block = ctx.pad(joint, "start")  # [b, t, 3, h, e]
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
         return q, k, v, position.bias(q, k, ctx)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return softmax(M + B(R q . U^T (R k) / sqrt(e))) . L v, [m, h, e]."""
-        q, k, v, bias = self._apply_hooks(query, key, value, ctx)
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ctx: SequenceContext,
+        joint: Tensor | None = None,
+    ) -> Tensor:
+        """Return softmax(M + B(R q . U^T (R k) / sqrt(e))) . L v, [m, h, e].
+
+        For ``joint`` see :meth:`_apply_hooks`.
+        """
+        q, k, v, bias = self._apply_hooks(query, key, value, ctx, joint)
         dropout = self.attn_dropout.p if self.training else 0.0
-        is_small = q.size(0) * q.size(1) * ctx.width**2 <= chunk_elements(q.device)
         # torch would keep several [b, h, t, t] under dropout, with a random number for each weight
-        is_chunked = not (is_small or q.is_cuda or torch.compiler.is_compiling())
-        drops_in_chunks = dropout > 0 and is_chunked
-        if bias is None and self.causal and drops_in_chunks:
+        drops_in_chunks = dropout > 0 and not (q.is_cuda or torch.compiler.is_compiling())
+        if bias is None and drops_in_chunks:
             bias = q.new_zeros(ctx.width, ctx.width)
         attn_mask: Tensor | None = None
         if bias is not None:
             attn_mask = bias.masked_fill(self._make_mask(ctx), -torch.inf)
-            is_shared_by_batch = attn_mask.dim() < 4 or attn_mask.size(0) == 1
-            learns_bias = attn_mask.requires_grad and dropout == 0
-            if is_shared_by_batch and (learns_bias or drops_in_chunks):
-                masked_bias = attn_mask.expand(1, q.size(1), ctx.width, ctx.width)
+            num_biases = attn_mask.size(0) if attn_mask.dim() == 4 else 1
+            learns_bias = attn_mask.requires_grad and dropout == 0 and num_biases == 1
+            if learns_bias or drops_in_chunks:
+                masked_bias = attn_mask.expand(num_biases, q.size(1), ctx.width, ctx.width)
                 chunk_dropout = self.attn_dropout if drops_in_chunks else None
                 out = biased_attention(q, k, v, masked_bias, chunk_dropout)
                 return ctx.unpad(out.transpose(1, 2), "start")
@@ -194,7 +214,7 @@ class MultiHeadAttention(nn.Module):
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the attention weights [b, h, t, t], aligned at the start, for inspection."""
-        query, key, value = self._project(self.LayerNorm(x) if self.pre_norm else x)
+        query, key, value, _ = self._project(self.LayerNorm(x) if self.pre_norm else x)
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
@@ -218,18 +238,21 @@ class _BiasedAttention(torch.autograd.Function):
         kept_scale: float,
     ) -> Tensor:
         """Return (softmax(q k^T / sqrt(e) + bias) * kept * kept_scale) v, [b, h, t, e]."""
-        # detached: torch uses the fused kernel only for a mask that requires no gradient
-        q, k, v, bias = (x.detach() for x in (q, k, v, bias))
+        # contiguous, as products copy transposed views; detached, as torch uses the fused kernel
+        # only for a mask that requires no gradient
+        q, k, v = (x.detach().contiguous() for x in (q, k, v))
+        bias, weights = bias.detach(), None
         if kept is None:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
-            out, scale = torch.empty_like(v), q.size(-1) ** -0.5
-            for rows in iterate_chunks(q.size(0), bias.numel(), q.device):
-                logits = (q[rows] * scale) @ k[rows].transpose(-1, -2)
-                weights = logits.add_(bias).softmax(-1).mul_(kept[rows])
-                torch.matmul(weights, v[rows], out=out[rows])
+            out, scaled_q = torch.empty_like(v), q * q.size(-1) ** -0.5
+            for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
+                weights = _compute_weights(scaled_q[rows], k[rows], _select_rows(bias, rows))
+                torch.matmul(weights * kept[rows], v[rows], out=out[rows])
             out.mul_(kept_scale)
-        ctx.save_for_backward(q, k, v, bias, kept, out)
+        if weights is not None and len(weights) < len(q):
+            weights = None  # those of several chunks are computed again
+        ctx.save_for_backward(q, k, v, bias, kept, out, weights)
         ctx.kept_scale = kept_scale
         return out
 
@@ -237,34 +260,48 @@ class _BiasedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients to q, k and v, [b, h, t, e], and to a bias that needs one."""
-        q, k, v, bias, kept, out = ctx.saved_tensors
+        q, k, v, bias, kept, out, all_weights = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = None
         if ctx.needs_input_grad[3]:
             dtype = torch.promote_types(bias.dtype, torch.float32)
             grad_bias = torch.zeros_like(bias, dtype=dtype)
-        scale = q.size(-1) ** -0.5
-        for rows in iterate_chunks(q.size(0), bias.numel(), q.device):
-            scaled_q, grad_out = q[rows] * scale, grad[rows]
-            weights = (scaled_q @ k[rows].transpose(-1, -2)).add_(bias).softmax(-1)
+        scale, grad = q.size(-1) ** -0.5, grad.contiguous()
+        scaled_q = q * scale
+        for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
+            weights = all_weights
+            if weights is None:
+                weights = _compute_weights(scaled_q[rows], k[rows], _select_rows(bias, rows))
             # gradient of softmax: w * (dw - sum(w * dw)), where the sum is sum(grad_out * out)
+            grad_out, used_weights, kept_weights = grad[rows], weights, None
             weighted_sum = (grad_out * out[rows]).sum(-1, keepdim=True)
-            used_weights = weights
             if kept is not None:
-                grad_out = grad_out * ctx.kept_scale
-                used_weights = weights * kept[rows]
-            grad_v[rows] = used_weights.transpose(-1, -2) @ grad_out
-            grad_logits = grad_out @ v[rows].transpose(-1, -2)
-            if kept is not None:
-                grad_logits *= kept[rows]
+                kept_weights = kept[rows].to(weights.dtype)
+                grad_out, used_weights = grad_out * ctx.kept_scale, weights * kept_weights
+            torch.matmul(used_weights.mT, grad_out, out=grad_v[rows])
+            grad_logits = grad_out @ v[rows].mT
+            if kept_weights is not None:
+                grad_logits *= kept_weights
             grad_logits -= weighted_sum
             grad_logits *= weights
-            grad_q[rows] = (grad_logits @ k[rows]) * scale
-            grad_k[rows] = grad_logits.transpose(-1, -2) @ scaled_q
+            torch.matmul(grad_logits, k[rows], out=grad_q[rows])
+            torch.matmul(grad_logits.mT, scaled_q[rows], out=grad_k[rows])
             if grad_bias is not None:
-                grad_bias += grad_logits.sum(0, keepdim=True)
+                is_shared = len(bias) == 1
+                summed = grad_logits.sum(0, keepdim=True) if is_shared else grad_logits
+                _select_rows(grad_bias, rows).add_(summed)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_q, grad_k, grad_v, grad_bias, None, None
+        return grad_q.mul_(scale), grad_k, grad_v, grad_bias, None, None
+
+
+def _compute_weights(scaled_q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(e) + bias), [b, h, t, t], of q that is divided by sqrt(e)."""
+    return (scaled_q @ k.mT).add_(bias).softmax(-1)
+
+
+def _select_rows(bias: Tensor, rows: slice) -> Tensor:
+    """Return the bias [1 or b, h, t, t] of some sequences of the batch, which may share it."""
+    return bias if len(bias) == 1 else bias[rows]
 
 
 def biased_attention(
@@ -274,10 +311,10 @@ def biased_attention(
 
     Args:
         q, k, v: [b, h, t, e] each; the result has the same shape.
-        bias: [1, h, t, t], -inf where a key is hidden.
-        dropout: dropout on the weights, on CPU
+        bias: [1 or b, h, t, t], -inf where a key is hidden.
+        dropout: dropout on the weights, on CPU.
     """
-    is_small = q.size(0) * bias.numel() <= chunk_elements(q.device)
+    is_small = q.size(0) * bias[0].numel() <= chunk_elements(q.device)
     if dropout is None and (torch.compiler.is_compiling() or is_small):  # a graph holds no loop
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     kept = None if dropout is None else dropout.draw_kept((q.size(0), *bias.shape[1:]))
