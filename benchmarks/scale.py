@@ -229,7 +229,7 @@ def run(cell: Cell, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 Results = list[tuple[Cell, dict[str, Any]]]
-AXES = {"items": "items", "length": "window length L", "events": "events"}
+AXES = {"items": "items", "length": "window length L", "events": "interactions"}
 FIGURES = {
     "start": "start, s",
     "epoch": "epoch, s",
@@ -322,18 +322,18 @@ def make_extrapolation(results: Results) -> str:
 
 
 def make_cells_page(results: Results) -> str:
-    """Return all figures, as a page of their own."""
-    parts = [f"## By {name}\n\n{make_values(results, axis)}" for axis, name in AXES.items()]
-    return "\n\n".join(("# How cost grows: all cells", *parts)) + "\n"
+    """Return all exponents and figures, as a page of their own."""
+    parts = ["# How cost grows: all cells"]
+    for axis, name in AXES.items():
+        parts += [f"## By {name}", make_slopes(results, axis), make_values(results, axis)]
+    return "\n\n".join(parts) + "\n"
 
 
 def make_section(results: Results) -> str:
-    """Return the exponents, and the extrapolation."""
-    parts = ["![An epoch and the peak of memory, by items, length and interactions](scale.png)"]
-    for axis, name in AXES.items():
-        parts += [f"## By {name}", make_slopes(results, axis)]
-    parts += ["## 100 million interactions, on paper", make_extrapolation(results)]
-    return "\n\n".join(parts)
+    """Return the picture, and the extrapolation."""
+    picture = "![An epoch and the peak of memory, by items, length and interactions](scale.png)"
+    heading = "## 100 million interactions, on paper"
+    return "\n\n".join((picture, heading, make_extrapolation(results)))
 
 
 def draw(results: Results, file: Path) -> None:
