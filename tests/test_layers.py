@@ -167,6 +167,18 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
         torch.testing.assert_close((out, plain), found[0])
 
 
+@torch.no_grad()
+def test_a_scheme_without_values_attends_to_the_inputs(monkeypatch) -> None:
+    position = Compose({"nope": scheme("nope", 2, n=N)})
+    monkeypatch.setattr(position, "projections", ("query", "key"))
+    layer = MultiHeadAttention(block(output=False), position).eval()
+    ctx, x = context(), torch.randn(sum(LENGTHS), D)
+    read = layer.LayerNorm(x)
+    value = ctx.pad(read.view(-1, 2, D // 2), "start").transpose(1, 2)
+    want = ctx.unpad((layer.weights(x, ctx) @ value).transpose(1, 2), "start").flatten(1)
+    torch.testing.assert_close(layer.attention(read, ctx), want)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["nope", "t5", "hstu"])  # no bias, one for all, one a sequence
 @pytest.mark.parametrize("elements", [9 * 50, 9 * 50 - 1, 2 * 50])

@@ -361,7 +361,13 @@ def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, ref
         address = f"localhost:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     what = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
-    wrong = ("tune", "auto"), ("tune", address), ("compare", "-inf"), ("tune", "localhost:99999")
+    wrong = (
+        ("tune", "auto"),
+        ("tune", address),
+        ("compare", "-inf"),
+        ("tune", "localhost:99999"),
+        ("tune", "a..b:80"),
+    )
     for command, given in wrong:
         refused([command, *what, f"--address={given}"], "--address")
         assert not (tmp_path / "out").exists()

@@ -23,6 +23,7 @@ from recbole_pos.data.parts import is_part
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT, find_past_items, masks_history
 from recbole_pos.distributed import current_shard, gather_objects, gather_rows
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import (
     PART,
@@ -142,9 +143,9 @@ class RowScores:
     items: Tensor
     excluded: tuple[Tensor, Tensor] | None = None
 
-    def find_best(self, k: int) -> Tensor:
-        """Return the ids [b, k] of the best items, best first; of equal scores, the lower id."""
-        return select_best(score_parts(self.score, Choice(self.items), self.excluded), k)[1]
+    def find_best(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return scores and ids [b, k] of the best items; of equal scores, the lower id first."""
+        return select_best(score_parts(self.score, Choice(self.items), self.excluded), k)
 
     def rank(self, targets: Tensor) -> Tensor:
         """Return the ranks [b] of targets ([b] ids) in the order of ``find_best``, from 0."""
@@ -204,7 +205,12 @@ class TargetCollector(Collector):
             scores = RowScores(lambda ids: rows[:, ids[0] : ids[-1] + 1], items)
         targets = positive_i[positive_u.argsort()].to(scores.items.device)
         if self.needs_topk or self.needs_items:
-            best = scores.find_best(max(self.topk))
+            best_scores, best = scores.find_best(max(self.topk))
+            if best_scores[:, 0].isnan().any():  # NaN is above all numbers
+                raise UsageError(
+                    f"{self.config['model']}: its scores are not numbers (NaN), so nothing can be "
+                    "ranked; train it again with a lower learning_rate"
+                )
         if self.needs_items:
             self.data_struct.update_tensor(ITEMS, best)
         if self.needs_topk:

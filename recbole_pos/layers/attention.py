@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.hooks import AttentionPosition, Projected
+from recbole_pos.layers.hooks import PROJECTIONS, AttentionPosition, Projected
 from recbole_pos.values import Options
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -130,8 +130,8 @@ class MultiHeadAttention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor, Tensor | None]:
         """Project x [m, d] to query, key and value, [m, h, e] each.
 
-        Without its layer a query or key is None, and the value is x itself. The fourth is the
-        tensor [m, layers, h, e] that they are views of; None without layers.
+        Without its layer a query or key is None, and the value is x itself. With all layers the
+        fourth is the tensor [m, 3, h, e] that they are views of, else None.
         """
         layers = self.projections
         joint = self._project_jointly(x, layers) if layers else None
@@ -139,8 +139,8 @@ class MultiHeadAttention(nn.Module):
         query = None if self.query is None else next(projected)
         key = None if self.key is None else next(projected)
         if self.value is None:
-            return query, key, x.view(x.size(0), self.n_heads, self.head_size), joint
-        return query, key, next(projected), joint
+            return query, key, x.view(x.size(0), self.n_heads, self.head_size), None
+        return query, key, next(projected), joint if len(layers) == len(PROJECTIONS) else None
 
     def _project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
         """Apply several linear layers to x [m, d] in one matrix product: [m, layers, h, e]."""
@@ -185,9 +185,10 @@ class MultiHeadAttention(nn.Module):
         q, k, v, bias = self._apply_hooks(query, key, value, ctx, joint)
         dropout = self.attn_dropout.p if self.training else 0.0
         # torch would keep several [b, h, t, t] under dropout, with a random number for each weight
-        drops_in_chunks = dropout > 0 and not (q.is_cuda or torch.compiler.is_compiling())
+        is_on_cpu = q.device.type == "cpu"
+        drops_in_chunks = dropout > 0 and is_on_cpu and not torch.compiler.is_compiling()
         if bias is None and drops_in_chunks:
-            bias = q.new_zeros(ctx.width, ctx.width)
+            bias = q.new_zeros(1, 1)
         attn_mask: Tensor | None = None
         if bias is not None:
             attn_mask = bias.masked_fill(self._make_mask(ctx), -torch.inf)
@@ -224,7 +225,7 @@ class MultiHeadAttention(nn.Module):
 class _BiasedAttention(torch.autograd.Function):
     """Attention in chunks of sequences, with a gradient to the bias and dropout on weights.
 
-    Fused kernels have neither; without chunks [b, h, t, t] would be kept.
+    Fused kernels have neither; without chunks several [b, h, t, t] would be kept.
     """
 
     @staticmethod
@@ -296,7 +297,8 @@ class _BiasedAttention(torch.autograd.Function):
 
 def _compute_weights(scaled_q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(e) + bias), [b, h, t, t], of q that is divided by sqrt(e)."""
-    return (scaled_q @ k.mT).add_(bias).softmax(-1)
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    return (scaled_q @ k.mT).add_(bias).softmax(-1, dtype=dtype).to(k.dtype)
 
 
 def _select_rows(bias: Tensor, rows: slice) -> Tensor:

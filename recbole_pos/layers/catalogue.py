@@ -103,7 +103,7 @@ def score_and_rank(
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):
             score, item = id_scores[:, k, None], ids[:, k, None]
-            # not ``>``: NaN is first, as in topk, and not a perfect rank
+            # not ``>``, by which NaN would have the best rank
             is_before = ~(part_scores <= score) | ((part_scores == score) & (items < item))
             ranks[:, k] += is_before.sum(1)
     return id_scores, ranks
@@ -155,7 +155,7 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         lowest = value[row, -1:]
         is_above = ~(row_scores <= lowest)  # not ``>``: topk puts NaN first, too
         is_equal = row_scores == lowest
-        is_equal &= is_equal.cumsum(1) <= k - is_above.sum(1, keepdim=True)
+        is_equal &= is_equal.cumsum(1, dtype=torch.int32) <= k - is_above.sum(1, keepdim=True)
         column[row] = (is_above | is_equal).nonzero()[:, 1].view(len(row), k)
     column = column.sort(1)[0]
     value, order = scores.gather(1, column).sort(dim=1, descending=True, stable=True)

@@ -91,20 +91,22 @@ def _require_answer(address: str) -> None:
     """
     if address == "auto":  # where `ray start` left the address
         file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
-        address = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.is_file() else "")
-    if not address:
-        return  # Ray looks for a head node among the processes of this machine
-    host, _, port = address.strip().removeprefix("ray://").rpartition(":")
+        address = os.environ.get("RAY_ADDRESS", "").strip()
+        if address in ("", "auto"):
+            address = file.read_text().strip() if file.is_file() else ""
+        if not address:
+            return  # Ray looks for a head node among the processes of this machine
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise UsageError(
-            f"--address: {shown(address.strip())} is no address; expected HOST:PORT, or auto, "
+            f"--address: {shown(address)} is no address; expected HOST:PORT, or auto, "
             "which takes that of RAY_ADDRESS or of a head node on this machine"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
         raise UsageError(
-            f"--address: no Ray cluster answers at {shown(address.strip())} ({error}); start one "
+            f"--address: no Ray cluster answers at {shown(address)} ({error}); start one "
             "with `ray start --head`, or leave --address out to run on this machine"
         ) from error
 
