@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--data_path")
     parser.add_argument("--times", action="store_true", help="exchange times instead")
     given = parser.parse_args()
-    options = {} if given.data_path is None else {"data_path": given.data_path}
+    options = {"cache": False}  # from the cache it is no DataFrame
+    options |= {} if given.data_path is None else {"data_path": given.data_path}
     dataset = read_dataset(PosConfig("Pop", given.dataset, None, options))
     user, item, time = (dataset.inter_feat[f] for f in ("user_id", "item_id", "timestamp"))
     order = np.lexsort((time, user))  # stable: events of one second stay as in the file
