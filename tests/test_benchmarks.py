@@ -207,9 +207,9 @@ def test_the_page_of_scale(tmp_path: Path) -> None:
         if cell.side == "PosRec" and cell.size == 2_000:
             figures = {"start": 1.0, "wrong": "over 150 CPU-seconds"}
         found.append((cell, figures))
-    text = scale.make_section(found)
+    assert "scale.png" in scale.make_section(found)
     cells = scale.make_cells_page(found)
     assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in cells
-    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "| 50 to 2,000 |" in text
+    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in cells and "| 50 to 2,000 |" in cells
     scale.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
