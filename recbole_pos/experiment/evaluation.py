@@ -195,6 +195,7 @@ class TargetCollector(Collector):
         scores = scores_tensor
         if not isinstance(scores, RowScores):
             has_one_each = len(positive_u) == len(scores) == len(positive_u.unique())
+            # RecBole collects the best items itself only where a row has several targets
             setattr(self.register, TOPK, self.needs_topk and not has_one_each)
             setattr(self.register, ITEMS, self.needs_items and not has_one_each)
             super().eval_batch_collect(scores, interaction, positive_u, positive_i)
