@@ -46,7 +46,7 @@ class BlockOptions:
         n_heads: h, a divisor of d.
         hidden_dropout: dropout on sub-layer outputs.
         attn_dropout: dropout on attention weights. In dot-product attention any value above 0 rules
-            out torch's fused kernel: on CPU attention then takes 1.2 (L = 50) to 2.5 times as long.
+            out torch's fused kernel: on CPU attention is then slower, most for long windows.
         activation: name in ``ACTIVATIONS``.
         norm: ``pre`` normalises the input of a sub-layer, ``post`` the sum with the residual.
         bias: whether query, key and value have a bias.
