@@ -152,7 +152,7 @@ class WindowGatherer:
         self.end = torch.from_numpy(windows.end).to(device)
         self.first = torch.from_numpy(windows.first).to(device)
         self.features = features.map(to_device, to_device)
-        self.users = log.users[torch.from_numpy(windows.start)].to(device)
+        self.users = torch.from_numpy(log.find_users(windows.start)).to(device)
         self.is_target = None
         if windows.is_target is not None:
             self.is_target = torch.from_numpy(windows.is_target).to(device)

@@ -29,6 +29,7 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole.utils.argument_list import dataset_arguments
 
 from recbole_pos.data.interactions import EventLog
+from recbole_pos.data.loading import NameIds
 from recbole_pos.data.parts import is_part, list_parts
 from recbole_pos.data.targets import Split
 from recbole_pos.files import digest_file
@@ -194,10 +195,10 @@ def capture(dataset: Any) -> dict[str, Any]:
 def restore(dataset: Any, state: dict[str, Any]) -> None:
     """Set the state of a dataset, before it has read its files, to one of :func:`capture`."""
     names: dict[str, np.ndarray] = {}  # field -> [ids] names
-    ids: dict[str, dict[str, int]] = {}  # field -> name -> id
+    ids: dict[str, NameIds] = {}
     for field, codes in state["names"].items():
         names[field] = codes.numpy().view(f"U{codes.shape[1]}").ravel()
-        ids[field] = {name: index for index, name in enumerate(names[field].tolist())}
+        ids[field] = NameIds(names[field])
     fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
     log = EventLog(state["log"], state["offsets"].numpy(), *fields)
     split = Split(log, state["part"].numpy(), state["is_target"].numpy(), state["summary"])

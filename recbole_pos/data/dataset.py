@@ -28,7 +28,7 @@ from recbole_pos.data.identity import (
     keep_known_rows,
 )
 from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
-from recbole_pos.data.loading import AtomicTables, number_names
+from recbole_pos.data.loading import AtomicTables, NameIds, number_names
 from recbole_pos.data.parts import Totals, is_part, join_parts
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
@@ -118,7 +118,7 @@ class _ExactTimeMixin(AtomicTables):
         if self.known is not None and first_field in self.known.tokens:
             columns.insert(0, pd.Series(self.known.tokens[first_field][1:], dtype=object))
         names, numbered = number_names(columns, self.scratch)
-        ids = {name: i for i, name in enumerate(names.tolist())}
+        ids = NameIds(names)
         interactions = self.inter_feat
         replaced = {}
         for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):

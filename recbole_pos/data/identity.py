@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recbole_pos.data.attributes import map_fields_to_tables
 from recbole_pos.data.interactions import GIVEN_PART, EventLog
-from recbole_pos.data.loading import spell_out
+from recbole_pos.data.loading import NameIds, spell_out
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TEST
 from recbole_pos.data.targets import Split
@@ -260,9 +260,8 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
         names = np.append(names, later.users)
     else:
         interactions = interactions[interactions[user_field].isin(names)]
-    ids = {name: i for i, name in enumerate(names)}
     extended.field2id_token = {**dataset.field2id_token, user_field: names}
-    extended.field2token_id = {**dataset.field2token_id, user_field: ids}
+    extended.field2token_id = {**dataset.field2token_id, user_field: NameIds(names)}
     log_fields = dataset.log.fields
     masks = {field: mask for field, mask in dataset.missing.items() if field not in log_fields}
     users = dataset.user_feat
@@ -315,7 +314,7 @@ def _read_later(
     interactions: pd.DataFrame,
     field: str,
     column: Tensor,
-    ids: dict[str, int] | None,
+    ids: Mapping[str, int] | None,
     config: Options,
 ) -> Tensor:
     """Return a field of later interactions, to be appended to its ``column`` of the log.

@@ -120,6 +120,10 @@ class EventLog:
         """[interactions] int64 row of the oldest interaction of the same user."""
         return np.repeat(self.offsets[:-1], self.lengths)
 
+    def find_users(self, rows: np.ndarray) -> np.ndarray:
+        """Return the user of each row [n] int64, without reading the column of users from disk."""
+        return np.searchsorted(self.offsets, rows, side="right") - 1
+
     @property
     def ranks(self) -> np.ndarray:
         """[interactions] int64 0 for the oldest of a user, 1 for the next, ..."""

@@ -170,7 +170,7 @@ class WindowLoader:
         if not self.requirements.linked:
             return np.arange(len(start)), np.ones(len(start), dtype=np.int64)
         windows = np.argsort(start, kind="stable")  # the log is sorted by user, then time
-        user = self.log.users.numpy()[start[windows]]
+        user = self.log.find_users(start[windows])
         return windows, np.unique(user, return_counts=True)[1]
 
     def __iter__(self) -> Iterator[SequenceBatch]:

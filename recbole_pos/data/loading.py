@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -447,6 +448,30 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
         is_above = numbers >= low if left == "[" else numbers > low
         is_within |= is_above & (numbers <= high if right == "]" else numbers < high)
     return is_within
+
+
+class NameIds(Mapping[str, int]):
+    """Ids by name, a dict that is made when the first id is asked for: training asks for none.
+
+    Args:
+        names: [ids] names by id, each once.
+    """
+
+    def __init__(self, names: np.ndarray) -> None:
+        self._names = names
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self._names.tolist())}
+
+    def __getitem__(self, name: str) -> int:
+        return self._ids[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def number_names(

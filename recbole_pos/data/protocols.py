@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -35,7 +36,7 @@ class Dataset(Protocol):
     item_num: int
     user_num: int
     field2id_token: dict[str, np.ndarray]
-    field2token_id: dict[str, dict[str, int]]
+    field2token_id: dict[str, Mapping[str, int]]
     missing: dict[str, np.ndarray]
     split: Split
 
