@@ -64,29 +64,31 @@ CASES = {
 }
 OURS = Side("PosSASRec", "ours_worker")
 SAMPLED = (("loss", "sampled_softmax"), ("negatives", 256))
+RELU = (("activation", "relu"),)  # what the side has
 REPLAY, FLAT = ("replay_worker", "replay"), ("rectools_flat_worker", "rectools")
 PEERS = {
-    "rectools": Side("RecTools SASRecModel", "rectools_worker", "rectools"),
+    "rectools": Side("RecTools SASRecModel", "rectools_worker", "rectools", settings=RELU),
     "rectools-flat": Side("RecTools FlatSASRecNet", *FLAT),
-    "replay": Side("RePlay SasRec", *REPLAY),
-    "replay-trimmed": Side("RePlay SasRec, trimmed", *REPLAY, ("--trim",)),
+    "replay": Side("RePlay SasRec", *REPLAY, settings=RELU),
+    "replay-trimmed": Side("RePlay SasRec, trimmed", *REPLAY, ("--trim",), settings=RELU),
     **{
         f"replay-bucket-{size}": Side(
             f"RePlay SasRec, trimmed, buckets of {size}",
             *REPLAY,
             ("--trim", "--bucket", str(size)),
+            settings=RELU,
         )
         for size in (8, 32, 64)
     },
     "rectools-sampled": Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, settings=SAMPLED),
     "replay-sampled": Side(
-        "RePlay SasRec, trimmed, 256 negatives", *REPLAY, ("--trim",), settings=SAMPLED
+        "RePlay SasRec, trimmed, 256 negatives", *REPLAY, ("--trim",), settings=RELU + SAMPLED
     ),
     "rechub": Side(
         "torch-rechub SASRec, 1 negative",
         "rechub_worker",
         "rechub",
-        settings=(("loss", "bce"), ("negatives", 1), ("inner_size", 64)),
+        settings=(*RELU, ("loss", "bce"), ("negatives", 1), ("inner_size", 64)),
     ),
 }
 
@@ -186,7 +188,8 @@ def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> s
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
         f"feed-forward {job.inner_size} (RecTools SASRecModel: d; against torch-rechub: d on both "
         f"sides), dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
-        "cross-entropy over all items where no negatives are named, "
+        "cross-entropy over all items where no negatives are named, the peer's activation (GELU in "
+        "FlatSASRecNet, else ReLU), "
         f"{job.batch_size} sequences a batch, Adam with learning rate "
         f"{job.learning_rate:g}, float32, {job.threads} thread(s), {job.accelerator}."
     )

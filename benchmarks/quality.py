@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--patience", type=int, default=20, help="epochs without improvement")
     parser.add_argument("--max-seconds", type=float, default=600.0, help="of training, a run")
     given, load, parts = parser.parse_args(), os.getloadavg()[0], []
-    if any(PEERS[name].settings for name in given.peers):
+    if any("loss" in dict(PEERS[name].settings) for name in given.peers):
         parser.error("--peers: only those with our loss, cross-entropy over all items")
     pythons = find_pythons(given)
     for case in (CASES[name] for name in given.cases):

@@ -39,6 +39,7 @@ class Job:
     n_layers: int = 2
     n_heads: int = 2
     inner_size: int = 256
+    activation: str = "gelu"  # or "relu"; peers have no choice
     dropout: float = 0.2
     attention_dropout: float = 0.2
     learning_rate: float = 1e-3

@@ -34,6 +34,7 @@ def main() -> None:
                 "n_layers": job.n_layers,
                 "n_heads": job.n_heads,
                 "inner_size": job.inner_size,
+                "hidden_act": job.activation,
                 "hidden_dropout_prob": job.dropout,
                 "attn_dropout_prob": job.attention_dropout,
                 "learner": "adam",
