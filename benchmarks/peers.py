@@ -179,10 +179,11 @@ def list_runs(case: Case, side: Side, runs: Runs) -> list[str]:
 
 def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> str:
     """Return the command, the settings of all sides, the machine and the versions."""
-    titles: dict[str, list[str]] = {}
+    titles: dict[str, dict[str, None]] = {}  # without settings, each once
     for side, run in sides.items():
         numbers = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
-        titles.setdefault(f"python {run['python']}, {numbers}", []).append(side.title)
+        line = f"python {run['python']}, {numbers}"
+        titles.setdefault(line, {})[side.title.partition(",")[0]] = None
     versions = [f"- {'; '.join(names)}: {numbers}" for numbers, names in titles.items()]
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
