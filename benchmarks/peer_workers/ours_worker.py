@@ -12,11 +12,13 @@ from recbole.data.interaction import Interaction
 
 from recbole_pos import __version__
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import prepare
 
 
 def main() -> None:
     job = common.Job.read()
+    keep_freed_memory()  # as a run does
     names = {"softmax": "CE", "sampled_softmax": "sampled_softmax", "bce": "BCE"}
     loss = {"loss_type": names[job.loss]} | ({"negatives": job.negatives} if job.negatives else {})
     with tempfile.TemporaryDirectory() as folder:
