@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,17 +146,21 @@ class WindowGatherer:
         def to_device(column: Tensor) -> Tensor:
             return column.to(device)
 
-        self.windows, self.requirements, self.device = windows, requirements, device
+        self.log, self.windows, self.requirements, self.device = log, windows, requirements, device
         self.items = log.items.to(device)
         self.times = log.times.to(device) if requirements.times else None
         self.start = torch.from_numpy(windows.start).to(device)
         self.end = torch.from_numpy(windows.end).to(device)
         self.first = torch.from_numpy(windows.first).to(device)
         self.features = features.map(to_device, to_device)
-        self.users = torch.from_numpy(log.find_users(windows.start)).to(device)
         self.is_target = None
         if windows.is_target is not None:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
+
+    @cached_property
+    def users(self) -> Tensor:
+        """[windows] user of each, which only features of users need."""
+        return torch.from_numpy(self.log.find_users(self.windows.start)).to(self.device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
         """Return the windows numbered ``batch`` [b], packed; ``index`` is a copy on the device."""

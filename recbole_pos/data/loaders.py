@@ -161,14 +161,14 @@ class WindowLoader:
         cuts = _split_evenly(groups, num_inputs[groups], math.ceil(total / self.max_inputs))
         return [batch for cut in cuts for batch in self._limit_inputs(cut, num_inputs)]
 
-    def _group_windows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return indices of windows [windows], group by group, and the size of each [groups].
+    def _group_windows(self) -> tuple[Any, np.ndarray]:
+        """Return an index of the windows, group by group, and the size of each [groups].
 
         A group stays in one batch: under ``linked`` all windows of a user, else one window.
         """
         start = self.windows.start
         if not self.requirements.linked:
-            return np.arange(len(start)), np.ones(len(start), dtype=np.int64)
+            return slice(None), np.broadcast_to(np.int64(1), len(start))
         windows = np.argsort(start, kind="stable")  # the log is sorted by user, then time
         user = self.log.find_users(start[windows])
         return windows, np.unique(user, return_counts=True)[1]
@@ -178,7 +178,7 @@ class WindowLoader:
         num_targets, batches = self.windows.num_targets, self._get_batches()
         shares = batches  # of this process
         if self.is_part:  # in a step of others it takes a window, with 0 targets
-            shares = [batch if len(batch) else self.grouped[:1] for batch in batches]
+            shares = [batch if len(batch) else np.zeros(1, np.int64) for batch in batches]
         elif not self.shard.is_alone:
             shares = [self.shard.take_rows(batch) for batch in batches]
         windows = torch.from_numpy(np.concatenate(shares))
