@@ -232,7 +232,10 @@ def _make_plan_and_folder(
         folder = StudyFolder(study)
         stored_plan = folder.read_plan()
         if stored_plan is None:
-            raise UsageError(f"{study} is not the folder of a study: no study.json")
+            raise UsageError(
+                f"{study} is not the folder of a study: no study.json; to compare runs, name each "
+                f"one's folder ({study}/*)"
+            )
         plan = stored_plan
     else:
         plan = read_plan(study)
