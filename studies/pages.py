@@ -8,8 +8,9 @@ conditions of its runs and the command; results/tables/STUDY.csv has the figures
 results, ``<!-- begin STUDY :: TITLE -->`` to ``<!-- end -->`` is the short form of one of these
 tables: its main metric and the differences. STUDY@DATASET is the study with ``-d DATASET``.
 
-Nothing is trained. Data come from the folders given, from dataset/, or from the scripts that
-generate them; without them, or without the content vectors of a study, a table stays as it is.
+With PAGE, only that page and its studies. Nothing is trained. Data come from the folders given,
+from dataset/, or from the scripts that generate them; without them, or without the content vectors
+of a study, a table stays as it is.
 """
 
 from __future__ import annotations
@@ -284,10 +285,15 @@ def fill_page(path: Path, studies: Studies) -> Page:
     return Page(path, before, _TABLE.sub(make_table, before))
 
 
-def list_generated(studies: Studies) -> Iterator[Page]:
-    """Yield the pages of all tables and the csv files of every study with kept runs."""
-    for file in sorted(RUNS.rglob("*.tar.xz")):
-        name = str(file.relative_to(RUNS)).removesuffix(".tar.xz")
+def list_packed() -> list[str]:
+    """Return the names of all studies with kept runs."""
+    files = sorted(RUNS.rglob("*.tar.xz"))
+    return [str(file.relative_to(RUNS)).removesuffix(".tar.xz") for file in files]
+
+
+def list_generated(studies: Studies, names: Sequence[str]) -> Iterator[Page]:
+    """Yield the page of all tables and the csv file of each study."""
+    for name in names:
         study = studies.tables(name)
         if study is not None:
             for text, suffix in ((study.page, "md"), (study.csv, "csv")):
@@ -305,8 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as work:
         studies = Studies(args.data_path, Path(work))
         pages = [fill_page(path, studies) for path in args.pages or sorted(RESULTS.glob("*.md"))]
-        if not args.pages:
-            pages += list_generated(studies)
+        pages += list_generated(studies, list(studies.made) if args.pages else list_packed())
         for name, study in studies.made.items():
             if study is None:
                 print(f"{name}: its data are not there (--data_path); its tables stay")
