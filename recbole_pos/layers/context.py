@@ -76,8 +76,8 @@ class SequenceContext:
         """Return the context of packed sequences.
 
         Args:
-            lengths, max_length, times, items, relations, at, features: see the class; lengths are
-                from 1 to ``max_length``. With items and width no step waits for the GPU.
+            lengths: from 1 to ``max_length``; for this and the other arguments see the class.
+            items: with these and ``width`` no step waits for the GPU.
             width: the largest length, which is not verified; None to compute it.
 
         Raises:

@@ -108,7 +108,7 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
-        data_path, histories_only, item_vectors: see :meth:`Recommender.load`, which also lists the
-            exceptions.
+
+    The other arguments, and the exceptions, are those of :meth:`Recommender.load`.
     """
     return Recommender.load(run_dir, data_path, histories_only, item_vectors)

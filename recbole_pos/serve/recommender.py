@@ -467,7 +467,7 @@ class Recommender(FittedModel):
             items: names of the items to explain; by default the k recommended items.
             k: number of recommended items to explain.
             user: name of a user in the dataset, instead of a history.
-            exclude_seen, at: as in :meth:`recommend`.
+            exclude_seen: as in :meth:`recommend`, and so is ``at``.
 
         Returns:
             A row for each item and each past interaction that the model reads: ``item``, ``rank``,
