@@ -106,6 +106,12 @@ def test_the_cached_dataset_equals_the_fresh_one(
     assert all_of(made) == all_of(prepared(folder, cache=False, **options))
 
 
+def test_the_second_start_makes_no_dict_of_names(folder: Path, any_size: list[str]) -> None:
+    prepared(folder)
+    ids = prepared(folder).field2token_id
+    assert ids and not any("_ids" in vars(one) for one in ids.values())
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux")
 def test_pages_are_those_of_the_file(folder: Path) -> None:
     prepared(folder)
