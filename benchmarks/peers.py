@@ -177,7 +177,7 @@ def list_runs(case: Case, side: Side, runs: Runs) -> list[str]:
     return [case.title, side.title, f"{runs[0]['parameters']:,}", figures, timed]
 
 
-def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> str:
+def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]], activation: str) -> str:
     """Return the command, the settings of all sides, the machine and the versions."""
     titles: dict[str, dict[str, None]] = {}  # without settings, each once
     for side, run in sides.items():
@@ -189,8 +189,7 @@ def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]]) -> s
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
         f"feed-forward {job.inner_size} (RecTools SASRecModel: d; against torch-rechub: d on both "
         f"sides), dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
-        "cross-entropy over all items where no negatives are named, the peer's activation (GELU in "
-        "FlatSASRecNet, else ReLU), "
+        f"cross-entropy over all items where no negatives are named, {activation}, "
         f"{job.batch_size} sequences a batch, Adam with learning rate "
         f"{job.learning_rate:g}, float32, {job.threads} thread(s), {job.accelerator}."
     )
@@ -256,7 +255,9 @@ def main() -> None:
     )
     if given.users:
         timed = f"**Only the first {given.users} users: not a result.** {timed}"
-    text = f"{table(heads, fastest)}\n\n{conditions(job, load, first_runs)}\n\n{timed}"
+    activation = "the peer's activation (GELU in FlatSASRecNet, else ReLU)"
+    settings = conditions(job, load, first_runs, activation)
+    text = f"{table(heads, fastest)}\n\n{settings}\n\n{timed}"
     replace_section(RESULTS / "speed_peers.md", "speed", text)
     run_heads = ("data", "side", "parameters", "targets/s of each run", "timed")
     tables = f"{table(heads, rows)}\n\n## All runs\n\n{table(run_heads, single)}\n"

@@ -99,7 +99,7 @@ def run_case(case: Case, given: Any, pythons: dict[str, Path]) -> tuple[Job, dic
 
 def main() -> None:
     """Measure every case, and write the page."""
-    parser = make_parser(__doc__, ["ml-100k-50"], ["rectools", "rectools-flat", "replay-bucket-8"])
+    parser = make_parser(__doc__, ["ml-100k-50"], ["rectools-flat", "replay-bucket-8"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--patience", type=int, default=20, help="epochs without improvement")
     parser.add_argument("--max-seconds", type=float, default=600.0, help="of training, a run")
@@ -116,7 +116,7 @@ def main() -> None:
         f"{given.max_seconds:g} s."
     )
     first = {side: runs[0] for side, runs in sides.items()}
-    text = "\n\n".join((*parts, ends, conditions(job, load, first)))
+    text = "\n\n".join((*parts, ends, conditions(job, load, first, "GELU (RePlay: ReLU)")))
     page.replace_section(page.RESULTS / "quality_peers.md", "quality", text)
 
 

@@ -220,6 +220,8 @@ class _ExactTimeMixin(AtomicTables):
         columns = self.split.log.fields
         self.missing |= {field: columns.pop(name).numpy() for field, name in mask_names.items()}
         if self.scratch:
+            part, is_target = map(self.scratch.store, (self.part, self.split.is_target))
+            self.split = replace(self.split, part=part, is_target=is_target)
             self.scratch.release()
         self.scratch = None  # columns stay mapped; worker processes need no scratch folder
         if self.cache:

@@ -205,8 +205,9 @@ class AtomicTables(Dataset):
         self.inter_feat = tables[0] if len(tables) == 1 else _stack(tables)
         for field in self.field2seqlen:
             self.field2seqlen[field] = max(seqlen[field] for seqlen in seqlens)
-        parts = np.array((TRAIN, TEST) if len(tables) == 2 else (TRAIN, VALID, TEST), np.int8)
-        self._part_by_row = np.repeat(parts[: len(tables)], list(map(len, tables)))
+        if self.config["benchmark_filename"]:
+            parts = np.array((TRAIN, TEST) if len(tables) == 2 else (TRAIN, VALID, TEST), np.int8)
+            self._part_by_row = np.repeat(parts, list(map(len, tables)))
 
     def _reset_index(self) -> None:
         """Set ``given_part`` of the remaining interactions, by their rows in all files."""

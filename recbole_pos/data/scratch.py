@@ -98,6 +98,12 @@ class Scratch:
                 file.truncate(size)
             return self.map_file(file, dtype).reshape(shape)
 
+    def store(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of an array on disk."""
+        stored = self.empty(array.shape, array.dtype)
+        stored[:] = array
+        return stored
+
     def map_file(self, file: Any, dtype: Any) -> np.ndarray:
         """Return the content of an open file as a mapped array."""
         if not os.fstat(file.fileno()).st_size:
