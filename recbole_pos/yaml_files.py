@@ -103,7 +103,7 @@ _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been
 class PackagedLoader(_Rules, _Libyaml):  # type: ignore[misc, valid-type]
     """Reads the files of this package and of RecBole much faster, with libyaml.
 
-    Not for other files: its messages say less, and deep nesting ends the process.
+    Not for other files: its messages are shorter, and deep nesting ends the process.
     """
 
 

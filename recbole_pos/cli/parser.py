@@ -25,7 +25,7 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     """
 
     def read(text: str) -> Any:
-        """Return the number; raise argparse's error if ``text`` is none, or not finite."""
+        """Return the number; raise argparse's error if ``text`` is not a finite one."""
         try:
             value = kind(text)
         except ValueError:

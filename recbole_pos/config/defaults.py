@@ -39,7 +39,7 @@ def plugin_defaults(
 
 
 def describe_readers(option: str) -> str:
-    """Say which position schemes or, if none, which models of the plugin have an option."""
+    """Describe which position schemes or, if none, which models of the plugin have an option."""
     if schemes := [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]:
         return f"it is read with position: {listed(schemes)}"
     models = [name for name in MODELS if option in own_defaults(name)]

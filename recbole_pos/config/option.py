@@ -109,7 +109,7 @@ def check_kind(location: str, option: Option, value: Any, example: Any) -> None:
             example of all elements of a list, or inner values of a mapping.
 
     Raises:
-        UsageError: for the first thing that is wrong.
+        UsageError: for the first fault.
     """
     if option.choices and not isinstance(example, (list, tuple)):
         check_choice(location, value, option.choices)

@@ -47,7 +47,7 @@ from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # keys that RecBole computes and keeps among the options
-_NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # what the config.yaml of a run does not hold
+_NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # left out of a run's config.yaml
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
 _ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
@@ -303,7 +303,7 @@ class PosConfig(Config):
                 options[key] = float(value)  # RecBole's models raise tensors of integers to powers
 
     def _require_known(self, key: str, location: str) -> None:
-        """Refuse a key that is no option of this run."""
+        """Refuse a key that is not an option of this run."""
         if key in _ARGUMENTS:
             raise UsageError(
                 f"{location}: {key} is not an option: give it on the command line (--{key}) or as "

@@ -405,7 +405,7 @@ class AtomicTables(Dataset):
 
 
 def _require_columns(file: Table, **names_by_option: Iterable[str] | None) -> None:
-    """Refuse a name in ``load_col`` or ``unload_col`` that is no column of a file."""
+    """Refuse a name in ``load_col`` or ``unload_col`` that is not a column of a file."""
     for option, names in names_by_option.items():
         for name in sorted(set(names or ()) - set(file.kinds)):
             raise UsageError(
@@ -452,7 +452,7 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
 
 
 class NameIds(Mapping[str, int]):
-    """Ids by name, a dict that is made when the first id is asked for: training asks for none.
+    """Ids by name, a dict that is made when the first id is looked up, which training never does.
 
     Args:
         names: [ids] names by id, each once.

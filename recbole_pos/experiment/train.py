@@ -98,7 +98,7 @@ def train(
 
 @contextmanager
 def _explained_stops(folder: RunFolder) -> Iterator[None]:
-    """Let errors of Ctrl-C and of a full disk say how to continue, in a ``with`` block."""
+    """Add how to resume to errors of Ctrl-C and of a full disk, in a ``with`` block."""
     try:
         yield
     except KeyboardInterrupt:

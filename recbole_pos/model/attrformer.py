@@ -131,7 +131,7 @@ class AttrFormer(PosSASRec):
         self.notices += check_clock(dataset.log, unit, instead=instead, across=not reads_time)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        """Return the function that builds the next block, with relations as ``user_layers`` say."""
+        """Return the function that builds the next block, with relations by ``user_layers``."""
         num_user_relations = sum(relation.source == "user" for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         layer_number = count(1)

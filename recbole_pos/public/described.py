@@ -52,7 +52,7 @@ def read_public_datasets() -> dict[str, PublicDataset]:
 
 
 def find_public_dataset(name: str) -> PublicDataset:
-    """Return the public dataset of a name; raise a UsageError if there is none."""
+    """Return the public dataset of a name; raise a UsageError for another name."""
     datasets = read_public_datasets()
     if name not in datasets:
         raise UsageError(

@@ -96,7 +96,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
 
 def _refuse_unknown_keys(entry: Mapping[Any, Any]) -> None:
-    """Refuse an entry with a key that is none of ``KEYS``."""
+    """Refuse an entry with a key that is not in ``KEYS``."""
     for key in entry:
         if key not in KEYS:
             label = entry.get("field", dict(entry))

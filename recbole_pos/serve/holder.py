@@ -153,7 +153,7 @@ class ModelHolders:
         self._upper_bounds = np.cumsum(fractions) / fractions.sum()
 
     def require(self, name: str, field: str = "model") -> ModelHolder:
-        """Return the holder of a model by its name; raise a UsageError if there is none."""
+        """Return the holder of a model by its name; raise a UsageError for another name."""
         if name not in self.by_name:
             known = ", ".join(self.by_name)
             raise UsageError(f"{field}: {shown(name)} is not served; expected one of {known}")

@@ -351,7 +351,7 @@ class Recommender(FittedModel):
         """Return the items that may be recommended and their boosts; unknown names are ignored.
 
         Raises:
-            UsageError: if no item is left, by the name in ``options``, or a boost is no number.
+            UsageError: if no item is left, by the name in ``options``, or a boost is not a number.
         """
         if allowed is None and excluded is None and not boosts:
             return self._all_items

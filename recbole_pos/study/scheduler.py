@@ -243,7 +243,7 @@ class Scheduler:
         return digest_run(config, self.prepare(config).identity, is_trial)
 
     def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
-        """Record how a fit ended; a trial's search is told the validation value in ``facts``."""
+        """Record how a fit ended; a trial's search gets the validation value in ``facts``."""
         self.status[fit.name] = status
         if reason:
             self.reasons[fit.name] = reason
