@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from shop import shaken
 from recbole_pos.config.options import find_option
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, count_distances, weigh_neighbours
-from recbole_pos.model.session_baselines import find_nearest_items
+from recbole_pos.model.session_baselines import find_nearest_items, find_reachable_items
 
 N = 12
 one_session = st.one_of(
@@ -202,9 +203,10 @@ def prefixes(frame: pd.DataFrame, phase: str) -> list[tuple[list[str], str]]:
 
 
 def training_items(frame: pd.DataFrame) -> list[list[str]]:
-    """The items of each training session."""
+    """The items of each training session, in their order."""
     phases, found = file_phases(frame), defaultdict(list)
-    for session, item in zip(frame.user_id, frame.item_id, strict=True):
+    ordered = frame.sort_values("timestamp", kind="stable")
+    for session, item in zip(ordered.user_id, ordered.item_id, strict=True):
         if phases[session] == "train":
             found[session].append(item)
     return list(found.values())
@@ -257,6 +259,36 @@ def test_neighbours_in_loops(experiment, sessions: str) -> None:
     items, values = find_nearest_items(events, 3, 0.0)
     assert items.tolist() == [[0, 0, 0], [2, 0, 0], [1, 3, 0], [2, 0, 0]]
     assert values[2].tolist() == pytest.approx([2**-0.5, 2**-0.5, 0])
+
+
+def test_transitions_in_loops(experiment, sessions: str) -> None:
+    """By the fewest transitions first, of equally many by the probability of a random walk."""
+    k, hops = 30, 2
+    pairs = [pair for items in training_items(session_log()) for pair in pairwise(items)]
+    counts = Counter((a, b) for a, b in pairs if a != b)
+    total = Counter(a for a, _ in counts.elements())
+    step: dict[str, dict[str, float]] = defaultdict(dict)
+    for (a, b), count in counts.items():
+        step[a][b] = count / total[a]
+    made = experiment("TransitionGraph", data_path=sessions, k=k, hops=hops, **CUT)
+    for history, _, best in ranked(made, "test"):
+        score: dict[str, float] = {}
+        walk, reached = {history[-1]: 1.0}, {history[-1]}
+        for hop in range(1, hops + 1):
+            following: dict[str, float] = defaultdict(float)
+            for a, share in walk.items():
+                for b, chance in step[a].items():
+                    following[b] += share * chance
+            walk = following
+            new = walk.keys() - reached
+            score |= {b: hops - hop + walk[b] for b in new}
+            reached |= new
+        want = sorted(score.values(), reverse=True)[:k]
+        assert [score.get(b, 0.0) for b in best[: len(want)]] == pytest.approx(want)
+    graph = csr_matrix(np.array([[0, 0, 0, 0], [0, 0, 1, 3], [0, 0, 0, 0], [0, 2, 0, 0]]))
+    items, scores = find_reachable_items(graph, 3, 2, max_cells=1)
+    assert items.tolist() == [[0, 0, 0], [3, 2, 0], [0, 0, 0], [1, 2, 0]]
+    assert scores.tolist() == [[0, 0, 0], [1.75, 1.25, 0], [0, 0, 0], [2, 0.25, 0]]
 
 
 def test_a_session_is_the_mean_of_its_items(experiment, sessions: str) -> None:

@@ -20,8 +20,9 @@ from recbole_pos.values import Options, listed, nearest, shown
 if TYPE_CHECKING:
     from recbole_pos.data.protocols import Dataset
 
-_UNTRAINED = ("SPop", "SessionKNN")  # models that count, as RecBole's traditional ones do
-_LAST_ITEM = ("FPMC", "SessionFPMC", "SessionKNN")  # models that read nothing else of a history
+_NEIGHBOURS = ("SessionKNN", "TransitionGraph")
+_UNTRAINED = ("SPop", *_NEIGHBOURS)  # models that count, as RecBole's traditional ones do
+_LAST_ITEM = ("FPMC", "SessionFPMC", *_NEIGHBOURS)  # they read nothing else of a history
 _ABSENT = object()
 
 

@@ -234,6 +234,7 @@ _TABLE: list[Option] = [
     *_rows("nh nv interest_size k_interests prototype_size", 1, 10**4),
     *_rows("order_len short_item_length top_k", 1, _LENGTH),
     *_rows("k", 1, 10**6),
+    *_rows("hops", 1, 10),
     # layers
     *_rows("block", "transformer hstu ligr"),
     *_group(

@@ -45,6 +45,7 @@ BASELINES = Registry(
     {
         "SPop": "recbole_pos.model.session_baselines:SPop",
         "SessionKNN": "recbole_pos.model.session_baselines:SessionKNN",
+        "TransitionGraph": "recbole_pos.model.session_baselines:TransitionGraph",
         "SessionBPR": "recbole_pos.model.session_baselines:SessionBPR",
         "SessionFPMC": "recbole_pos.model.session_baselines:SessionFPMC",
         "FGNN": "recbole_pos.model.fgnn:FGNN",

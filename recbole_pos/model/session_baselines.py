@@ -1,4 +1,4 @@
-"""SPop, SessionKNN, SessionBPR and SessionFPMC: baselines that need no vector of a session.
+"""SPop, SessionKNN, TransitionGraph, SessionBPR and SessionFPMC: baselines without session vectors.
 
 RecBole's ItemKNN, BPR and FPMC look a session up as a user. A session of the test part has no
 training interaction, so that its row is empty (ItemKNN) or still random (BPR, FPMC). Here a session
@@ -17,11 +17,12 @@ from recbole.model.init import xavier_normal_initialization
 from recbole.model.loss import BPRLoss
 from recbole.model.sequential_recommender.fpmc import FPMC
 from recbole.utils import InputType
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, diags, eye
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.values import Options
 
@@ -87,17 +88,62 @@ def find_nearest_items(
     row, column = cooccurrence.row, cooccurrence.col
     norm = np.sqrt(np.asarray(occurs.sum(axis=0)).ravel())
     similarity = cooccurrence.data / (norm[row] * norm[column] + shrink)
-    order = np.lexsort((column, -similarity, row))
-    order = order[row[order] != column[order]]  # an item is not similar to itself
-    row, column, similarity = row[order], column[order], similarity[order]
-    num_similar = np.bincount(row, minlength=num_items)
-    rank = gather_index(np.zeros_like(num_similar), num_similar)
-    is_near = rank < k
-    items = np.zeros((num_items, k), dtype=np.int64)
-    similarities = np.zeros((num_items, k), dtype=np.float32)
-    items[row[is_near], rank[is_near]] = column[is_near]
-    similarities[row[is_near], rank[is_near]] = similarity[is_near]
-    return items, similarities
+    is_other = row != column  # an item is not similar to itself
+    return _take_best(row[is_other], column[is_other], similarity[is_other], num_items, k)
+
+
+def find_reachable_items(
+    transitions: csr_matrix, k: int, hops: int, max_cells: int = 1 << 22
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the k items that are nearest to each item in a graph of transitions.
+
+    With P the transitions divided by the sum of their row, item j that is first reached from i
+    after h transitions scores hops - h + (P^h)_ij: the fewest transitions first and, of equally
+    many, the most probable item of a random walk.
+
+    Args:
+        transitions: [items, items] how often the second item follows the first.
+        k: number of items.
+        hops: most transitions.
+        max_cells: cells of walks, [rows, items], that are in memory at a time; one row at least.
+
+    Returns:
+        Ids and scores [items, k], 0 where there are fewer than k.
+    """
+    num_items = transitions.shape[0]
+    totals = np.asarray(transitions.sum(axis=1)).ravel()
+    probability = diags(1 / np.maximum(totals, 1)) @ transitions
+    block = max(max_cells // num_items, 1)
+    found = []
+    for start in range(0, num_items, block):
+        reached = walk = eye(num_items, format="csr")[start : start + block]
+        parts = []
+        for hop in range(1, hops + 1):
+            walk = walk @ probability
+            new = (walk - walk.multiply(reached > 0)).tocoo()
+            new.eliminate_zeros()
+            parts.append((new.row, new.col, hops - hop + new.data))
+            reached = reached + new.tocsr()
+        row, column, score = map(np.concatenate, zip(*parts, strict=True))
+        found.append(_take_best(row, column, score, walk.shape[0], k))
+    items, scores = map(np.concatenate, zip(*found, strict=True))
+    return items, scores
+
+
+def _take_best(
+    row: np.ndarray, column: np.ndarray, score: np.ndarray, num_rows: int, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the columns of the k best scores of each row and these scores, [rows, k], else 0."""
+    order = np.lexsort((column, -score, row))
+    row, column, score = row[order], column[order], score[order]
+    num_columns = np.bincount(row, minlength=num_rows)
+    rank = gather_index(np.zeros_like(num_columns), num_columns)
+    is_best = rank < k
+    columns = np.zeros((num_rows, k), dtype=np.int64)
+    scores = np.zeros((num_rows, k), dtype=np.float32)
+    columns[row[is_best], rank[is_best]] = column[is_best]
+    scores[row[is_best], rank[is_best]] = score[is_best]
+    return columns, scores
 
 
 class SessionKNN(Untrained):
@@ -106,17 +152,40 @@ class SessionKNN(Untrained):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        interactions = dataset.inter_matrix("csr")
-        items, similarities = find_nearest_items(interactions, config["k"], config["shrink"])
+        items, similarities = self.find_neighbours(config, dataset)
         # counted again from the training data that a checkpoint belongs to
         self.register_buffer("neighbours", torch.from_numpy(items), persistent=False)
         self.register_buffer("similarity", torch.from_numpy(similarities), persistent=False)
 
+    def find_neighbours(self, config: Options, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+        """Return the items nearest to each item and their scores, [items, k] each."""
+        return find_nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
+
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """Return [B, items] similarity of each item to the last one of the history."""
+        """Return [B, items] score of each item as a neighbour of the history's last one."""
         last = _find_last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
         scores = self.similarity.new_zeros(len(last), self.n_items)
         return scores.scatter_(1, self.neighbours[last], self.similarity[last])
+
+
+class TransitionGraph(SessionKNN):
+    """The items that the fewest transitions of training histories lead to from the last item.
+
+    This is TGH-1 of Han et al., "An Embarrassingly Simple Graph Heuristic Reveals Shortcut-Solvable
+    Benchmarks for Sequential Recommendation", arXiv 2605.07125, 2026, without vectors of texts,
+    which rank the items after equally many transitions there, and without numbers of places for
+    each number of transitions.
+    """
+
+    def find_neighbours(self, config: Options, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+        """Return the items nearest to each item and their scores, [items, k] each."""
+        users, items = dataset.log.users.numpy(), dataset.log.items.numpy()
+        is_followed = (users[1:] == users[:-1]) & (dataset.part[1:] == TRAIN)
+        is_followed &= items[1:] != items[:-1]
+        pairs = items[:-1][is_followed], items[1:][is_followed]
+        shape = self.n_items, self.n_items
+        transitions = csr_matrix((np.ones(len(pairs[0])), pairs), shape)  # equal pairs are added
+        return find_reachable_items(transitions, config["k"], config["hops"])
 
 
 class SessionBPR(SequentialRecommender):

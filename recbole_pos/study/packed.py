@@ -134,7 +134,7 @@ class PackedStudy:
         """Return a sentence on how many of the runs belong to the present study."""
         summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
         if len(self.used) < len(self.fits):
-            summary += "; the others have other options, data or seeds"
+            summary += "; the others are of other configurations, data or seeds"
         return summary
 
     def _read_fit(self, digest: str) -> dict[str, Any]:
