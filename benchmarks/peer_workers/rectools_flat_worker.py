@@ -35,6 +35,7 @@ def main() -> None:
         len(items), job.hidden_size, job.n_layers, job.n_heads, job.length, job.dropout
     ).to(device)
     common.set_attention_dropout(net, job.attention_dropout)
+    torch.backends.mha.set_fastpath_enabled(False)  # evaluation's returns NaN for padding
     optimizer = torch.optim.Adam(net.parameters(), lr=job.learning_rate)
 
     def score(histories: torch.Tensor) -> torch.Tensor:
