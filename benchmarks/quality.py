@@ -2,8 +2,8 @@
 
 ``make bench-quality``. The sides, data and settings of ``peers.py``; after every epoch each user's
 next item is ranked among all, by the same code for all sides, outside the timed part. A side ends
-after some epochs without improvement. The level is one that every side reaches with every seed.
-Writes ``results/quality_peers.md``.
+after some epochs without improvement. The level is one that every comparable side reaches with
+every seed. Writes ``results/quality_peers.md``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,19 @@ from peers import (
 )
 
 SHARE = 0.98  # of what the worst run ends with: the level that all of them reach
+COMPARABLE = 0.8  # of the best side: one that ends lower sets no level
 
 
 def best_scores(runs: Runs) -> list[float]:
     """Return the NDCG@10 of the best epoch of every run."""
     return [max(value for _, value in run["points"]) for run in runs]
+
+
+def find_level(sides: dict[str, Runs]) -> tuple[float, list[str]]:
+    """Return the NDCG@10 that all runs of comparable sides reach, and these sides."""
+    ends = {title: statistics.median(best_scores(runs)) for title, runs in sides.items()}
+    comparable = [title for title in ends if ends[title] >= COMPARABLE * max(ends.values())]
+    return SHARE * min(min(best_scores(sides[title])) for title in comparable), comparable
 
 
 def reach(runs: Runs, level: float) -> tuple[list[float], list[int]]:
@@ -59,24 +67,29 @@ def show_range(values: list[float], form: str = "{:.1f}") -> str:
 
 def table(sides: dict[str, Runs]) -> str:
     """Return a row for each side, ours first; ratios are of runs with the same seed."""
-    level = SHARE * min(min(best_scores(runs)) for runs in sides.values())
+    level, comparable = find_level(sides)
     own_seconds, rows = reach(next(iter(sides.values())), level)[0], []
     for title, runs in sides.items():
-        seconds, epochs = reach(runs, level)
-        ratios = [peer / own for peer, own in zip(seconds, own_seconds, strict=True)]
+        reached = ["not reached", "", ""]
+        if title in comparable:
+            seconds, epochs = reach(runs, level)
+            ratios = [peer / own for peer, own in zip(seconds, own_seconds, strict=True)]
+            reached = [show_range(seconds), show_range(ratios), ", ".join(map(str, epochs))]
         epoch = statistics.median(run["points"][-1][0] / len(run["points"]) for run in runs)
         curves = [[value for _, value in run["points"]] for run in runs]
         best_epochs = [1 + curve.index(max(curve)) for curve in curves]
         rows.append(
             [
-                *(title, show_range(seconds), show_range(ratios)),
-                *(", ".join(map(str, epochs)), f"{epoch:.2f}"),
+                *(title, *reached, f"{epoch:.2f}"),
                 *(show_range(best_scores(runs), "{:.4f}"), ", ".join(map(str, best_epochs))),
             ]
         )
     heads = ("side", "s of training to the level: median (all)", "times ours", "epochs to it")
     heads += ("an epoch, s", "best NDCG@10: median (all)", "epochs to that")
-    words = f"Level: NDCG@10 of {level:.4f}, {SHARE:.0%} of what the worst run ends with."
+    words = (
+        f"Level: NDCG@10 of {level:.4f}, {SHARE:.0%} of what the worst run ends with, among sides "
+        f"that end at {COMPARABLE:.0%} of the best or above."
+    )
     return f"{words}\n\n{page.table(heads, rows)}"
 
 
