@@ -261,16 +261,22 @@ def test_neighbours_in_loops(experiment, sessions: str) -> None:
     assert values[2].tolist() == pytest.approx([2**-0.5, 2**-0.5, 0])
 
 
-def test_transitions_in_loops(experiment, sessions: str) -> None:
+@pytest.mark.parametrize("split", ["sessions", "leave-one-out"])
+def test_transitions_in_loops(experiment, sessions: str, split: str) -> None:
     """By the fewest transitions first, of equally many by the probability of a random walk."""
-    k, hops = 30, 2
-    pairs = [pair for items in training_items(session_log()) for pair in pairwise(items)]
+    k, hops = 12, 3
+    options, histories = CUT, training_items(session_log())
+    if split == "leave-one-out":
+        options, ordered = {}, session_log().sort_values("timestamp", kind="stable")
+        whole = [group.item_id.tolist() for _, group in ordered.groupby("user_id")]
+        histories = [items[: -min(2, len(items) - 2) or None] for items in whole]
+    pairs = [pair for items in histories for pair in pairwise(items)]
     counts = Counter((a, b) for a, b in pairs if a != b)
     total = Counter(a for a, _ in counts.elements())
     step: dict[str, dict[str, float]] = defaultdict(dict)
     for (a, b), count in counts.items():
         step[a][b] = count / total[a]
-    made = experiment("TransitionGraph", data_path=sessions, k=k, hops=hops, **CUT)
+    made = experiment("TransitionGraph", data_path=sessions, k=k, hops=hops, **options)
     for history, _, best in ranked(made, "test"):
         score: dict[str, float] = {}
         walk, reached = {history[-1]: 1.0}, {history[-1]}
@@ -289,6 +295,7 @@ def test_transitions_in_loops(experiment, sessions: str) -> None:
     items, scores = find_reachable_items(graph, 3, 2, max_cells=1)
     assert items.tolist() == [[0, 0, 0], [3, 2, 0], [0, 0, 0], [1, 2, 0]]
     assert scores.tolist() == [[0, 0, 0], [1.75, 1.25, 0], [0, 0, 0], [2, 0.25, 0]]
+    assert find_reachable_items(graph, 1, 2)[0].tolist() == [[0], [3], [0], [1]]
 
 
 def test_a_session_is_the_mean_of_its_items(experiment, sessions: str) -> None:
