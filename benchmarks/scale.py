@@ -312,11 +312,17 @@ def make_slopes(results: Results, axis: str) -> str:
 
 
 def make_extrapolation(results: Results) -> str:
-    """Return the table of an extrapolation to a dataset that was not generated."""
+    """Return the table of an extrapolation to a dataset that was not generated.
+
+    A start and a peak grow so little that two sizes do not show it.
+    """
     rows = []
     for side, cells in on_axis(results, "events"):
-        fits = [points(cells, figure) for figure in GROWS]
-        row = [show_number(extrapolate(*fit, PAPER)) if len(fit[0]) > 1 else "" for fit in fits]
+        row = []
+        for figure in GROWS:
+            sizes, values = points(cells, figure)
+            is_fitted = len(sizes) > (1 if figure == "epoch" else 2)
+            row.append(show_number(extrapolate(sizes, values, PAPER)) if is_fitted else "")
         rows.append([side, *row, f"{cells[-1][0]:,}"])
     return table(["", *(FIGURES[figure] for figure in GROWS), "fitted up to"], rows)
 
