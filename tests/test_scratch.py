@@ -86,6 +86,7 @@ def test_the_same_to_the_bit(folder: Path, name: str, options: dict[str, Any], m
     small = read(folder, name, memory_limit="100KB", **options)
     assert set(sizes) == {1024} and set(folder.rglob("*")) == before
     assert facts(capture(plain)) == facts(capture(small))
+    assert not (small.split.part.flags.owndata or small.split.is_target.flags.owndata)  # on disk
 
 
 def test_auto_is_half_of_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     """
 
     def read(text: str) -> Any:
-        """Return the number; raise argparse's error if ``text`` is not a finite one."""
+        """Return the number; raise argparse's error if ``text`` is not a finite number."""
         try:
             value = kind(text)
         except ValueError:

@@ -176,7 +176,8 @@ class TransitionGraph(SessionKNN):
     After TGH-1 of Han et al., "An Embarrassingly Simple Graph Heuristic Reveals Shortcut-Solvable
     Benchmarks for Sequential Recommendation", arXiv 2605.07125, 2026, with the same graph. There
     items after equally many transitions are ranked by the similarity of their texts and, after one,
-    by counts; and 7, 2 and 1 of ten places are for one, two and three transitions.
+    by counts; and 7, 2 and 1 of ten places are for one, two and three transitions. The equation is
+    that of :func:`find_reachable_items`.
     """
 
     def find_neighbours(self, config: Options, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
