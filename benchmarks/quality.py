@@ -43,9 +43,10 @@ def best_scores(runs: Runs) -> list[float]:
 
 
 def find_level(sides: dict[str, Runs]) -> tuple[float, list[str]]:
-    """Return the NDCG@10 that all runs of comparable sides reach, and these sides."""
+    """Return the NDCG@10 that all runs of comparable sides reach, and these sides; ours is one."""
     ends = {title: statistics.median(best_scores(runs)) for title, runs in sides.items()}
-    comparable = [title for title in ends if ends[title] >= COMPARABLE * max(ends.values())]
+    least = min(COMPARABLE * max(ends.values()), next(iter(ends.values())))
+    comparable = [title for title in ends if ends[title] >= least]
     return SHARE * min(min(best_scores(sides[title])) for title in comparable), comparable
 
 

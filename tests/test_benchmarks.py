@@ -143,13 +143,15 @@ def test_the_clock_stands_during_evaluation(job: Any, monkeypatch: pytest.Monkey
     assert curve.points == [(2.0, 0.1), (4.0, 0.3), (6.0, 0.2), (8.0, 0.3)]
 
 
-def test_the_level_is_one_that_all_reach() -> None:
+def test_the_level_is_one_that_all_comparable_sides_reach() -> None:
     import quality
 
     fast = [{"points": [(1.0, 0.1), (2.0, 0.5)]}, {"points": [(1.0, 0.45), (2.0, 0.4)]}]
     slow = [{"points": [(4.0, 0.1), (8.0, 0.2), (12.0, 0.4)]}, {"points": [(6.0, 0.41)]}]
-    text = quality.table({"PosSASRec": fast, "peer": slow})
-    assert "NDCG@10 of 0.3920" in text
+    low = [{"points": [(1.0, 0.1)]}] * 2
+    text = quality.table({"PosSASRec": fast, "peer": slow, "low": low})
+    assert "NDCG@10 of 0.3920" in text and "| low | not reached |  |  | 1.00 |" in text
+    assert quality.find_level({"PosSASRec": low, "peer": fast})[1] == ["PosSASRec", "peer"]
     assert "| peer | 9.0 (6.0 to 12.0) | 6.0 (6.0 to 6.0) | 3, 1 |" in text
     assert "| PosSASRec | 1.5 (1.0 to 2.0) | 1.0 (1.0 to 1.0) | 2, 1 |" in text
 
