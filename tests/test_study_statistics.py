@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 from study_simulation import Case, cover
 
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.study.ranks import RankTable, assign_bins, compute_gains, is_from_ranks, name_bins
 from recbole_pos.study.results import TieCount, count_ties
@@ -280,8 +282,9 @@ def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
 def test_ties_are_those_of_every_order_tried():
     rng = np.random.default_rng(0)
     for _ in range(30):
-        user, time, item = (rng.integers(high, size=30) for high in (8, 4, 4))
-        found = count_ties(user, time, item)
+        user, time, item = columns = [rng.integers(high, size=30) for high in (8, 4, 4)]
+        fields = dict(zip("uti", map(torch.from_numpy, columns), strict=True))
+        found = count_ties(EventLog.build(fields, 8, "u", "i", "t"))
         users, tied = 0, 0
         for one in np.unique(user):
             mine = np.flatnonzero(user == one)

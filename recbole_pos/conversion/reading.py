@@ -7,7 +7,6 @@ import gzip
 import io
 import itertools
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +18,7 @@ from pyarrow import compute as pc
 from pyarrow import csv as csv_reader
 from pyarrow import json as json_reader
 from pyarrow import parquet
+from pydantic_core import from_json
 
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.source import (
@@ -43,7 +43,6 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SEPARATORS = ",;\t|"
 _BLOCK = 1 << 22  # bytes
 _MAX_DEPTH = 200  # of brackets; parsers recurse, and deeper text could overflow the stack
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _HEAD = 1 << 20  # bytes by which types are chosen
 
 
@@ -394,18 +393,9 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError: if it is no JSON object, nested too deeply, or has a lone surrogate.
     """
-    if line.count(b"[") + line.count(b"{") > _MAX_DEPTH:  # a bound; below the depth itself
-        characters = np.frombuffer(_STRING.sub(b"", line), np.uint8)
-        is_open = np.isin(characters, tuple(b"[{"))
-        is_close = np.isin(characters, tuple(b"]}"))
-        depth = np.cumsum(is_open.astype(np.int32) - is_close)
-        if depth.max(initial=0) > _MAX_DEPTH:
-            raise ValueError(f"more than {_MAX_DEPTH} brackets within each other")
-    row = json.loads(line)
+    row = from_json(line)
     if not isinstance(row, dict):
         raise ValueError("not an object")
-    if b"\\u" in line:  # a lone surrogate is no character: encode() raises for it
-        json.dumps(row, ensure_ascii=False).encode()
     return row
 
 

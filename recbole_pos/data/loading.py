@@ -38,39 +38,6 @@ NAMING_FIELDS: dict[str, tuple[str, ...]] = {
 Intervals = list[tuple[str, float, float, str]]
 
 
-class _CountedNames:
-    """The users, or the items, numbered in the interactions and in their own ``table``.
-
-    Attributes:
-        codes: [interactions] number of the name in each.
-        table_codes: [rows] number of the name in each row of the table.
-        is_listed: [names] bool: whether a name stands in the table and is not dropped.
-    """
-
-    def __init__(
-        self, table: str, intervals: Intervals | None, column: pd.Series, in_table: pd.Series | None
-    ) -> None:
-        """Number the names of a categorical column, then those that occur only in the table."""
-        names = column.cat.categories
-        table_codes = np.empty(0, dtype=np.int64)
-        if in_table is not None:
-            names = names.append(in_table.cat.categories.difference(names))
-            table_codes = names.get_indexer(in_table.cat.categories)[in_table.cat.codes.to_numpy()]
-        self.table, self.intervals, self.table_codes = table, intervals, table_codes
-        self.codes = column.cat.codes.to_numpy()
-        self.is_listed = np.zeros(len(names), dtype=bool)
-        self.is_listed[table_codes] = True
-
-    def drop(self) -> np.ndarray:
-        """Drop names with too few or too many interactions, and return these as [names] bool."""
-        counts = np.bincount(self.codes, minlength=len(self.is_listed))
-        is_wrong = (counts > 0) & ~_is_within(counts, self.intervals)
-        if self.intervals:  # RecBole applies the lower bound also to names without interactions
-            is_wrong |= self.is_listed & (counts < self.intervals[0][1])
-        self.is_listed &= ~is_wrong
-        return is_wrong
-
-
 class AtomicTables(Dataset):
     """RecBole's Dataset with an own reader; filters keep the same rows, in the file's order."""
 
@@ -381,27 +348,37 @@ class AtomicTables(Dataset):
         allowed = list(map(self._parse_intervals_str, options))
         if allowed == [None, None]:
             return
-        counters = []  # of users, and of items
+        # of users, and of items: number of the name in each interaction and in each row of their
+        # table, and whether a name stands in the table and is not dropped
+        codes, table_codes, is_listed = [], [], []
         for table, field, intervals in zip(tables, fields, allowed, strict=True):
             if intervals and len(intervals) > 1:
                 self.logger.warning("More than one interval of interaction number are given!")
             feat = getattr(self, f"{table}_feat")
-            in_table = None if feat is None else feat[field]
-            counters.append(_CountedNames(table, intervals, self.inter_feat[field], in_table))
-        users, items = counters
+            columns = [self.inter_feat[field], *([] if feat is None else [feat[field]])]
+            names = union_categoricals(columns)
+            in_interactions, in_table = np.split(names.codes, [len(columns[0])])
+            codes.append(in_interactions)
+            table_codes.append(in_table)
+            is_listed.append(np.isin(np.arange(len(names.categories)), in_table))
         is_kept = np.ones(len(self.inter_feat), dtype=bool)
         has_changed = True
         while has_changed:
-            is_wrong_user, is_wrong_item = users.drop(), items.drop()
-            is_dropped = is_wrong_user[users.codes] | is_wrong_item[items.codes]
+            is_dropped, has_changed = np.zeros(len(codes[0]), dtype=bool), False
+            for code, is_left, intervals in zip(codes, is_listed, allowed, strict=True):
+                counts = np.bincount(code, minlength=len(is_left))
+                is_wrong = (counts > 0) & ~_is_within(counts, intervals)
+                if intervals:  # RecBole applies the lower bound also without interactions
+                    is_wrong |= is_left & (counts < intervals[0][1])
+                is_left &= ~is_wrong
+                is_dropped |= is_wrong[code]
+                has_changed |= bool(is_wrong.any())
             is_kept[is_kept] = ~is_dropped
-            for counter in counters:
-                counter.codes = counter.codes[~is_dropped]
-            has_changed = bool(is_wrong_user.any() or is_wrong_item.any())
+            codes = [code[~is_dropped] for code in codes]
         self._keep("inter", is_kept)
-        for counter in counters:
-            if len(counter.table_codes):
-                self._keep(counter.table, counter.is_listed[counter.table_codes])
+        for table, is_left, in_table in zip(tables, is_listed, table_codes, strict=True):
+            if len(in_table):
+                self._keep(table, is_left[in_table])
 
 
 def _require_columns(file: Table, **names_by_option: Iterable[str] | None) -> None:

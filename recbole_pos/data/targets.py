@@ -340,7 +340,7 @@ def _count_leaks(
     }
 
 
-def _find_ties(log: EventLog) -> np.ndarray:
+def find_ties(log: EventLog) -> np.ndarray:
     """Return [interactions] bool: whether the user has another item at the same time."""
     users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
     is_new = np.append(True, (np.diff(users) != 0) | (np.diff(times) != 0))
@@ -358,7 +358,7 @@ def _choose_targets(
     is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
     is_tied = np.zeros(len(log), dtype=bool)
     if eval_args.get("ties") == "drop":
-        is_tied = is_target & (part != TRAIN) & _find_ties(log)
+        is_tied = is_target & (part != TRAIN) & find_ties(log)
     return is_target & ~is_tied, is_tied
 
 

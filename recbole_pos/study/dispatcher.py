@@ -205,7 +205,7 @@ def _add_data(facts: StudyFacts, dataset: Any) -> None:
     facts.data = {**counts, "checksum": dataset.identity["data"][:16]}
     facts.warnings = make_warnings(summary)
     if "LS" in (summary.get("split") or {}):
-        ties = count_ties(log.users.numpy(), log.times.numpy(), log.items.numpy())
+        ties = count_ties(log)
         if ties.test or not facts.warnings:  # "none depends on ties" would mislead beside one
             facts.ties = ties
 

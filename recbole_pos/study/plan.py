@@ -54,14 +54,6 @@ class Search:
         grid = self.grid or {}
         return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
 
-    def __str__(self) -> str:
-        if self.grid is None:
-            names = self.space if isinstance(self.space, str) else ", ".join(self.space or {})
-            return f"{self.trials} trials of {names}"
-        return "; ".join(
-            f"{name}: {', '.join(map(str, values))}" for name, values in self.grid.items()
-        )
-
 
 def _parse_names(value: Any) -> tuple[str, ...]:
     """Return different names from a list, a single name, or None for no names."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated
 
-import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from recbole_pos.data.interactions import EventLog
+from recbole_pos.data.targets import find_ties
 from recbole_pos.study.plan import Plan, TablePlan
 from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
 from recbole_pos.study.statistics import DIFFERENCES, compute_differences, compute_means
@@ -50,18 +51,10 @@ class TieCount:
         )
 
 
-def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount:
-    """Count users of 3 interactions or more, and those with several items at their last time.
-
-    Args:
-        user, time, item: [interactions] columns.
-    """
-    frame = pd.DataFrame({"user": user, "time": time, "item": item})
-    times = frame.groupby("user")["time"]
-    has_test_item = times.transform("size") >= 3
-    is_last = frame["time"] == times.transform("max")
-    num_last_items = frame[has_test_item & is_last].groupby("user")["item"].nunique()
-    return TieCount(len(num_last_items), int((num_last_items > 1).sum()))
+def count_ties(log: EventLog) -> TieCount:
+    """Count users of 3 interactions or more, and those with several items at their last time."""
+    last = log.offsets[1:][log.lengths >= 3] - 1
+    return TieCount(len(last), int(find_ties(log)[last].sum()))
 
 
 @dataclass(frozen=True)
