@@ -316,8 +316,10 @@ def biased_attention(
         bias: [1 or b, h, t, t], -inf where a key is hidden.
         dropout: dropout on the weights, on CPU.
     """
-    is_small = q.size(0) * bias[0].numel() <= chunk_elements(q.device)
-    if dropout is None and (torch.compiler.is_compiling() or is_small):  # a graph holds no loop
+    num_weights = q.size(0) * bias[0].numel()
+    if dropout is None and (  # a graph holds no loop
+        torch.compiler.is_compiling() or num_weights <= chunk_elements(q.device)
+    ):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     kept = None if dropout is None else dropout.draw_kept((q.size(0), *bias.shape[1:]))
     kept_scale = 1.0 if dropout is None else dropout.scale

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
-# Elements of a chunk of logits or weights: on CPU 4 MB stay in cache; a GPU needs larger products.
-CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+# Elements of a chunk of logits or weights. On a CPU, for each thread: 1 MB stays in the cache of a
+# core, with 4 MB the loss on ml-100k takes a quarter longer. A GPU needs larger products.
+CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
 
 
 def chunk_elements(device: torch.device) -> int:
     """Return how many elements a chunk of logits or weights has on a device."""
-    return CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
+    if device.type == "cpu":
+        return CHUNK_ELEMENTS["cpu"] * torch.get_num_threads()
+    return CHUNK_ELEMENTS["cuda"]
 
 
 def iterate_chunks(num_rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:

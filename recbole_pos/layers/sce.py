@@ -93,7 +93,8 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
         [n, min(k, num_rows)] int64 indices of ``rows`` [num_rows, d], for ``buckets`` [n, d].
     """
     n, num_rows = len(buckets), len(rows)
-    num_groups = max(1, chunk_elements(rows.device) // n // GROUP)  # of a chunk
+    # of a chunk; four times the usual elements, as the first chunk can skip no group
+    num_groups = max(1, 4 * chunk_elements(rows.device) // n // GROUP)
     width = num_groups * GROUP
     offsets = torch.arange(0, width, num_groups, device=rows.device)  # columns of the first group
     top = _RunningTopK(n, k, rows)
