@@ -18,6 +18,11 @@ def chunk_elements(device: torch.device) -> int:
     return CHUNK_ELEMENTS["cuda"]
 
 
+def fixed_chunk_elements(device: torch.device) -> int:
+    """Return a larger size that does not depend on threads, where it decides what is computed."""
+    return 4 * CHUNK_ELEMENTS["cpu"] if device.type == "cpu" else CHUNK_ELEMENTS["cuda"]
+
+
 def iterate_chunks(num_rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:
     """Yield slices of consecutive rows that have about ``chunk_elements`` elements each.
 

@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
+from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 from recbole_pos.layers.row_gradients import index_rows
 
@@ -172,7 +172,7 @@ class SampledLoss:
 
 def _count_groups(targets: Tensor, n: int) -> int:
     """Return the number of groups of n positions; a large n has smaller groups to save memory."""
-    group_size = min(n, max(MIN_ROWS, chunk_elements(targets.device) // n))
+    group_size = min(n, max(MIN_ROWS, fixed_chunk_elements(targets.device) // n))
     return math.ceil(len(targets) / group_size)
 
 

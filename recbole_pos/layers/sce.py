@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
+from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.losses import EarlyGradients
 from recbole_pos.layers.row_gradients import index_rows
 
@@ -93,8 +93,7 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
         [n, min(k, num_rows)] int64 indices of ``rows`` [num_rows, d], for ``buckets`` [n, d].
     """
     n, num_rows = len(buckets), len(rows)
-    # of a chunk; four times the usual elements, as the first chunk can skip no group
-    num_groups = max(1, 4 * chunk_elements(rows.device) // n // GROUP)
+    num_groups = max(1, fixed_chunk_elements(rows.device) // n // GROUP)  # of a chunk
     width = num_groups * GROUP
     offsets = torch.arange(0, width, num_groups, device=rows.device)  # columns of the first group
     top = _RunningTopK(n, k, rows)
