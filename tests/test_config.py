@@ -58,6 +58,8 @@ def opened(tmp_path: Path, monkeypatch) -> Any:
         ("for: {PosSASRec: {epochs: 1}, 'PosSASRec, SASRec': {epochs: 2}}", {}, "for PosSASRec, S"),
         ("for: {PosSASRec: {positional_rank: 4}}", {}, "a.yaml, for PosSASRec: unknown key"),
         ("for: {SASRec: {n_heads: 2}}\npositional_rank: 4", {}, "a.yaml: unknown key"),
+        ("negatives: 3", {}, "it is read with loss_type: BCE, gBCE, sampled_softmax"),
+        ("max_restart: 3", {}, "nearest known: max_restarts"),
         ("for: {PosSASRec: {epochs: many}}", {}, "a.yaml, for PosSASRec: epochs: "),
     ],
     ids=lambda x: x.strip() if isinstance(x, str) else "",

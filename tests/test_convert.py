@@ -290,6 +290,7 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     ('{"a": {"b": 1}, "a.b": 2}', {"file": "x.jsonl"}, "two columns are called 'a.b'"),
     (GOOD, {"file": "x.xlsx"}, "tsv"),
     (GOOD.replace(str(NOW), "02/03/2024"), {}, "--date_format"),
+    (GOOD.replace(str(NOW), "2024-03-02"), {"date_format": "%Y/%m/%d"}, "2024-03-02"),
 ]
 
 

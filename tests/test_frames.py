@@ -111,6 +111,12 @@ def test_what_is_no_frame_of_interactions() -> None:
             rp.Dataset.from_frame(given)
     with pytest.raises(UsageError, match="from_frame"):
         rp.run("Pop", frame)
+    doubled = pd.concat([frame, frame["item_id"]], axis=1)
+    with pytest.raises(UsageError, match="two columns are called 'item_id'"):
+        rp.Dataset.from_frame(doubled)
+    for wrong, word in (({"usr": "user_id"}, "user"), ({"core": "five"}, "^core: ")):
+        with pytest.raises(UsageError, match=word):
+            rp.Dataset.from_frame(frame, **wrong)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +151,8 @@ def test_own_metrics(fitted: rp.Recommender) -> None:
     assert found.attrs["part"] == "test" and found.attrs["test_targets"] == 49
     with pytest.raises(UsageError, match="^metrics: "):
         fitted.evaluate(reciprocal, part="valid")
+    with pytest.raises(UsageError, match="^metrics: .* returned 'a'"):
+        fitted.evaluate(lambda ranks: "a")
 
 
 def test_it_needs_nothing_of_where_it_was_trained(fitted: rp.Recommender, tmp_path: Path) -> None:
@@ -195,6 +203,10 @@ def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> No
     pop = rp.fit("Pop", fitted.resources[0], **UNTRAINED)
     both = rp.compare([fitted.folder.path, pop.folder.path], run_dir=tmp_path, verbose=False)
     assert set(both.table["row"]) == {"PosSASRec", "Pop"} and "ndcg@10" in set(both.table["metric"])
+    frame = make_log().sort_values("user_id", kind="stable")  # ids get another order
+    other = rp.fit("Pop", rp.Dataset.from_frame(frame), **{**UNTRAINED, "seed": 1})
+    pair = rp.compare([pop.folder.path, other.folder.path], run_dir=tmp_path / "x", verbose=False)
+    assert set(pair.table["seeds"]) == {2}
     assert "| Pop |" in repr(both) and ">Pop</th>" in both._repr_html_()
     assert both.plot()._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="^kind: "):

@@ -211,7 +211,12 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
     assert items(k=9, allowed=["i1"], exclude_seen=True) == []
     popular = torope.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
     assert set(popular["by"]) == {"popularity"} and set(popular["item"]) == {"i3", "i4"}
-    for given in ({"allowed": ["never heard of"]}, {"boosts": {"i1": float("nan")}}):
+    wrong = (
+        {"allowed": ["never heard of"]},
+        {"boosts": {"i1": float("nan")}},
+        {"exclude_seen": "no"},
+    )
+    for given in wrong:
         with pytest.raises(UsageError, match=next(iter(given))):
             items(**given)
 

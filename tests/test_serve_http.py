@@ -197,6 +197,8 @@ def test_two_models_share_the_ids(
         ):
             status, found = server.ask(path, body)
             assert status == 422 and found["error"].startswith("model: "), found
+        status, found = server.ask("/recommend", {"k": 2})
+        assert status == 422 and "histories or users" in found["error"]
         status, found = server.ask("/reload", {"run_dir": str(runs[2]), "model": "B"})
         assert status == 200 and found["models"]["B"]["model"] == "TORoPE"
         metrics = server.ask("/metrics")[1]

@@ -172,6 +172,18 @@ def test_an_updated_run_is_a_run(tmp_path) -> None:
     assert {"a new item", "another"} <= set(vectors(update(tmp_path, "third", epochs=1)))
 
 
+def test_held_out_interactions_are_not_those_of_the_earlier_training(tmp_path) -> None:
+    """Users who have lost their newest ones would be tested on those before; gone users are not."""
+    log = make_log()
+    train(write_atomic(log, tmp_path), tmp_path / "old")
+    of_user = log["user_id"] == "u5"
+    write_atomic(log.drop(index=log.index[of_user][-1]), tmp_path)
+    with pytest.raises(UsageError, match="^update_from: user 'u5' has"):
+        update(tmp_path, epochs=1)
+    write_atomic(log[~of_user], tmp_path)
+    update(tmp_path, "other", epochs=1)
+
+
 def test_new_items_from_their_attribute(tmp_path) -> None:
     log = make_log()
     items = pd.DataFrame({"item_id:token": sorted(log["item_id"].unique())})

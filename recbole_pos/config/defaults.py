@@ -39,9 +39,12 @@ def plugin_defaults(
 
 
 def describe_readers(option: str) -> str:
-    """Describe which position schemes or, if none, which models of the plugin have an option."""
+    """Describe which position schemes, losses or models of the plugin have an option."""
     if schemes := [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]:
         return f"it is read with position: {listed(schemes)}"
+    losses = [name for name in LOSSES[1:] if option in read_yaml(ROOT / "loss" / f"{name}.yaml")]
+    if losses:
+        return f"it is read with loss_type: {listed(losses)}"
     models = [name for name in MODELS if option in own_defaults(name)]
     return f"it is read by {listed(models)}" if models else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
+from recbole_pos.config.arguments import CompareArguments, RunArguments, SearchArguments
 from recbole_pos.config.checks import check_negatives, check_read, check_together, check_value
 from recbole_pos.config.defaults import (
     add_time_field,
@@ -51,6 +53,11 @@ _NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # left out of a run's config.y
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
 _ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
+_KEYWORDS = {  # of run, compare and search, which a misspelt option may be meant to be
+    field.name
+    for arguments in (RunArguments, CompareArguments, SearchArguments)
+    for field in dataclasses.fields(arguments)
+}
 # Options of version 0.2.0, and what replaces their effect.
 _REMOVED = {
     "batch_shapes": "batches have the sizes of their windows",
@@ -312,7 +319,7 @@ class PosConfig(Config):
         allowed = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         if key not in allowed:
             readers = describe_readers(key)
-            advice = f"; {readers}" if readers else nearest(str(key), allowed)
+            advice = f"; {readers}" if readers else nearest(str(key), allowed | _KEYWORDS)
             if self.model in ADDED:
                 advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
             raise UnknownKey(

@@ -10,7 +10,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from recbole_pos.conversion.writing import Table, choose_separator, format_yaml,
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.files import LOCK, replace_folder, write_text
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import listed, shown
+from recbole_pos.values import is_whole, listed, shown, suggest
 
 REPORT = "convert.json"
 CACHE = ".recbole_pos"
@@ -93,6 +93,9 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
         [('brand', 'token', 'item')]
     """
+    known = {field.name for field in fields(ConvertArguments)}
+    if wrong := sorted(given.keys() - known):
+        raise UsageError(f"{wrong[0]}: no argument of convert{suggest(wrong[0], known)}")
     args = replace(settings or ConvertArguments(), **given)
     is_file = isinstance(events, (str, os.PathLike))
     path = Path(events if is_file else _FRAMES["events"])
@@ -235,7 +238,10 @@ def _split_parts(inter: Table, cuts: dict[str, int], rows: np.ndarray) -> dict[s
     for number, part in enumerate(("train", *cuts)):
         in_part = np.flatnonzero(part_numbers == number)
         if not len(in_part):
-            raise UsageError(f"{part}: none of its interactions is left; see what was dropped")
+            raise UsageError(
+                f"{part}: none of its interactions is left; its columns of user, item and time "
+                "need the names of the others, and values"
+            )
         tables[f"{part}.inter"] = {field: cells[in_part] for field, cells in inter.items()}
     return tables
 
@@ -329,8 +335,10 @@ def _list_columns(sources: Mapping[str, Source]) -> list[str]:
 
 def _check_arguments(args: ConvertArguments) -> None:
     """Refuse values of arguments that fit no file."""
-    if min(args.min_user, args.min_item, args.core) < 1:
-        raise UsageError("min_user, min_item, core: expected numbers of interactions, at least 1")
+    for option in ("min_user", "min_item", "core"):
+        value = getattr(args, option)
+        if not is_whole(value) or value < 1:
+            raise UsageError(f"{option}: expected a number of interactions, found {shown(value)}")
     if args.separator is not None and len(args.separator) != 1:
         raise UsageError(f"separator: {shown(args.separator)} must be one character")
     if args.valid is not None and args.test is None:

@@ -98,6 +98,9 @@ def _read_parquet(file: Path) -> Part:
 def read_frame(frame: Any, name: str) -> Source:
     """Read a frame of pandas, polars, pyarrow, or whatever Arrow reads; refuse an empty one."""
     if hasattr(frame, "iloc"):  # pandas, whose index is columns if it has names
+        if frame.columns.duplicated().any():
+            name_twice = frame.columns[frame.columns.duplicated()][0]
+            raise UsageError(f"{name}: two columns are called {shown(name_twice)}; rename one")
         has_names = any(name is not None for name in frame.index.names)
         table = pa.Table.from_pandas(frame, preserve_index=has_names)
     elif hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read

@@ -160,7 +160,7 @@ def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None)
     for names in (find_by_name(role, free), time_like, list(free)):
         if times := [name for name in names if _holds_times(free[name], name, date_format)]:
             return times
-    return []
+    return (find_by_name(role, free) or time_like) if date_format else []  # it is what is wrong
 
 
 def _can_be_id(dtype: pa.DataType) -> bool:

@@ -150,7 +150,8 @@ def read_vectors(
         out: a .npy file to write the vectors to; they are in memory if None.
 
     Returns:
-        [n, size] float32 vectors, zeros where no file has the name; and a sentence on each file.
+        [n, size] float32 vectors, zeros where no file has the name; and a sentence on each file
+        that has fewer or other items.
 
     Raises:
         UsageError: if a file cannot be read, a number is not finite, or no item has a vector.
@@ -174,7 +175,8 @@ def read_vectors(
             notice += f"; {num_items - num_found:,} have none, and zeros in place of it"
         if num_unknown:
             notice += f"; {num_unknown:,} names of the file are of no item of the dataset"
-        notices.append(f"item_vectors: {notice}")
+        if num_found < num_items or num_unknown:
+            notices.append(f"item_vectors: {notice}")
     return vectors, notices
 
 

@@ -19,6 +19,7 @@ class Dataset(Protocol):
     """A dataset after ``build``, or the part of one phase, as models and relations read it.
 
     Attributes:
+        user_counts: [users] interactions of each before the split left any out.
         missing: [users], [items] or [interactions] bool, by float field: cells without a number.
         part: [interactions] TRAIN, VALID or TEST, of ``splits.py``.
     """
@@ -35,6 +36,7 @@ class Dataset(Protocol):
 
     item_num: int
     user_num: int
+    user_counts: np.ndarray
     field2id_token: dict[str, np.ndarray]
     field2token_id: dict[str, Mapping[str, int]]
     missing: dict[str, np.ndarray]

@@ -20,7 +20,7 @@ from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import is_unfinished, read_result
 from recbole_pos.experiment.run import load, load_config
-from recbole_pos.values import check_choice
+from recbole_pos.values import check_choice, shown
 
 PARTS = ("test", "valid")
 RankMetric = Callable[[np.ndarray], float]
@@ -116,7 +116,13 @@ def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> d
     values = {}
     for function in functions:
         name = getattr(function, "__name__", type(function).__name__)
-        values[name] = float(function(ranks))
+        value = function(ranks)
+        try:
+            values[name] = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"metrics: {name} returned {shown(value)}, expected one number"
+            ) from None
     return values
 
 

@@ -20,6 +20,7 @@ from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_fr
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
 from recbole_pos.data.attributes import read_item_attribute
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
@@ -187,6 +188,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         raise UsageError(f"update_from: {source.path} does not fit: {difference}")
     for name, known_part in known_parts.items():
         known_part.copy_(weights[name])
+    _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
     num_known = len(vocabulary.tokens[item_field])
     names, items = dataset.field2id_token[item_field], dataset.log.items
     if not (items < num_known).any():
@@ -194,10 +196,10 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
             f"update_from: no item of the data, such as {shown(str(names[items[0]]))}, is known to "
             f"{source.path}, which knows such as {shown(str(names[1]))}"
         )
-    num_new = dataset.item_num - num_known
-    model.notices.append(
-        f"update_from: new items since {source.path.name} was trained: {num_new:,}"
-    )
+    if num_new := dataset.item_num - num_known:
+        model.notices.append(
+            f"update_from: new items since {source.path.name} was trained: {num_new:,}"
+        )
     if config["new_items"] is not None:
         if not model.item_embedding.has_ids:
             raise UsageError(
@@ -207,6 +209,24 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         tokens = read_item_attribute(dataset, config["new_items"])
         with torch.no_grad():
             fill_new_items(model.item_embedding.weight, num_known, tokens)
+
+
+def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: RunFolder) -> None:
+    """Raise a UsageError if users have lost interactions since an earlier run, but not all.
+
+    What is held out of the others may be what that run was trained on.
+    """
+    before = known.user_counts
+    now = dataset.user_counts[: len(before)]
+    shrunk = np.flatnonzero((now > 0) & (now < before))
+    if len(shrunk) > 0:
+        user = shrunk[0]
+        name = shown(str(known.tokens[user_field][user]))
+        raise UsageError(
+            f"update_from: user {name} has {now[user]} interactions, {before[user]} when "
+            f"{source.path} was trained ({len(shrunk):,} such users), so that the test could be on "
+            "interactions it was trained on; add those that are missing, or train from scratch"
+        )
 
 
 def fill_new_items(vectors: Tensor, num_known: int, tokens: Tensor) -> None:

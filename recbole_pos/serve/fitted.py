@@ -16,7 +16,7 @@ from recbole_pos.data.identity import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
-from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
 from recbole_pos.experiment.run import Catalogue, load, load_without_data
 from recbole_pos.experiment.state import copy_run
@@ -113,7 +113,8 @@ class FittedModel:
             UsageError: if the folder holds a run already, or the model has no run folder.
         """
         target = RunFolder(path)
-        target.require_unused()
+        if target.holds_run or (target.path / SEARCH).exists():
+            raise UsageError(f"save: {target.path} holds a run already; name another folder")
         copy_run(self._require_folder("save"), target, with_results=True)
         if data is None:
             data = any(isinstance(x, Dataset) and x.home is not None for x in self.resources)

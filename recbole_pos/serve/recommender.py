@@ -205,8 +205,7 @@ class Recommender(FittedModel):
         """Return the k items with the highest scores, best first; ties in the order of ``items``.
 
         Args:
-            users: names of users in the dataset; by default (and without histories) all with an
-                interaction.
+            users: names of users; by default (and without histories) all with an interaction.
             histories: for each person a list of items, oldest first, or a mapping with ``items``
                 and optionally ``id``, ``times`` and ``at`` (in the unit of the time field, or ISO
                 8601, in UTC without a zone), ``events`` and ``user`` (``event_features`` by field,
@@ -218,8 +217,7 @@ class Recommender(FittedModel):
             excluded: names of items to leave out.
             boosts: numbers to add to the scores of items by name; -0.69 halves and 0.69 doubles
                 odds (the scores of models trained by cross-entropy are log-odds).
-            at: time of the requests that have none in their history, in the form of ``times``; by
-                default now. For models with ``request_time: target``.
+            at: time of requests without one, as ``times``, for ``request_time: target``; else now.
             because: number of past interactions to name that carried an item; see :meth:`explain`.
 
         Warns:
@@ -444,7 +442,9 @@ class Recommender(FittedModel):
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
         """Return whether seen items are excluded: as requested, or by default as in evaluation."""
-        return masks_history(self.config) if exclude_seen is None else exclude_seen
+        if exclude_seen not in (None, True, False):
+            raise UsageError(f"exclude_seen: expected True or False, found {shown(exclude_seen)}")
+        return masks_history(self.config) if exclude_seen is None else bool(exclude_seen)
 
     @torch.inference_mode()
     def explain(

@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import atomic_write, write_text
@@ -200,7 +199,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     require_twins(dict(zip(names, configs, strict=True)))
     collector = _Collector(str(configs[0].get("valid_metric", "ndcg@10")).lower(), Path())
     rows: dict[str, dict[str, Any]] = {}
-    _require_same_data(paths, configs)
+    _require_same_options(paths, configs)
     for path, config, name in zip(paths, configs, names, strict=True):
         if (name, config["seed"]) in collector.ranks:
             raise UsageError(
@@ -226,20 +225,18 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     )
 
 
-def _require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a UsageError for a run whose data or split differ from those of the first run."""
-    files = [RunFolder(path).checkpoint for path in paths]
-    digests = [checkpoint.load(file, ("data",))["data"] or "" for file in files]
-    for path, config, digest in zip(paths, configs, digests, strict=True):
-        differences = [key for key in _SHARED if config.get(key) != configs[0].get(key)]
-        if digest[:32] != digests[0][:32]:  # the rest of a digest is of times
-            differences.append("the interactions, or what is held out of them,")
-        if differences:
-            key = differences[0]
-            raise UsageError(
-                f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
-                f"{config.get(key)} and {configs[0].get(key)}"
-            )
+def _require_same_options(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a UsageError for a run with other data or protocol than the first run.
+
+    That the targets are the same, with histories of the same lengths, ``RankTable`` requires.
+    """
+    for path, config in zip(paths, configs, strict=True):
+        for key in _SHARED:
+            if config.get(key) != configs[0].get(key):
+                raise UsageError(
+                    f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
+                    f"{config.get(key)} and {configs[0].get(key)}"
+                )
 
 
 def _read_finished_config(path: Path) -> dict[str, Any]:
