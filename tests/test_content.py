@@ -109,6 +109,9 @@ def test_absurd_files_are_refused(tmp_path: Path) -> None:
     for name, (items, values) in columns.items():
         pq.write_table(pa.table({"item_id": items, "v": values}), tmp_path / f"{name}.parquet")
         files.append(str(tmp_path / f"{name}.parquet"))
+    mixed = pd.DataFrame({"x": ["i0", "i1"], "v": [np.zeros(2, "f8"), np.zeros(2, "f4")]})
+    with pytest.raises(UsageError, match="^item_vectors: "):
+        to_files(mixed)
     huge = tmp_path / "huge.npy"  # a header of 40 x 10^9 numbers, and few behind it
     header = "{'descr': '<f4', 'fortran_order': False, 'shape': (40, 1000000000), }"
     header += " " * (117 - len(header)) + "\n"

@@ -254,7 +254,10 @@ def to_files(value: Any) -> Any:
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
-        value.to_parquet(path, index=False)
+        try:
+            value.to_parquet(path, index=False)
+        except pa.ArrowException as error:  # rows of several types
+            raise UsageError(f"item_vectors: the frame cannot be read: {error.args[0]}") from error
         return str(path)
     pair = (value.index, value) if isinstance(value, pd.DataFrame) else tuple(value)
     has_rows = len(pair) == 2 and all(hasattr(part, "__len__") for part in pair)
