@@ -165,6 +165,14 @@ def test_a_value_may_stand_after_a_space() -> None:
         assert split_options(line.split(), own) == (mine.split(), options.split())
 
 
+@pytest.mark.parametrize("model", ["FPARec", "SessionKNN", "Pop"])
+def test_help_lists_options_of_training_where_there_is_one(model: str, capsys) -> None:
+    assert main(["run", "-m", model, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert ("learning_rate" in out) == ("stopping_step" in out) == (model == "FPARec")
+    assert "eval_args" in out
+
+
 HEAVY = {"torch", "recbole", "ray", "matplotlib", "pandas", "scipy", "numpy"}
 
 

@@ -63,6 +63,7 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     Two ``overrides`` have an effect: ``position`` replaces the model's schemes, and ``plugins``
     are imported.
     """
+    from recbole_pos.config.effects import OF_TRAINING, UNTRAINED
     from recbole_pos.config.options import IGNORED, find_option
     from recbole_pos.config.plugins import import_named, take_model
 
@@ -77,6 +78,8 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
         rows = []
         for key, default in defaults.items():
             option = find_option(key)
+            if model in UNTRAINED and not OF_TRAINING.isdisjoint(option.only):
+                continue
             if key not in listed and option.role != IGNORED:
                 sentence = sentences.get(option.name, "")
                 rows.append((option.name, _show_default(default), option.allowed, sentence))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from recbole_pos.data.protocols import Dataset
 
 _NEIGHBOURS = ("SessionKNN", "TransitionGraph")
-_UNTRAINED = ("SPop", *_NEIGHBOURS)  # models that count, as RecBole's traditional ones do
+UNTRAINED = ("SPop", "Pop", "ItemKNN", *_NEIGHBOURS)  # models that count
 _LAST_ITEM = ("FPMC", "SessionFPMC", *_NEIGHBOURS)  # they read nothing else of a history
 _ABSENT = object()
 
@@ -168,11 +168,12 @@ if_model_reads_histories = when(
 )
 if_model_is_trained = when(
     lambda config, value: (
-        config["MODEL_TYPE"].name != "TRADITIONAL" and config["model"] not in _UNTRAINED
+        config["MODEL_TYPE"].name != "TRADITIONAL" and config["model"] not in UNTRAINED
     ),
     "is only read in training by gradients, and {model} counts",
 )
 if_epochs_repeat = if_any(when(lambda config, value: value <= 1, ""), if_model_is_trained)
+OF_TRAINING = {if_model_is_trained, if_epochs_repeat}
 if_model_takes_vectors = if_any(
     when(_is_ours, ""),
     if_model_is_custom(
