@@ -4,7 +4,7 @@
 Every run is a process of its own; the sides alternate, so that a slow spell of the machine meets
 all of them. Each side trains on the same interactions, and a worker stops if its epoch does not
 hold exactly the targets that were counted here. Writes ``results/speed_peers.md``: of each dataset
-and loss the fastest peer; all are in ``results/tables/``.
+and loss the peer with the least ratio; all are in ``results/tables/``.
 """
 
 from __future__ import annotations
