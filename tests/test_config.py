@@ -60,6 +60,7 @@ def opened(tmp_path: Path, monkeypatch) -> Any:
         ("for: {SASRec: {n_heads: 2}}\npositional_rank: 4", {}, "a.yaml: unknown key"),
         ("negatives: 3", {}, "it is read with loss_type: BCE, gBCE, sampled_softmax"),
         ("max_restart: 3", {}, "nearest known: max_restarts"),
+        ("num_samples: 3", {}, "it is an argument of run, compare or tune"),
         ("for: {PosSASRec: {epochs: many}}", {}, "a.yaml, for PosSASRec: epochs: "),
     ],
     ids=lambda x: x.strip() if isinstance(x, str) else "",

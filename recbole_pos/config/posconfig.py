@@ -320,6 +320,8 @@ class PosConfig(Config):
         if key not in allowed:
             readers = describe_readers(key)
             advice = f"; {readers}" if readers else nearest(str(key), allowed | _KEYWORDS)
+            if key in _KEYWORDS:
+                advice = "; it is an argument of run, compare or tune, not an option"
             if self.model in ADDED:
                 advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
             raise UnknownKey(
