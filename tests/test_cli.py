@@ -179,7 +179,7 @@ HEAVY = {"torch", "recbole", "ray", "matplotlib", "pandas", "scipy", "numpy"}
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["--version", "models", "run -m FPARec --help", "serve --help"])
 def test_what_only_tells_imports_nothing_heavy(line: str) -> None:
-    """In a process of its own, as a shell starts it: a second of CPU at most, half on a quiet one."""
+    """In a process of its own, as a shell starts it: a second of CPU at most."""
     code = (
         "import sys, time; from recbole_pos.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
