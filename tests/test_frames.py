@@ -207,6 +207,10 @@ def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> No
     other = rp.fit("Pop", rp.Dataset.from_frame(frame), **{**UNTRAINED, "seed": 1})
     pair = rp.compare([pop.folder.path, other.folder.path], run_dir=tmp_path / "x", verbose=False)
     assert set(pair.table["seeds"]) == {2}
+    more = pd.concat([frame, frame[-1:].assign(user_id="once")])  # in training, and no target
+    third = rp.fit("Pop", rp.Dataset.from_frame(more), **{**UNTRAINED, "seed": 2})
+    with pytest.raises(UsageError, match="the interactions, or what is held out"):
+        rp.compare([pop.folder.path, third.folder.path], run_dir=tmp_path / "y", verbose=False)
     assert "| Pop |" in repr(both) and ">Pop</th>" in both._repr_html_()
     assert both.plot()._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="^kind: "):

@@ -118,6 +118,15 @@ class Vocabulary:
             digest.update(b"" if counts is None else counts.astype(np.int64).tobytes())
         return digest.hexdigest()
 
+    def count_by_name(self, user_field: str, item_field: str) -> list[dict[str, int]]:
+        """Return interactions by user and training interactions by item, whatever their ids."""
+        counts = ((user_field, self.user_counts), (item_field, self.popularity))
+        return [
+            dict(zip(self.tokens[field], column.tolist(), strict=True))
+            for field, column in counts
+            if column is not None
+        ]
+
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """Return a row per name, in the order of ids, to store for :meth:`from_table`.
 

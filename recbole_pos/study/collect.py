@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import atomic_write, write_text
@@ -34,6 +35,7 @@ from recbole_pos.study.study_source import Source
 from recbole_pos.values import escape_formula, is_whole, short
 from recbole_pos.yaml_files import read_yaml
 
+_NAME_FIELDS = (("USER_ID_FIELD", "user_id"), ("ITEM_ID_FIELD", "item_id"))  # and defaults
 _DECIMALS = 6  # default of metric_decimal_place
 # Options that runs must share, to be compared without a plan.
 _SHARED = (
@@ -199,7 +201,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     require_twins(dict(zip(names, configs, strict=True)))
     collector = _Collector(str(configs[0].get("valid_metric", "ndcg@10")).lower(), Path())
     rows: dict[str, dict[str, Any]] = {}
-    _require_same_options(paths, configs)
+    _require_same_data(paths, configs)
     for path, config, name in zip(paths, configs, names, strict=True):
         if (name, config["seed"]) in collector.ranks:
             raise UsageError(
@@ -225,18 +227,28 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     )
 
 
-def _require_same_options(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a UsageError for a run with other data or protocol than the first run.
-
-    That the targets are the same, with histories of the same lengths, ``RankTable`` requires.
-    """
+def _require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a UsageError for a run whose data, split or protocol differ from the first run's."""
     for path, config in zip(paths, configs, strict=True):
+        prefix = f"compare: {path} and {paths[0]} cannot be compared: "
         for key in _SHARED:
             if config.get(key) != configs[0].get(key):
-                raise UsageError(
-                    f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
-                    f"{config.get(key)} and {configs[0].get(key)}"
-                )
+                values = f"{config.get(key)} and {configs[0].get(key)}"
+                raise UsageError(f"{prefix}{key} is not the same: {values}")
+        if not _have_same_data(RunFolder(path), RunFolder(paths[0]), config):
+            raise UsageError(f"{prefix}the interactions, or what is held out of them, differ")
+
+
+def _have_same_data(run: RunFolder, other: RunFolder, config: Mapping[str, Any]) -> bool:
+    """Return whether two runs have the same interactions and split, whatever the order of ids."""
+    digests = [checkpoint.load(r.checkpoint, ("data",))["data"] or "" for r in (run, other)]
+    if digests[0][:32] == digests[1][:32]:  # the rest of a digest is of times
+        return True
+    # of other ids: counts by name; that the targets are the same, ``RankTable`` requires
+    fields = [str(config.get(key, default)) for key, default in _NAME_FIELDS]
+    known = [r.read_vocabulary(*fields) for r in (run, other)]
+    counts = [k and k.count_by_name(*fields) for k in known]
+    return counts[0] is not None and counts[0] == counts[1]
 
 
 def _read_finished_config(path: Path) -> dict[str, Any]:
