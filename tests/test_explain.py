@@ -179,7 +179,7 @@ def test_over_http_it_is_a_list(recommender: Callable) -> None:
             ]
             for n, reason in enumerate(reasons, 1):
                 assert known[-reason["steps_back"]] == reason["item"]
-                for name in ("score_change", "rank_change"):
+                for name in ("steps_back", "score_change", "rank_change"):
                     value = one[f"{name}_{n}"]
                     assert reason[name] == (None if pd.isna(value) else pytest.approx(value))
     assert recommend(trained, RecommendBody(histories=[], because=2), ServeArguments()) == []
@@ -195,7 +195,7 @@ def test_files_and_pictures(trained: Callable[..., Path], tmp_path: Path, capsys
         asked = ["--users", "u7", "u9", "-k", "4", "--because", "2", "--out", tmp_path / name]
         assert main(["recommend", str(run_dir), *map(str, asked)]) == 0
     table, columnar = pd.read_csv(tmp_path / "found.csv"), pd.read_parquet(tmp_path / name)
-    assert list(table)[5:8] == ["because_1", "score_change_1", "rank_change_1"]
+    assert list(table)[5:9] == ["because_1", "steps_back_1", "score_change_1", "rank_change_1"]
     pd.testing.assert_frame_equal(columnar.fillna(0), table.fillna(0), check_dtype=False)
     capsys.readouterr()
     assert main(["inspect", "because", "--checkpoint", str(run_dir), "--user", "u9"]) == 0

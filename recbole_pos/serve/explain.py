@@ -56,11 +56,12 @@ def add_reasons(
         row = reasons["pair"][is_nth]
         past = np.full(len(table), None, dtype=object)
         past[row] = item_names[reasons["past"][is_nth] - 1]
-        changes = np.full((2, len(table)), np.nan)
-        changes[:, row] = reasons["score_change"][is_nth], reasons["rank_change"][is_nth]
         columns[f"because_{n}"] = past
-        columns[f"score_change_{n}"] = changes[0].astype(np.float32)
-        columns[f"rank_change_{n}"] = pd.array(changes[1], dtype="Int64")
+        for name in ("steps_back", "score_change", "rank_change"):
+            values = np.full(len(table), np.nan)
+            values[row] = reasons[name][is_nth]
+            dtype = "float32" if name == "score_change" else "Int64"
+            columns[f"{name}_{n}"] = pd.Series(values).astype(dtype).array
     return pd.concat([table, pd.DataFrame(columns, table.index)], axis=1)
 
 

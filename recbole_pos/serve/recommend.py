@@ -24,7 +24,7 @@ from recbole_pos.values import escape_formula, shown
 
 _MAX_PRINTED = 30  # recommendations
 _TYPES = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # id, ..., by
-_REASON_TYPES = (pa.string(), pa.float32(), pa.int64())
+_REASON_TYPES = (pa.string(), pa.int64(), pa.float32(), pa.int64())  # item, steps_back, ...
 
 
 def recommend(

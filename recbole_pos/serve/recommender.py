@@ -227,8 +227,8 @@ class Recommender(FittedModel):
             A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
             ``item``, ``score``, and ``by``: model, or popularity for a history without a known
             item. With ``because``, for each reason, the strongest first: ``because_1``, the item of
-            a past interaction; ``score_change_1`` and ``rank_change_1``, score and rank without it
-            minus those with it. They are empty where fewer interactions carried the item.
+            a past interaction, and ``steps_back_1``, ``score_change_1`` and ``rank_change_1`` as
+            in :meth:`explain`. They are empty where fewer interactions carried the item.
 
         Raises:
             UsageError: for users without an interaction, a malformed history, or ``because`` with a
