@@ -124,6 +124,7 @@ results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... 
 
 pages: $(VENV)/installed  ## tables of results/*.md from the runs kept in results/runs/ (ARGS="--data_path FOLDER")
 	$(BIN)/python studies/pages.py $(ARGS)
+	$(BIN)/python studies/claims.py
 
 rhythm: $(VENV)/installed  ## two generated periodic datasets (two hours)
 	$(BIN)/python studies/to_rope/make_rhythm.py saved/rhythm

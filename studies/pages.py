@@ -182,7 +182,7 @@ def _read_tables(compared: ComparedStudy) -> StudyTables:
     conditions = _describe_conditions(compared, facts.data)
     page = f"# {plan.title}: all tables\n\n{conditions}\n{text}"
     table = pd.read_csv(folder.path / "table.csv")
-    return StudyTables(tables, page, table.to_csv(index=False, float_format="%.6g"))
+    return StudyTables(tables, page, table.to_csv(index=False, float_format="%.8g"))
 
 
 def _only_table(text: str) -> str:

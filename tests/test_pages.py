@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -114,6 +115,57 @@ def test_pages_and_tables_are_written(
     assert {"Pop", "Last"} <= set(figures["row"]) and "detectable" in figures
     assert "absent: its data are not there" in capsys.readouterr().out
     assert pages.main(["--data_path", "data", "--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("measured", "margin", "expects", "verdict"),
+    [
+        ((0.02, 0.01, 0.03, True), 0.5, "better", "replicated"),
+        ((-0.02, -0.03, -0.01, True), None, "better", "not replicated: significantly worse"),
+        ((-0.02, -0.03, -0.01, True), -0.5, "worse", "replicated"),
+        ((0.01, -0.01, 0.03, False), 0.02, "better", "inconclusive"),
+        ((0.01, -0.01, 0.03, False), 0.04, "better", "not replicated"),
+        ((0.01, -0.01, 0.03, False), None, "worse", "inconclusive"),
+        ((-0.02, -0.03, -0.01, True), -0.02, "same", "inconclusive"),
+        ((-0.02, -0.03, -0.01, True), -0.005, "same", "not replicated"),
+    ],
+)
+def test_a_claim_is_judged(
+    monkeypatch: pytest.MonkeyPatch, measured: tuple, margin: Any, expects: str, verdict: str
+) -> None:
+    claims = load_script("claims", monkeypatch)
+    difference, low, high, is_significant = measured
+    found = claims.Measured(difference, low, high, 0.01, is_significant, True)
+    assert claims.judge(found, margin, expects) == verdict
+
+
+def test_claims_follow_from_the_tables(
+    pages: ModuleType, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two configurations the table is about; a claim without one is an error."""
+    pages.main(["--data_path", "data"])
+    claims = load_script("claims", monkeypatch)
+    (table,) = pd.read_csv("results/tables/my.csv")["table"].unique()
+    asked = (repository / "results", f"my :: {table}", "ndcg@10")
+    one, other = (claims.measure(*asked, *pair) for pair in (("Pop", "Last"), ("Last", "Pop")))
+    assert (one.difference, one.low, one.high) == (-other.difference, -other.high, -other.low)
+    with pytest.raises(KeyError, match="Never"):
+        claims.measure(*asked, "Pop", "Never")
+    test = {"at": "[here](page.md)", "table": asked[1], "row": "Pop", "from": "Last"}
+    found = {"at": "there", "found": "a picture", "verdict": "visible"}
+    margin = {"a": 1, "b": float(one.high)}
+    given = [{"claim": "Pop helps", "margin": margin, "here": [test, found]}]
+    Path("claims.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    table = claims.tabulate(list(claims.read_claims(Path("claims.yaml"), asked[0])))
+    assert f"| [here](page.md) | {one} | not replicated (a), inconclusive (b) |" in table
+    assert "|  | there | a picture | visible |  |" in table
+
+
+def test_claims_of_this_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    claims = load_script("claims", monkeypatch)
+    assert claims.main(["--check"]) == 0, "python studies/claims.py"
+    claims.draw(list(claims.read_claims(claims.CLAIMS, claims.RESULTS)), tmp_path / "claims.png")
+    assert (tmp_path / "claims.png").stat().st_size > 50_000
 
 
 def test_the_picture_of_positions(

@@ -1,0 +1,243 @@
+"""Judges the papers' claims in results/claims.yaml by the tables of results/.
+
+    python studies/claims.py [--check]
+
+Fills the table between ``<!-- begin claims -->`` and ``<!-- end -->`` of results/README.md, whose
+words say what a verdict means, and draws results/claims.png: each difference as a multiple of the
+paper's. Figures are those of results/tables/; nothing is computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import pandas as pd
+import yaml
+from matplotlib.figure import Figure
+
+from recbole_pos.study.rendered_table import format_interval, format_number
+from recbole_pos.study.result_tables import format_metric
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+CLAIMS = RESULTS / "claims.yaml"
+COLORS = {"replicated": "#0072B2", "not replicated": "#D55E00", "inconclusive": "#595959"}
+_TABLE = re.compile(r"(?<=<!-- begin claims -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_LINK = re.compile(r"\[(.+?)\]\(.+?\)")
+_FARTHEST = 6.0  # of the picture; what lies beyond is an arrow
+
+
+class Measured(NamedTuple):
+    """A difference between two configurations as a table has it."""
+
+    difference: float
+    low: float
+    high: float
+    detectable: float
+    is_significant: bool
+    has_seeds: bool  # several of both
+
+    def __str__(self) -> str:
+        """Return difference and interval as the tables write them."""
+        star = "*" if self.is_significant else ""
+        difference = f"{format_number(self.difference, sign=True)}{star}"
+        return f"{difference} {format_interval(self.low, self.high)}{'' if self.has_seeds else '†'}"
+
+
+class Test(NamedTuple):
+    """A test of a claim.
+
+    Attributes:
+        at: where, in markdown.
+        measured: the difference; None where there is none.
+        verdicts: dataset of the paper -> verdict against its margin there; all of them under ""
+            without a margin.
+        margin: the paper's difference to draw the measured one by, if there is one.
+        words: what was found without a difference, or a note on the verdict.
+    """
+
+    at: str
+    measured: Measured | None
+    verdicts: dict[str, str]
+    margin: float | None
+    words: str
+
+
+class Claim(NamedTuple):
+    """A claim in words, with the metric it is about, and its tests."""
+
+    text: str
+    metric: str
+    margins: Mapping[str, float]
+    tests: list[Test]
+
+
+def judge(measured: Measured, margin: float | None, expects: str = "better") -> str:
+    """Return the verdict on a claim; results/README.md has the rule.
+
+    Args:
+        measured: the difference here.
+        margin: the paper's difference, with its sign.
+        expects: better, worse, or same, for a claim of a small or no effect.
+    """
+    if measured.is_significant and expects != "same":
+        found = "better" if measured.difference > 0 else "worse"
+        return "replicated" if found == expects else f"not replicated: significantly {found}"
+    is_outside = margin is not None and not measured.low <= margin <= measured.high
+    return "not replicated" if is_outside else "inconclusive"
+
+
+def measure(results: Path, table: str, metric: str, row: str, base: str) -> Measured:
+    """Return the difference of ``row`` from ``base`` in a table ``STUDY :: TITLE``.
+
+    Raises:
+        KeyError: if the table has no such difference, either way round.
+    """
+    study, _, title = table.partition(" :: ")
+    lines = pd.read_csv(results / "tables" / f"{study}.csv")
+    keys = ["table", "metric", "bin", "row", "reference"]
+    lines = lines.set_index(keys).sort_index()
+    key = (title, metric, "all targets")
+    sign = 1 if (*key, row, base) in lines.index else -1
+    try:
+        line = lines.loc[(*key, row, base) if sign == 1 else (*key, base, row)]
+    except KeyError:
+        raise KeyError(f"{table} has no difference in {metric} between {row} and {base}") from None
+    low, high = sorted((sign * line["low"], sign * line["high"]))
+    is_significant, has_seeds = line["star"] in (True, "True"), line["seed_noise"] == "own"
+    difference = sign * line["difference"]
+    return Measured(difference, low, high, line["detectable"], is_significant, has_seeds)
+
+
+def read_claims(file: Path, results: Path) -> Iterator[Claim]:
+    """Yield the claims of a file, tested by the tables of a folder of results."""
+    for claim in yaml.safe_load(file.read_text("utf-8")):
+        metric, margins = claim.get("metric", "ndcg@10"), claim.get("margin", {})
+        tests = [_read_test(test, claim, metric, margins, results) for test in claim["here"]]
+        yield Claim(claim["claim"], metric, margins, tests)
+
+
+def _read_test(
+    test: Mapping[str, Any],
+    claim: Mapping[str, Any],
+    metric: str,
+    margins: Mapping[str, float],
+    results: Path,
+) -> Test:
+    """Return a test of a claim; ``margins`` are all of the claim."""
+    if "found" in test:
+        return Test(test["at"], None, {"": test["verdict"]}, None, test["found"])
+    own = test.get("margin")
+    margins = {own: margins[own]} if own else margins
+    measured = measure(results, test["table"], metric, test["row"], test["from"])
+    verdicts = {
+        name: judge(measured, margin, claim.get("expects", "better"))
+        for name, margin in (margins or {"": None}).items()
+    }
+    margin = next(iter(margins.values()), None)
+    return Test(test["at"], measured, verdicts, margin, test.get("note", ""))
+
+
+def tabulate(claims: Sequence[Claim]) -> str:
+    """Return the table of the claims, in markdown."""
+    lines = [
+        "| claim (the paper's margin) | here | difference [95% CI] | verdict | MDD |",
+        "|---|---|---|---|---|",
+    ]
+    for claim in claims:
+        margins = ", ".join(f"{name} {_format(margin)}" for name, margin in claim.margins.items())
+        named = [margins] if margins else []
+        if claim.metric != "ndcg@10":
+            named.insert(0, format_metric(claim.metric))
+        text = claim.text + (f" ({': '.join(named)})" if named else "")
+        for test in claim.tests:
+            found = test.words if test.measured is None else str(test.measured)
+            detectable = "" if test.measured is None else format_number(test.measured.detectable)
+            verdict = _describe(test.verdicts)
+            if test.measured is not None and test.words:
+                verdict += f" ({test.words})"
+            lines.append(f"| {text} | {test.at} | {found} | {verdict} | {detectable} |")
+            text = ""
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _format(margin: float) -> str:
+    return format_number(margin, sign=True)
+
+
+def _describe(verdicts: Mapping[str, str]) -> str:
+    """Return one verdict, or each that differs with the datasets of the paper it holds for."""
+    if len(set(verdicts.values())) == 1:
+        return next(iter(verdicts.values()))
+    by_verdict: dict[str, list[str]] = {}
+    for name, verdict in verdicts.items():
+        by_verdict.setdefault(verdict, []).append(name)
+    return ", ".join(f"{verdict} ({', '.join(names)})" for verdict, names in by_verdict.items())
+
+
+def draw(claims: Sequence[Claim], file: Path) -> None:
+    """Draw each difference with a margin as a multiple of the margin; 1 is the paper's."""
+    drawn = [
+        (claim, test) for claim in claims for test in claim.tests if test.measured and test.margin
+    ]
+    with matplotlib.rc_context({"font.size": 8}):
+        figure = Figure(figsize=(9.0, 0.9 + 0.19 * len(drawn)), layout="constrained")
+        axis = figure.subplots()
+        labels = []
+        for place, (claim, test) in enumerate(drawn):
+            assert test.measured is not None and test.margin
+            verdict = next(iter(test.verdicts.values()))
+            color = COLORS[verdict.partition(":")[0]]
+            multiples = [value / test.margin for value in test.measured[:3]]
+            middle, low, high = (min(max(x, -_FARTHEST), _FARTHEST) for x in multiples)
+            axis.plot([low, high], [place, place], color=color, linewidth=1.2)
+            for end in sorted({x for x in (low, high) if abs(x) == _FARTHEST}):
+                axis.plot(end, place, ">" if end > 0 else "<", color=color, markersize=4)
+            if middle == multiples[0]:
+                face = color if test.measured.has_seeds else "white"
+                axis.plot(middle, place, "o", color=color, mfc=face, markersize=4)
+            labels.append(_plain(f"{claim.text}: {test.at}"))
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.axvline(1, color="black", linewidth=0.8, linestyle="--")
+        axis.set_yticks(range(len(drawn)), labels)
+        axis.set_ylim(len(drawn) - 0.4, -0.6)
+        axis.set_xlim(-_FARTHEST - 0.3, _FARTHEST + 0.3)
+        axis.set_xlabel("difference here as a multiple of the paper's (dashed: 1), 95% CI")
+        for name, color in COLORS.items():
+            axis.plot([], [], "o-", color=color, label=name, markersize=4)
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLORS), frameon=False)
+        axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        figure.savefig(file, dpi=130)
+
+
+def _plain(markdown: str) -> str:
+    """Return words without links and emphasis."""
+    return _LINK.sub(r"\1", markdown).replace("*", "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 1 if ``--check`` finds that the table differs."""
+    parser = argparse.ArgumentParser(description="Judge the papers' claims by results/tables/.")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if it differs")
+    args = parser.parse_args(arguments)
+    page = RESULTS / "README.md"
+    claims = list(read_claims(CLAIMS, RESULTS))
+    before = page.read_text("utf-8")
+    after = _TABLE.sub(lambda _: tabulate(claims), before)
+    if args.check:
+        print(f"{page}: {'differs' if after != before else 'as it should be'}")
+        return int(after != before)
+    page.write_text(after, encoding="utf-8")
+    draw(claims, RESULTS / "claims.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
