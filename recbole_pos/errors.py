@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class PosError(Exception):
     """Base of every error raised on purpose; the command line prints only its message."""
@@ -36,10 +38,11 @@ class Interrupted(KeyboardInterrupt):
 
     exit_code = 130
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, plugins: Sequence[str] | None = None) -> None:
+        named = f" --plugins='[{','.join(plugins)}]'" if plugins else ""
         super().__init__(
             f"interrupted; {run_dir} holds the last finished epoch, continue with "
-            f"`recbole-pos run --resume {run_dir}`"
+            f"`recbole-pos run --resume {run_dir}{named}`"
         )
 
 

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeGuard
 
 from recbole_pos.errors import UsageError
@@ -125,3 +125,24 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean a or b?)`` to end a message; empty if no known word is near."""
     similar = _find_similar(word, known)
     return f" (did you mean {' or '.join(similar)}?)" if similar else ""
+
+
+def read_names(names: Any, key: str) -> list[str]:
+    """Return names, which are text or whole numbers, as text; a single one as a list.
+
+    Raises:
+        UsageError: naming the option ``key``, for anything else.
+    """
+    names = [names] if isinstance(names, (str, int)) else names
+    is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
+    if is_table or not isinstance(names, Iterable):
+        raise UsageError(f"{key}: expected a list of names, found {shown(names)}")
+    found = []
+    for name in names:
+        plain = name.item() if hasattr(name, "item") else name  # numpy's numbers
+        if isinstance(plain, float) and plain.is_integer():  # a column that has empty cells, too
+            plain = int(plain)
+        if not isinstance(plain, (str, int)):
+            raise UsageError(f"{key}: expected text or whole numbers, found {shown(plain)}")
+        found.append(str(plain))
+    return found

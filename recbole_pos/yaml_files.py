@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def read_overall_defaults() -> dict[str, Any]:
     """Return the plugin's defaults for every model, RecBole's models included."""
     return read_yaml(ROOT / "overall.yaml")
+
+
+def find_recbole_properties() -> Path:
+    """Return the folder of RecBole's yaml files, without importing RecBole."""
+    spec = importlib.util.find_spec("recbole")
+    assert spec is not None and spec.submodule_search_locations  # this package requires it
+    return Path(spec.submodule_search_locations[0]) / "properties"
 
 
 def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[tuple, str]]:

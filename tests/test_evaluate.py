@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import SMALL
+from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.data.windows import TARGET_EVENT
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import evaluation
 from recbole_pos.experiment.evaluation import RANK, TargetCollector
 from recbole_pos.layers import catalogue
@@ -85,6 +85,19 @@ def test_items_of_the_past_are_left_out_where_that_is_asked(run) -> None:
     masked = recbole_pos.evaluate(run, ["Hit"], [5], mask_history=True)
     plain = recbole_pos.evaluate(run, ["Hit"], [5])
     assert masked != plain and masked["hit@5"] > plain["hit@5"]
+
+
+def test_data_that_have_grown(run, tmp_path: Path) -> None:
+    """Later interactions are no targets, and change none; other changes are refused."""
+    log = make_log()
+    later = log.groupby("user_id", as_index=False).last()
+    grown = pd.concat([log, later.assign(timestamp=log["timestamp"].max() + 5)])
+    write_atomic(grown, tmp_path / "grown")
+    found = recbole_pos.evaluate(run, mask_history=True, data_path=tmp_path / "grown")
+    assert found == recbole_pos.evaluate(run, mask_history=True)
+    write_atomic(log.iloc[1:], tmp_path / "less")
+    with pytest.raises(CheckpointError, match="interactions"):
+        recbole_pos.evaluate(run, mask_history=True, data_path=tmp_path / "less")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from conftest import SMALL, make_log
 from pyarrow import parquet
 
 import recbole_pos as rp
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 
 MEASURED = {"topk": [5], "valid_metric": "NDCG@5"}
 UNTRAINED = {**MEASURED, "verbose": False}
@@ -79,7 +79,8 @@ def test_a_frame_equals_its_file(kind: str, tmp_path: Path) -> None:
     others = {"items": tmp_path / "items.parquet", "data_path": tmp_path / "file"}
     report = rp.convert(tmp_path / "orders.parquet", name="shop", verbose=False, **others)
     frame, items = KINDS[kind](frame), KINDS[kind](items_of(frame))
-    data = rp.Dataset.from_frame(frame, items=items, path=tmp_path / "made" / "shop")
+    with pytest.warns(RunWarning, match="1 rows: no user .customer. .first interactions:5"):
+        data = rp.Dataset.from_frame(frame, items=items, path=tmp_path / "made" / "shop")
     assert files(data.path) == files(tmp_path / "file" / "shop")
     assert set(files(data.path)) == {"shop.inter", "shop.item", "shop.yaml"}
     for one, other in zip(data.report.columns, report.columns, strict=True):
@@ -126,6 +127,21 @@ def fitted() -> rp.Recommender:
     return rp.fit("PosSASRec", data, **SHORT)
 
 
+def test_names_that_were_read_as_floats() -> None:
+    """As pandas has whole numbers of a column with empty cells; columns named by numbers, too."""
+    frame = make_log()
+    for name in ("user_id", "item_id"):
+        frame[name] = frame[name].str[1:].astype(float)
+    frame.columns = range(frame.shape[1])
+    data = rp.Dataset.from_frame(frame, user=0, item=1, time=2)
+    model = rp.fit("PosSASRec", data, **SHORT)
+    expected = model.recommend(users=["5", "7"], k=3)
+    assert model.recommend(users=np.array([5.0, 7.0]), k=3).equals(expected)
+    histories = [[3.0, 4.0], np.array([3.0, 4.0])]
+    first, second = (model.recommend(histories=[one], k=3) for one in histories)
+    assert first.equals(second) and first.equals(model.recommend(histories=[["3", "4"]], k=3))
+
+
 def test_fit_equals_run(fitted: rp.Recommender, tmp_path: Path) -> None:
     """The bits of a run over a file of the same data, with the same recommendations."""
     make_log().to_csv(tmp_path / "log.csv", index=False)
@@ -153,6 +169,8 @@ def test_own_metrics(fitted: rp.Recommender) -> None:
         fitted.evaluate(reciprocal, part="valid")
     with pytest.raises(UsageError, match="^metrics: .* returned 'a'"):
         fitted.evaluate(lambda ranks: "a")
+    with pytest.raises(UsageError, match="^metrics: two functions are called <lambda>"):
+        fitted.evaluate([lambda ranks: ranks.min(), lambda ranks: ranks.max()])
 
 
 def test_it_needs_nothing_of_where_it_was_trained(fitted: rp.Recommender, tmp_path: Path) -> None:

@@ -199,6 +199,26 @@ def test_classes_that_are_no_schemes_are_refused(mine) -> None:
     assert "a" not in SCHEMES
 
 
+def test_an_option_belongs_to_one_scheme(tiny: Path, mine) -> None:
+    """Its default would silently be that of what else reads the key; equal ones harm nobody."""
+    for key, default, beside in (
+        ("rope_base", 5.0, "rope"),  # of a scheme
+        ("learning_rate", 5.0, "nope"),  # of every run
+        ("recency_slope", 7.0, "recency"),  # of another registration
+    ):
+        given = {"__init__": lambda self, sizes, **options: None, "options": (key,)}
+        scheme = type("Other", (mine.Recency,), given)
+        recbole_pos.register_scheme("recency", mine.Recency, {"recency_slope": 1.0})
+        recbole_pos.register_scheme("other", scheme, {key: default})
+        assert SCHEMES.defaults("other") == {key: default}  # and none of Recency
+        config = options(tiny, position=[beside, "other"])
+        assert f"position: {key}" in refusal(PosConfig, "PosSASRec", "tiny", None, config)
+        SCHEMES.added.clear()
+    recbole_pos.register_scheme("other", mine.Recency, {"recency_slope": 7.0})
+    config = PosConfig("PosSASRec", "tiny", None, options(tiny, position=["rope", "other"]))
+    assert config["recency_slope"] == 7.0 and config["rope_base"] == 10000.0
+
+
 def test_another_class_of_a_name_of_recboles_is_not_taken_for_it(tiny: Path, mine) -> None:
     """BERT4Rec's loss and SASRec's windows are for RecBole's classes alone."""
     original = type("SASRec", (mine.Markov,), {})

@@ -148,7 +148,10 @@ def test_chosen_users(runs: dict[str, Path]) -> None:
     for users in (["no one", "u1", "x"], []):
         with pytest.raises(UsageError, match="users: "):
             recbole_pos.recommend(runs["BPR"], users)
-    for k in (0, 10**6, 1.5, "3"):
+    for users in ([1.5], {"u1": 1}, 3.5, every):
+        with pytest.raises(UsageError, match="users: expected .*found"):
+            recbole_pos.recommend(runs["BPR"], users)
+    for k in (0, 1.5, "3"):
         with pytest.raises(UsageError, match=f"k: .*found {k!r}"):
             recbole_pos.recommend(runs["BPR"], k=k)
 
@@ -207,6 +210,7 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
     allowed = ["i3", "i1", "never heard of", "i9", "i4"]
     assert items(k=9, allowed=allowed) == [i for i in every if i in allowed]
     assert items(k=3, excluded=every[:2]) == every[2:5]
+    assert items(k=10**6) == every and len(torope.similar("i1", k=10**6)) == len(every) - 1
     assert items(k=1, boosts={every[-1]: 1e6}) == [every[-1]]
     assert items(k=9, allowed=["i1"], exclude_seen=True) == []
     popular = torope.recommend(histories=[[]], k=2, allowed=["i3", "i4"])

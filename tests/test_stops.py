@@ -150,6 +150,8 @@ def test_a_signal_before_anything_was_kept(tiny, tmp_path, monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt) as stop:
         run(tiny, tmp_path / "run")
     assert not isinstance(stop.value, Interrupted)
+    advice = str(Interrupted("run", ["mine", "yours"]))  # they are in no installed package
+    assert advice.endswith("`recbole-pos run --resume run --plugins='[mine,yours]'`")
 
 
 def test_one_process_trains_in_a_folder(tiny, tmp_path) -> None:

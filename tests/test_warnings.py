@@ -103,6 +103,13 @@ class OneWay(BothWays):
     two = False
 
 
+class FromZero(OneWay):
+    """Its states are 0 before the first step, so no change is a part of them."""
+
+    def encode(self, items, ctx):
+        return 0.0 * super().encode(items, ctx)
+
+
 class Honest(BothWays):
     """Says that it looks ahead, and has one state for a session."""
 
@@ -136,6 +143,7 @@ def fresh(model: Any, tiny: Path, **options: Any) -> Experiment:
     ("model", "options", "warned"),
     [
         (OneWay, {}, None),
+        (FromZero, {}, None),
         (BothWays, {}, "BothWays"),
         (BothWays, {"augmentation": "prefix"}, None),
         (Honest, {"train_windows": "prefix"}, None),
@@ -150,6 +158,21 @@ def test_training_warns(tiny: Path, caplog, model: type, options: dict, warned: 
     made.trainer.fit(made.loaders["train"], made.loaders["valid"], verbose=False, saved=False)
     found = [record.message for record in caplog.records if "looks ahead" in record.message]
     assert len(found) == (warned is not None) and all(warned in text for text in found)
+
+
+def test_an_option_without_a_default_is_named(tiny: Path, caplog) -> None:
+    """The constructor would train with None, silently."""
+
+    class Misspelt(OneWay):
+        def __init__(self, config, dataset):
+            super().__init__(config, dataset)
+            self.width = config["gru_widht"]
+
+    fresh(Misspelt, tiny)
+    assert "Misspelt reads gru_widht" in caplog.text
+    caplog.clear()
+    fresh(OneWay, tiny)
+    assert not caplog.records
 
 
 def test_the_check_changes_nothing_of_the_model(tiny: Path) -> None:

@@ -23,7 +23,12 @@ from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, list_runnab
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
+from recbole_pos.yaml_files import (
+    ROOT,
+    find_recbole_properties,
+    read_overall_defaults,
+    read_yaml,
+)
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 200  # columns of a table
 _MIN_TEXT_WIDTH = 32  # columns of the text beside the others
@@ -154,9 +159,7 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     """Return (title, option -> default, files with its sentences) by source, strongest first."""
     from recbole_pos.config.defaults import plugin_defaults
 
-    spec = importlib.util.find_spec("recbole")  # its folder is known without importing it
-    assert spec is not None and spec.submodule_search_locations  # this package requires it
-    recbole_folder = Path(spec.submodule_search_locations[0]) / "properties"
+    recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
     overall = read_overall_defaults()

@@ -7,10 +7,16 @@ from typing import Any
 
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
+from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.values import listed
-from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
+from recbole_pos.values import listed, shown
+from recbole_pos.yaml_files import (
+    ROOT,
+    find_recbole_properties,
+    read_overall_defaults,
+    read_yaml,
+)
 
 
 def own_defaults(model: str) -> dict[str, Any]:
@@ -31,11 +37,25 @@ def plugin_defaults(
     defaults = read_overall_defaults()
     if "position" in model_defaults:
         for name in scheme_names(model_defaults["position"] if position is None else position):
-            defaults.update(SCHEMES.defaults(name))
+            values = SCHEMES.defaults(name)
+            if name in SCHEMES.added:
+                _require_own_options(name, values, defaults)
+            defaults.update(values)
     loss = loss_type or model_defaults.get("loss_type")
     if loss in LOSSES and loss != "CE" and is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
     return {**defaults, **model_defaults}
+
+
+def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Refuse defaults of a custom scheme that would be those of another reader of the option."""
+    others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
+    for key, value in values.items():
+        if others.get(key, value) != value:
+            raise UsageError(
+                f"position: {key} of scheme {shown(name)} has the default {shown(value)}; others "
+                f"read this option, too, there {shown(others[key])}: give yours another name"
+            )
 
 
 def describe_readers(option: str) -> str:

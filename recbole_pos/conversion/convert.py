@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -31,7 +32,7 @@ from recbole_pos.conversion.roles import (
 )
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
-from recbole_pos.errors import PosError, UsageError
+from recbole_pos.errors import PosError, RunWarning, UsageError
 from recbole_pos.files import LOCK, replace_folder, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import is_whole, listed, shown, suggest
@@ -129,6 +130,12 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
     interactions = read_interactions(source, roles, args.date_format)
+    if interactions.dropped and not args.verbose:  # otherwise the report is shown
+        dropped = (
+            f"{len(rows):,} rows: {reason} (first {source.locate_rows(rows[:1])[0]})"
+            for reason, rows in interactions.dropped.items()
+        )
+        warnings.warn(f"left out of {name}: {'; '.join(dropped)}", RunWarning, stacklevel=4)
     if args.rm_copies:
         if roles["time"] not in source.columns:
             raise UsageError(

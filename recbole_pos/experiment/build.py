@@ -31,6 +31,7 @@ from recbole_pos.experiment.memory import (
 )
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import apply_start_options, require_updatable, update_weights
+from recbole_pos.model.models import ADDED
 from recbole_pos.model.training import make_adapter
 from recbole_pos.values import listed, shown
 
@@ -185,18 +186,25 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
         # training keeps a gradient as large as each weight
         if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > get_memory_limit():
             raise MemoryError
+        if config.strict and config["model"] in ADDED:
+            _warn_of_missing(config)
         return model.to(config["device"])
     except UsageError:
         raise
     except Exception as error:  # a model may raise anything for options it cannot work with
         if is_from_custom_code(error):
-            if missing := sorted(config.asked_for):
-                logging.getLogger(__name__).warning(
-                    f"{config['model']} reads {', '.join(missing)}, and no default is given for "
-                    "that: it got None"
-                )
+            _warn_of_missing(config)
             raise
         raise _explain_build_error(error, config, dataset) from error
+
+
+def _warn_of_missing(config: PosConfig) -> None:
+    """Log which options the constructor of a model has read that no source has."""
+    if missing := sorted(config.asked_for):
+        logging.getLogger(__name__).warning(
+            f"{config['model']} reads {', '.join(missing)}, and no default is given for that: it "
+            "got None"
+        )
 
 
 def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:

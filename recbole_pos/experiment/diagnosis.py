@@ -121,7 +121,8 @@ def looks_ahead(model: Any) -> float:
         model.train(was_training)
     if not torch.equal(states, repeated_states):
         return 0.0
-    return float((states - changed_states)[~is_later].abs().max() / states.abs().max())
+    largest = states.abs().max().clamp(min=torch.finfo(states.dtype).tiny)  # weights may start at 0
+    return float((states - changed_states)[~is_later].abs().max() / largest)
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
@@ -146,5 +147,5 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
         )
     return (
         "weights and data are finite, so the forward pass overflowed; lower learning_rate "
-        f"(now {learning_rate}) or set precision: fp32"
+        f"(now {learning_rate}); on a GPU precision: fp32 may suffice"
     )

@@ -15,7 +15,7 @@ from recbole.evaluator.register import metric_information
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.windows import masks_history
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import is_unfinished, read_result
@@ -62,7 +62,8 @@ def evaluate(
     Raises:
         UsageError: if a metric is unknown, a cutoff is wrong, the part has no targets, or the
             dataset is needed and missing.
-        CheckpointError: if the data that the model was trained on have changed.
+        CheckpointError: if the data that the model was trained on have changed; later interactions
+            are left out.
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
@@ -90,7 +91,12 @@ def evaluate(
         ranks = _read_ranks(folder)
         if _reproduces_result(ranks, folder, trained):
             return _compute_metrics(ranks, config) | custom_values
-    experiment = load(folder.path, options=options, dataset=dataset)
+    experiment = load(folder.path, options=options, dataset=dataset, grown=True)
+    if experiment.changed:
+        raise CheckpointError(
+            f"{folder.path}: {', '.join(experiment.changed)} of the data changed since training, "
+            "so metrics would be those of other input"
+        )
     values = experiment.trainer.evaluate(experiment.loaders[part])
     if values is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
@@ -116,6 +122,11 @@ def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> d
     values = {}
     for function in functions:
         name = getattr(function, "__name__", type(function).__name__)
+        if name in values:
+            raise UsageError(
+                f"metrics: two functions are called {name}; define them by `def`, each with a name "
+                "of its own, or set __name__"
+            )
         value = function(ranks)
         try:
             values[name] = float(value)

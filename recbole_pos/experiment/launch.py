@@ -137,7 +137,7 @@ def run_in_parallel(
     except KeyboardInterrupt:
         path = (args.resume or rendezvous.folder) if has_process_0 else None
         if path and RunFolder(path).checkpoint.is_file():
-            raise Interrupted(str(path)) from None
+            raise Interrupted(str(path), config["plugins"]) from None
         raise  # there is nothing to continue, or it is on another machine
     if not has_process_0:  # the store may be gone with its machine
         return None

@@ -82,7 +82,7 @@ def train(
             folder.require_unused()  # another run may have begun here before the lock
         trainer.run, trainer.saved_model_file = folder, str(folder.checkpoint)
         trainer.callbacks = [*make_loggers(config), *callbacks]
-        with _explained_stops(folder):
+        with _explained_stops(folder, experiment.config["plugins"]):
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             elif folder.is_only_begun:
@@ -97,14 +97,17 @@ def train(
 
 
 @contextmanager
-def _explained_stops(folder: RunFolder) -> Iterator[None]:
-    """Add how to resume to errors of Ctrl-C and of a full disk, in a ``with`` block."""
+def _explained_stops(folder: RunFolder, plugins: list[str] | None) -> Iterator[None]:
+    """Add how to resume to errors of Ctrl-C and of a full disk, in a ``with`` block.
+
+    ``plugins`` are modules that the command must name again.
+    """
     try:
         yield
     except KeyboardInterrupt:
         if not folder.checkpoint.is_file():
             raise  # nothing to continue
-        raise Interrupted(str(folder.path)) from None
+        raise Interrupted(str(folder.path), plugins) from None
     except StorageError as error:
         advice = "no epoch was kept; make room and start again"
         if folder.checkpoint.is_file():

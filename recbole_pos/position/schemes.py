@@ -15,6 +15,7 @@ from recbole_pos.registry import (
     find_importing_module,
     gather_defaults,
     import_path,
+    read_defaults,
 )
 from recbole_pos.values import shown, suggest
 
@@ -155,12 +156,18 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         return {key: value for key, value in shipped.items() if key in options}
 
     values, own_options = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
+    given = {
+        key
+        for source in (defaults, vars(scheme).get("defaults"))
+        for key in read_defaults(source, scheme)
+    }
     for keys, problem in (
         (set(options) - set(values), "has no default; give one to register_scheme"),
-        (set(values) - set(options), f"has a default, but is not among {path}.options"),
+        (given - set(options), f"has a default, but is not among {path}.options"),
     ):
         if keys:
             raise UsageError(f"scheme {shown(name)}: {', '.join(sorted(keys))} {problem}")
+    values = {key: values[key] for key in options}  # without those of classes that it extends
     try:
         inspect.signature(scheme).bind(None, **values)
     except TypeError as error:
@@ -170,6 +177,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
             f"constructor does not take: {error}"
         ) from error
     module = find_importing_module(sys._getframe(1))  # registers it again in another process
+    own_options &= set(options)
     SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
     return scheme
 

@@ -85,10 +85,11 @@ def _is_arrow_frame(value: Any) -> bool:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value or the values of a list, with numpy's numbers as Python's own."""
+    """Return a value or those of a list: numpy's numbers as Python's, whole floats as int."""
     if isinstance(value, list):
-        return [x.item() if isinstance(x, np.number) else x for x in value]
-    return value.item() if isinstance(value, np.number) else value
+        return [_to_plain(x) for x in value]
+    value = value.item() if isinstance(value, np.number) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

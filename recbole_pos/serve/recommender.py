@@ -34,7 +34,7 @@ from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
 from recbole_pos.serve.histories import Fields, Histories, TokenIds, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items
-from recbole_pos.values import SECONDS, is_number, is_whole, listed, shown, suggest
+from recbole_pos.values import SECONDS, is_number, is_whole, listed, read_names, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
@@ -320,13 +320,14 @@ class Recommender(FittedModel):
             names = list(dataset.field2id_token[dataset.uid_field][log.lengths > 0])
             names += self.unknown_users
         else:
-            names = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
+            if not (names := list(dict.fromkeys(read_names(users, "users")))):
+                raise UsageError("users: expected names of users, found an empty list")
         id_by_name = dataset.field2token_id[dataset.uid_field]
         ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
         lengths = log.lengths[ids]
         empty = [name for name, length in zip(names, lengths, strict=True) if length == 0]
         absent = [name for name in empty if name not in self.unknown_users]
-        if absent or not names:
+        if absent:
             raise UsageError(
                 f"users: {len(absent)} of {len(names)} have no interaction in "
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
@@ -358,9 +359,9 @@ class Recommender(FittedModel):
         for key, names, allows in zip(options, (allowed, excluded), (True, False), strict=True):
             if names is None:
                 continue
-            if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
-                raise UsageError(f"{key}: expected names of items, found {shown(names)}")
-            known_ids = [self.ids[name] for name in map(str, names) if name in self.ids]
+            if isinstance(names, str):
+                raise UsageError(f"{key}: expected a list of names of items, found {shown(names)}")
+            known_ids = [self.ids[name] for name in read_names(names, key) if name in self.ids]
             is_allowed[known_ids] = allows
             if not is_allowed.any():
                 reason = "none of them is known" if allows else "all items are excluded"
@@ -492,7 +493,8 @@ class Recommender(FittedModel):
         if items is None:
             item = self.rank_items(packed, k, exclude_seen, choice)[2]
         else:
-            item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
+            ids = map(self.require_id, read_names(items, "items"))
+            item = np.fromiter(ids, dtype=np.int64)
         if not len(item):
             raise UsageError("items: none to explain")
         hides_seen = self.hides_seen(exclude_seen)
@@ -554,7 +556,7 @@ class Recommender(FittedModel):
         Raises:
             UsageError: for unknown items, or a model without item vectors.
         """
-        names = list(map(str, np.atleast_1d(items)))
+        names = read_names(items, "items")
         for name in names:
             self.require_id(name)
         row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
@@ -582,11 +584,9 @@ class Recommender(FittedModel):
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
     def require_k(self, k: int) -> None:
-        """Raise a UsageError unless k is from 1 to the number of items."""
-        if not (is_whole(k) and 1 <= k <= len(self.items)):
-            raise UsageError(
-                f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
-            )
+        """Raise a UsageError unless k is a whole number, at least 1."""
+        if not (is_whole(k) and k >= 1):
+            raise UsageError(f"k: expected a whole number, at least 1, found {shown(k)}")
 
     # names of 0.2.0
     of_users = make_alias("of_users", "read_users")

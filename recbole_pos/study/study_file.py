@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,8 +197,19 @@ def plan_models(
     by_options = f" by {' and '.join(names)}" if names else ""
     title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
-    content |= {"base": base or {}, **keys}
+    base = base or {}
+    if base.keys() & {"metrics", "topk"}:
+        content["metrics"] = _list_metrics(base)
+    content |= {"base": base, **keys}
     return make_plan(Source("command line", content))
+
+
+def _list_metrics(base: Mapping[str, Any]) -> list[str]:
+    """Return the metrics that options of runs name, such as ``hit@5``; ``valid_metric`` first."""
+    names, cutoffs = base.get("metrics") or ["ndcg", "hit", "mrr"], base.get("topk") or [10]
+    names, cutoffs = (x if isinstance(x, (list, tuple)) else [x] for x in (names, cutoffs))
+    metrics = [f"{name}@{k}".lower() for k in cutoffs for name in names if str(name) != "GAUC"]
+    return sorted(metrics, key=lambda metric: metric != str(base.get("valid_metric")).lower())
 
 
 def _parse_vary(text: str) -> tuple[str, list[Any]]:
