@@ -53,4 +53,4 @@ class CheckpointError(PosError, RuntimeError):
 
 
 class RunWarning(UserWarning):
-    """The run of a trained model is unfinished, or its dataset is missing."""
+    """Something about a run or its data that is no error: rows left out, an unfinished run."""

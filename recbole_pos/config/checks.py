@@ -221,6 +221,8 @@ def _check_metrics(config: dict[str, Any]) -> None:
         if name not in ranking:
             hint = nearest(name, ranking) or f"; known are {', '.join(ranking)}"
             problem = f"unknown {shown(metric)}"
+            if "@" in name:
+                hint = "; a metric stands without its cutoff, which is topk"
             if name in metric_types:
                 problem = f"{metric} needs labels, and here items are ranked"
             raise UsageError(f"metrics: {problem}{hint}")

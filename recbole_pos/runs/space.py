@@ -22,8 +22,8 @@ from recbole_pos.yaml_files import ROOT, parse_scalar, read_with_lines
 Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]
 KINDS: dict[Kind, str] = {
     "choice": "a list of different values",
-    "uniform": "[low, high]",
-    "loguniform": "[low, high], values above 0 and not their logarithms",
+    "uniform": "[low, high], low below high",
+    "loguniform": "[low, high], low below high, values above 0 and not their logarithms",
     "quniform": "[low, high, step], the step above 0",
     "randint": "[low, high], whole numbers, both included",
 }
@@ -396,7 +396,8 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     if not parameters:
         raise UsageError(
             f"{next(iter(lines.values()), 'space')}: the space searches nothing; a line that "
-            "searches looks like `learning_rate: {loguniform: [1e-4, 1e-2]}`"
+            "searches looks like `learning_rate: {loguniform: [1e-4, 1e-2]}`, with one of "
+            f"{', '.join(KINDS)}"
         )
     return Space(parameters, fixed, dict(lines))
 
