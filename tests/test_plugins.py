@@ -211,8 +211,9 @@ def test_an_option_belongs_to_one_scheme(tiny: Path, mine) -> None:
         recbole_pos.register_scheme("recency", mine.Recency, {"recency_slope": 1.0})
         recbole_pos.register_scheme("other", scheme, {key: default})
         assert SCHEMES.defaults("other") == {key: default}  # and none of Recency
-        config = options(tiny, position=[beside, "other"])
-        assert f"position: {key}" in refusal(PosConfig, "PosSASRec", "tiny", None, config)
+        for position in ([beside, "other"], ["other", beside]):
+            config = options(tiny, position=position)
+            assert f"position: {key}" in refusal(PosConfig, "PosSASRec", "tiny", None, config)
         SCHEMES.added.clear()
     recbole_pos.register_scheme("other", mine.Recency, {"recency_slope": 7.0})
     config = PosConfig("PosSASRec", "tiny", None, options(tiny, position=["rope", "other"]))

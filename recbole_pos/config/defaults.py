@@ -36,7 +36,8 @@ def plugin_defaults(
     model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
     if "position" in model_defaults:
-        for name in scheme_names(model_defaults["position"] if position is None else position):
+        names = scheme_names(model_defaults["position"] if position is None else position)
+        for name in sorted(names, key=lambda name: name in SCHEMES.added):  # custom ones last
             values = SCHEMES.defaults(name)
             if name in SCHEMES.added:
                 _require_own_options(name, values, defaults)
