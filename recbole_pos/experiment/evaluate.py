@@ -91,12 +91,12 @@ def evaluate(
         ranks = _read_ranks(folder)
         if _reproduces_result(ranks, folder, trained):
             return _compute_metrics(ranks, config) | custom_values
-    experiment = load(folder.path, options=options, dataset=dataset, grown=True)
-    if experiment.changed:
-        raise CheckpointError(
-            f"{folder.path}: {', '.join(experiment.changed)} of the data changed since training, "
-            "so metrics would be those of other input"
-        )
+    try:
+        experiment = load(folder.path, options=options, dataset=dataset)
+    except CheckpointError as error:  # if data only grew, a slower reading finds those of the run
+        experiment = load(folder.path, options=options, dataset=dataset, grown=True)
+        if experiment.changed:
+            raise error from None
     values = experiment.trainer.evaluate(experiment.loaders[part])
     if values is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
