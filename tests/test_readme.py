@@ -261,5 +261,8 @@ def test_a_package_index_gets_absolute_links() -> None:
     for link in [*links, *made["project_urls"].values()]:
         kind, _, path = link.removeprefix("https://x.org/r/").partition("/main/")
         if link.startswith("https://x.org/r/"):
-            assert (ROOT / path).is_file()
+            file, _, heading = path.partition("#")
+            assert (ROOT / file).is_file()
+            if heading:
+                assert f"\n## {heading.replace('-', ' ')}\n" in text(file).lower()
             assert (kind == "raw") == link.endswith((".svg", ".png")) or "report-1280" in link
