@@ -139,6 +139,9 @@ def read_names(names: Any, key: str) -> list[str]:
         raise UsageError(f"{key}: expected a list of names, found {shown(names)}")
     found = []
     for name in names:
+        if type(name) is str:  # first, since requests may name all items
+            found.append(name)
+            continue
         plain = name.item() if hasattr(name, "item") else name  # numpy's numbers
         if isinstance(plain, float) and plain.is_integer():  # a column that has empty cells, too
             plain = int(plain)

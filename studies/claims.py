@@ -27,6 +27,7 @@ from recbole_pos.study.result_tables import format_metric
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 CLAIMS = RESULTS / "claims.yaml"
+METRIC = "ndcg@10"  # of a claim that names none
 COLORS = {"replicated": "#0072B2", "not replicated": "#D55E00", "inconclusive": "#595959"}
 _TABLE = re.compile(r"(?<=<!-- begin claims -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _LINK = re.compile(r"\[(.+?)\]\(.+?\)")
@@ -118,23 +119,18 @@ def measure(results: Path, table: str, metric: str, row: str, base: str) -> Meas
 def read_claims(file: Path, results: Path) -> Iterator[Claim]:
     """Yield the claims of a file, tested by the tables of a folder of results."""
     for claim in yaml.safe_load(file.read_text("utf-8")):
-        metric, margins = claim.get("metric", "ndcg@10"), claim.get("margin", {})
-        tests = [_read_test(test, claim, metric, margins, results) for test in claim["here"]]
+        metric, margins = claim.get("metric", METRIC), claim.get("margin", {})
+        tests = [_read_test(test, claim, results) for test in claim["here"]]
         yield Claim(claim["claim"], metric, margins, tests)
 
 
-def _read_test(
-    test: Mapping[str, Any],
-    claim: Mapping[str, Any],
-    metric: str,
-    margins: Mapping[str, float],
-    results: Path,
-) -> Test:
-    """Return a test of a claim; ``margins`` are all of the claim."""
+def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> Test:
+    """Return a test of a claim, both as the file has them."""
     if "found" in test:
         return Test(test["at"], None, {"": test["verdict"]}, None, test["found"])
-    own = test.get("margin")
+    own, margins = test.get("margin"), claim.get("margin", {})
     margins = {own: margins[own]} if own else margins
+    metric = claim.get("metric", METRIC)
     measured = measure(results, test["table"], metric, test["row"], test["from"])
     verdicts = {
         name: judge(measured, margin, claim.get("expects", "better"))
@@ -153,7 +149,7 @@ def tabulate(claims: Sequence[Claim]) -> str:
     for claim in claims:
         margins = ", ".join(f"{name} {_format(margin)}" for name, margin in claim.margins.items())
         named = [margins] if margins else []
-        if claim.metric != "ndcg@10":
+        if claim.metric != METRIC:
             named.insert(0, format_metric(claim.metric))
         text = claim.text + (f" ({': '.join(named)})" if named else "")
         for test in claim.tests:

@@ -213,7 +213,7 @@ def test_models_and_values_are_rows():
     plan = plan_models("shop", ["A", "B"], ["--lr=1e-3,0.01", "block=x,y"])
     assert list(plan.rows)[:2] == ["A lr=0.001 block=x", "A lr=0.001 block=y"]
     assert len(plan.rows) == 8 and plan.rows["B lr=0.01 block=y"].options["lr"] == 0.01
-    base = {"metrics": ["Hit", "GAUC", "NDCG"], "topk": [3, 5], "valid_metric": "NDCG@5"}
+    base = {"metrics": ["Hit", "gauc", "NDCG"], "topk": [3, 5], "valid_metric": "NDCG@5"}
     assert plan_models("shop", ["A"], base=base).metrics == ("ndcg@5", "hit@3", "ndcg@3", "hit@5")
     assert plan_models("shop", ["A"], base={"topk": 7}).metrics == ("ndcg@7", "hit@7", "mrr@7")
 

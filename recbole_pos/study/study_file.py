@@ -198,8 +198,8 @@ def plan_models(
     title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
     base = base or {}
-    if base.keys() & {"metrics", "topk"}:
-        content["metrics"] = _list_metrics(base)
+    if base.keys() & {"metrics", "topk"} and (metrics := _list_metrics(base)):
+        content["metrics"] = metrics
     content |= {"base": base, **keys}
     return make_plan(Source("command line", content))
 
@@ -208,7 +208,8 @@ def _list_metrics(base: Mapping[str, Any]) -> list[str]:
     """Return the metrics that options of runs name, such as ``hit@5``; ``valid_metric`` first."""
     names, cutoffs = base.get("metrics") or ["ndcg", "hit", "mrr"], base.get("topk") or [10]
     names, cutoffs = (x if isinstance(x, (list, tuple)) else [x] for x in (names, cutoffs))
-    metrics = [f"{name}@{k}".lower() for k in cutoffs for name in names if str(name) != "GAUC"]
+    names = [str(name).lower() for name in names if str(name).lower() != "gauc"]
+    metrics = [f"{name}@{k}" for k in cutoffs for name in names]
     return sorted(metrics, key=lambda metric: metric != str(base.get("valid_metric")).lower())
 
 
