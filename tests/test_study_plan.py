@@ -203,7 +203,7 @@ def test_a_study_that_is_like_another_takes_over_option_by_option(second):
             second(text)
 
 
-def test_models_and_values_are_rows():
+def test_models_and_values_are_rows(tmp_path):
     plan = plan_models("ml-100k", ["FPARec", "SASRec"], seeds=3, base={"epochs": 2})
     assert list(plan.rows) == ["FPARec", "SASRec"] and plan.seeds == (2020, 2021, 2022)
     assert plan.make_options("SASRec") == {"model": "SASRec", "dataset": "ml-100k", "epochs": 2}
@@ -216,6 +216,9 @@ def test_models_and_values_are_rows():
     base = {"metrics": ["Hit", "gauc", "NDCG"], "topk": [3, 5], "valid_metric": "NDCG@5"}
     assert plan_models("shop", ["A"], base=base).metrics == ("ndcg@5", "hit@3", "ndcg@3", "hit@5")
     assert plan_models("shop", ["A"], base={"topk": 7}).metrics == ("ndcg@7", "hit@7", "mrr@7")
+    (file := tmp_path / "options.yaml").write_text("metrics: [MRR]\ntopk: [3]\n")
+    base = {"config_files": [str(file)], "topk": 7}
+    assert plan_models("shop", ["A"], base=base).metrics == ("mrr@7",)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from recbole_pos.config.presets import find_config_file
 from recbole_pos.errors import UsageError
 from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
 from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import parse_scalar
+from recbole_pos.yaml_files import parse_scalar, read_yaml
 
 # Options that a trained model may be tested again with.
 _RETEST_OPTIONS = ("mask_history", "inference_relations", "eval_batch_size")
@@ -198,19 +199,23 @@ def plan_models(
     title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
     base = base or {}
-    if base.keys() & {"metrics", "topk"} and (metrics := _list_metrics(base)):
+    given: dict[str, Any] = {}
+    for file in base.get("config_files", ()):
+        given |= read_yaml(find_config_file(file))
+    given |= base
+    if given.keys() & {"metrics", "topk"} and (metrics := _list_metrics(given)):
         content["metrics"] = metrics
     content |= {"base": base, **keys}
     return make_plan(Source("command line", content))
 
 
-def _list_metrics(base: Mapping[str, Any]) -> list[str]:
+def _list_metrics(options: Mapping[str, Any]) -> list[str]:
     """Return the metrics that options of runs name, such as ``hit@5``; ``valid_metric`` first."""
-    names, cutoffs = base.get("metrics") or ["ndcg", "hit", "mrr"], base.get("topk") or [10]
+    names, cutoffs = options.get("metrics") or ["ndcg", "hit", "mrr"], options.get("topk") or [10]
     names, cutoffs = (x if isinstance(x, (list, tuple)) else [x] for x in (names, cutoffs))
     names = [str(name).lower() for name in names if str(name).lower() != "gauc"]
     metrics = [f"{name}@{k}" for k in cutoffs for name in names]
-    return sorted(metrics, key=lambda metric: metric != str(base.get("valid_metric")).lower())
+    return sorted(metrics, key=lambda metric: metric != str(options.get("valid_metric")).lower())
 
 
 def _parse_vary(text: str) -> tuple[str, list[Any]]:
