@@ -8,7 +8,10 @@ __version__ = "0.2.0"
 
 def find_commit() -> str:
     """Return the commit of the checkout that the package runs from; empty if it is installed."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent)]
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():  # else git would find a project that holds the environment
+        return ""
+    command = ["git", "-C", str(root)]
     command += ["describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -17,6 +17,7 @@ from shop import LOAD, shop_options, tables, write
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
 from recbole_pos.data.tables import TextTable
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
 TEXT = TextTable.read
@@ -275,3 +276,16 @@ def test_a_file_that_changes_or_a_disk_that_is_full(folder: Path, monkeypatch) -
     monkeypatch.setattr(cache.torch, "save", lambda *_: open("/dev/full", "wb", 0).write(b"x"))
     prepared(folder)
     assert not kept(folder)
+
+
+def test_what_is_refused_is_refused_again(tmp_path: Path) -> None:
+    for part, user in (("train", "a"), ("test", "b")):
+        rows = "".join(f"{user}\ti{n}\t{n}\n" for n in range(1, 4 if part == "train" else 2))
+        (tmp_path / "shop").mkdir(exist_ok=True)
+        header = "user_id:token\titem_id:token\ttimestamp:float\n"
+        (tmp_path / "shop" / f"shop.{part}.inter").write_text(header + rows)
+    given = {"data_path": str(tmp_path), "benchmark_filename": ["train", "test"]}
+    for _ in range(2):
+        with pytest.raises(UsageError, match="nothing of the test part can be predicted"):
+            read_dataset(PosConfig("PosSASRec", "shop", None, given)).build()
+    assert kept(tmp_path)

@@ -147,6 +147,10 @@ def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
     assert main(["recommend"]) == 0
     run_dir, given = taken.pop()
     assert (run_dir, given["k"], given["exclude_seen"]) == ("live", 7, False)
+    monkeypatch.setenv("RECBOLE_POS_SHARES", "A=0.5 B=0.5")
+    assert main(["serve", "A=a", "B=b"]) == 0 and taken.pop()[1].shares == ("A=0.5", "B=0.5")
+    assert main(["serve", "A=a", "B=b", "--shares", "A=0.9", "B=0.1"]) == 0
+    assert taken.pop()[1].shares == ("A=0.9", "B=0.1")
     monkeypatch.setenv("RECBOLE_POS_PORT", "http")
     assert main(["serve"]) == 2
     assert "RECBOLE_POS_PORT: found 'http', expected a whole number" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import resource
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +20,7 @@ from conftest import CROSS_ENTROPY, make_log, small, train, write_atomic
 
 import recbole_pos
 from recbole_pos.data.item_vectors import read_new_vectors, read_vectors, to_files
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.context import SequenceContext
 
@@ -319,6 +320,9 @@ def test_a_moved_run_knows_content_and_takes_new_items(
     new = ["new", "i1"], np.stack((vectors()[NAMES.index("c2")], vectors()[0]))
     more = recbole_pos.Recommender.load(folder, histories_only=True, item_vectors=new)
     assert len(more.items) == len(trained.items) + 1
+    assert pickle.loads(pickle.dumps(more)).ids == more.ids
+    with pytest.warns(RunWarning, match="1 items of add_items are not saved"):
+        more.save(tmp_path / "saved")
     pd.testing.assert_frame_equal(
         recbole_pos.Recommender.load(folder).recommend(["u9"], k=5), first
     )

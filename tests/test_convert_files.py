@@ -248,6 +248,10 @@ def test_a_row_for_each_user_with_lists(tmp_path: Path, name: str) -> None:
         [1, 12, T],
         [2, 11, T],
     ]
+    if name == "lists.jsonl":  # rows are those of the file, of which none is lost in silence
+        (tmp_path / name).write_text("{\n" + LISTS[name].replace(f"{T + 1}", "null"))
+        text = repr(recbole_pos.convert(tmp_path / name, **given))
+        assert "lists.jsonl:1 (" in text and "lists.jsonl:2" in text.split("lists.jsonl:1 (")[1]
     (tmp_path / name).write_text(re.sub(rf"{T + 2}(, |[,| ])", "", LISTS[name]))
     with pytest.raises(UsageError, match="expected lists of one length"):
         recbole_pos.convert(tmp_path / name, **given)

@@ -318,6 +318,18 @@ def open_kinds(folder: Path, model: str = "PosSASRec", **options: Any) -> Experi
     return prepare(small(model, **given))
 
 
+def test_a_kind_that_only_test_has(tmp_path: Path) -> None:
+    """Trials of general models, whose data have no test interactions, do without it."""
+    frame = log_of_kinds().sort_values("timestamp").assign(kind="buy")
+    frame.iloc[-20:, frame.columns.get_loc("kind")] = "gift"
+    file = write_atomic(frame, tmp_path) / "tiny" / "tiny.inter"
+    file.write_text(file.read_text().replace("kind:float", "kind:token", 1))
+    given = {"target_events": BUY, "load_col": LOAD, "data_path": str(tmp_path)}
+    dataset = read_dataset(small("BPR", eval_args={"split": {"GT": [0.6, 0.8]}}, **given))
+    whole = dataset.build()
+    assert len(dataset.without_test().build()[0]) == len(whole[0])
+
+
 def brute_force(split: dict[str, Any], bought: Any) -> list[tuple[str, float, str, str]]:
     """(user, time, item, part) of every target, by loops over users."""
     frame, found = log_of_kinds(), []

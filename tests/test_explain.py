@@ -139,6 +139,7 @@ def test_every_interaction_is_explained(recommender: Callable) -> None:
         assert table["past"].tolist() == [x[0] for x in wanted[item]]
         np.testing.assert_allclose(table["score_change"], [x[1] for x in wanted[item]], atol=2e-5)
         assert table["rank_change"].tolist() == [x[2] for x in wanted[item]]
+    assert trained.explain(row, items * 2, exclude_seen=False).equals(found)
     best = trained.recommend(histories=[row], k=4)
     assert trained.explain(row, k=4)["item"].drop_duplicates().tolist() == best["item"].tolist()
     user = trained.dataset.field2id_token["user_id"][5]

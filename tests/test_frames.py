@@ -191,6 +191,9 @@ def test_it_needs_nothing_of_where_it_was_trained(fitted: rp.Recommender, tmp_pa
     )
     folder = Path(fitted.config["data_path"])
     hidden = folder.rename(folder.with_name("away"))
+    with pytest.raises(UsageError, match="save: data: there is no dataset in"):
+        fitted.save(tmp_path / "whole", data=True)
+    assert not (tmp_path / "whole").exists()
     process = [sys.executable, "-c", code, str(tmp_path / "moved")]
     out = subprocess.run(process, input=content, stdout=subprocess.PIPE, check=True).stdout
     hidden.rename(folder)
@@ -221,6 +224,15 @@ def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> No
     pop = rp.fit("Pop", fitted.resources[0], **UNTRAINED)
     both = rp.compare([fitted.folder.path, pop.folder.path], run_dir=tmp_path, verbose=False)
     assert set(both.table["row"]) == {"PosSASRec", "Pop"} and "ndcg@10" in set(both.table["metric"])
+    valid_metric = fitted.config["valid_metric"].lower()  # that of curves, and so of the tables
+    assert both.table["metric"].iloc[0] == valid_metric == "ndcg@5"
+    assert both.results.curves["value"].max() == fitted.result.best_valid[valid_metric]
+    for given in ({"epochs": 9}, {"dataset": "ml-100k"}, {"dry_run": True}, {"seeds": 2}):
+        with pytest.raises(UsageError, match=f"^compare: {next(iter(given))}: not read"):
+            rp.compare([fitted.folder.path, pop.folder.path], verbose=False, **given)
+    for paths in ([fitted.folder.path, "run"], [tmp_path, tmp_path / "study.yaml"]):
+        with pytest.raises(UsageError, match="is not the folder of a run"):
+            rp.compare(paths, verbose=False)
     frame = make_log().sort_values("user_id", kind="stable")  # ids get another order
     other = rp.fit("Pop", rp.Dataset.from_frame(frame), **{**UNTRAINED, "seed": 1})
     pair = rp.compare([pop.folder.path, other.folder.path], run_dir=tmp_path / "x", verbose=False)

@@ -9,6 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import recbole_pos
+from recbole_pos import version
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "recbole_pos"
@@ -118,3 +119,8 @@ def test_imports_within_functions_are_seen() -> None:
     assert [_module(name) for name in _imports(text)] == ["recbole_pos.data.interactions", "ray"]
     assert _room("recbole_pos.data.interactions") == _room("recbole_pos.data") == "data"
     assert _room("recbole_pos.files") == ""
+
+
+def test_the_commit_is_never_that_of_a_project_around_the_package(monkeypatch) -> None:
+    monkeypatch.setattr(version, "__file__", str(PACKAGE / "cli" / "version.py"))
+    assert version.find_commit() == ""

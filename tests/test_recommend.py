@@ -425,8 +425,10 @@ def test_histories_without_times() -> None:
     some = [{"id": "a", "items": ["i2", "i1"], "times": [5, 1]}, {"id": "b", "items": ["i3", "i1"]}]
     for read in (list, pa.Table.from_pylist, pd.DataFrame):
         assert read_histories(read([number]), ids, False).items.tolist() == [2, 1]
-        if read is not pd.DataFrame:  # which has NaN for none
-            assert read_histories(read(some), IDS, False).items.tolist() == [2, 3, 4, 2]
+        # a frame has NaN for none
+        assert read_histories(read(some), IDS, False).items.tolist() == [2, 3, 4, 2]
+        asked = read_histories(read([{**number, "at": 9.0}, number]), ids, False).at
+        np.testing.assert_array_equal(asked, [9.0, np.nan])
     log = pd.DataFrame({"user": ["b", "a", "b"], "item": ["i1", "i2", "i3"]})
     lists = log.groupby("user")["item"].agg(list)
     found = read_histories(lists, IDS, False)

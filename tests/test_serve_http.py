@@ -148,8 +148,8 @@ def test_answers_are_those_of_the_library(
         (422, "allowed: ", "/similar", {"items": ["i1"], "allowed": ["i999"]}),
         (413, "histories: ", "/recommend", {"histories": [[]] * 257}),
         (413, "the body is longer", "/similar", b" " * 2**22),
-        (422, "not reloaded", "/reload", {"run_dir": "/nowhere"}),
-        (422, "not reloaded", "/reload", {"run_dir": "a\0b"}),
+        (422, "the model is not reloaded", "/reload", {"run_dir": "/nowhere"}),
+        (422, "the model is not reloaded", "/reload", {"run_dir": "a\0b"}),
     ],
 )
 def test_wrong_requests_are_refused(
@@ -187,6 +187,11 @@ def test_two_models_share_the_ids(
             name, asked = answers[n]["model"], {"histories": [histories[n]], "k": 3}
             assert_same([answers[n]], models[name], asked)
             assert server.ask("/recommend", asked)[1]["recommendations"][0]["model"] == name
+        wrong = {**histories[66], "times": [1]}  # its number in the request, not in the share
+        status, found = server.ask("/recommend", {"histories": [*histories[:66], wrong]})
+        assert status == 422 and "histories[66].times" in found["error"]
+        status, found = server.ask("/recommend", {"histories": histories[:129] * 2})
+        assert status == 413 and "histories: " in found["error"]  # 257 at most, of all shares
         asked = {"users": ["u7", "u3"]}
         found = server.ask("/recommend", {**asked, "model": "B"})[1]["recommendations"]
         assert {one["model"] for one in found} == {"B"}
@@ -230,7 +235,7 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path]) -> None:
             status, found = server.ask("/reload", {"run_dir": str(run)})
             assert status == 200 and found["run_dir"] == str(run)
         status, output = server.ask("/reload", {"run_dir": str(runs[0].parent)})
-        assert status == 422 and "not reloaded, nothing has changed" in output["error"]
+        assert status == 422 and "is not reloaded and stays as it was" in output["error"]
         server.process.send_signal(signal.SIGHUP)
         done = 'recbole_pos_reloads_total{model="default",outcome="done"} 4.0'
         wait(lambda: done in server.ask("/metrics")[1])

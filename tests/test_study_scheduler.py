@@ -102,7 +102,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder)
 
 
 def test_metrics_that_nothing_computes(tiny: Path) -> None:
-    configs = {"NoPE": {"metrics": ["NDCG"], "topk": [10]}}
+    configs = {"NoPE": {"metrics": "NDCG", "topk": 10}}
     _require_metrics(plan(tiny, metrics=["ndcg@10", "hit@3"]), configs)  # of the ranks
     validated = {"metrics": ["ndcg@15"], "tables": [{"title": "T", "validation": True}]}
     for more in ({"metrics": ["ndcg@10", "foo@10"]}, validated):

@@ -247,7 +247,7 @@ def test_wrong_input_leaves_nothing_behind(
     arguments += ["--run_dir", "made/for/it"]
     for more, message in (
         ([f"--space={tmp_path / 'space.yaml'}"], "space.yaml, line 2: unknown key 'learing_rate'"),
-        (["--cpus_per_trial=64"], "--cpus_per_trial: 64 is more than the 2 CPUs"),
+        (["--cpus_per_trial=64", "--max_concurrent=1"], "no machine has 64 CPUs and 0 GPUs"),
         (["--eval_args={split: {LS: test_only}}"], "no validation targets"),
         ([f"--run_dir={tmp_path / ('x' * 300)}"], "File name too long"),
         ([f"--space={'x' * 300}"], "--space: no file"),

@@ -22,7 +22,8 @@ from recbole_pos.runs.searchers import OptunaSearcher, make_searcher
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.space import Parameter, Space, find_space_file, parse_space, read_space
 from recbole_pos.study.scheduler import RowSearch
-from recbole_pos.tuning.search_plan import check_arguments, plan_search
+from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.tuning.search_plan import check_arguments, extend_plan, plan_search
 from recbole_pos.yaml_files import ROOT
 
 ALL_KINDS = """
@@ -336,6 +337,11 @@ def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:
     assert all(options in drawn for options in found.space.list_points())
     with pytest.raises(UsageError, match="9 combinations"):
         one.ask(9)
+    folder = StudyFolder(tmp_path)
+    folder.write_plan(found.plan)
+    write(tmp_path, "{}", "search.json")
+    extended = extend_plan(folder, SearchArguments(num_samples=20), {}, {})
+    assert extended.search is not None and extended.search.trials == 9
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_users_without_new_events_get_what_they_got(tmp_path, model) -> None:
         np.testing.assert_allclose(after[user]["score"], asked[user]["score"], rtol=1e-4)
 
 
-def test_filters_count_what_was_known(tmp_path) -> None:
+def test_filters_count_what_was_known(tmp_path, capsys) -> None:
     """i0 had too few events for the filter then; that it has enough now changes nothing."""
     log = make_log()
     rare = log["item_id"].value_counts().index[-1]
@@ -82,6 +82,8 @@ def test_filters_count_what_was_known(tmp_path) -> None:
     filters = {"item_inter_num_interval": f"[{least},inf)"}
     run_dir = train(write_atomic(log, tmp_path), tmp_path / "run", "FPARec", **filters)
     before = by_user(recbole_pos.recommend(run_dir, k=5))
+    assert main(["recommend", str(run_dir), "--users", "u5"]) == 0
+    assert "not in training (new, or left out by filters): items 1," in capsys.readouterr().out
     more = pd.DataFrame({"user_id": "u5", "item_id": [rare] * 5, "timestamp": LATER})
     write_atomic(pd.concat((log, more)), tmp_path)
     after = by_user(recbole_pos.recommend(run_dir, k=5))

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
@@ -261,7 +262,7 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
             "-m FPARec,SASRec -d ml-100k, or a study's file or folder, or folders of runs"
         )
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
-    paths = args.paths[0] if len(args.paths) == 1 else args.paths
+    paths = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
     files = list_config_files(args.config_files)
     settings = read_settings(args, CompareArguments)
     comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)

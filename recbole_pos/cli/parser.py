@@ -50,6 +50,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
         self._exclusive: dict[str, Any] = {}  # name -> group of which one can be given
+        self._from_environment: dict[str, list[Any]] = {}  # name of an option -> its values
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError with what argparse found wrong."""
@@ -119,10 +120,21 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(message) from None
             except (argparse.ArgumentTypeError, ValueError) as error:
                 raise UsageError(f"{variable}: {error}") from None
-            action.default = values if is_list else values[0]
+            if is_list:
+                self._from_environment[action.dest] = values  # argparse would add to a default
+            else:
+                action.default = values[0]
             if not action.option_strings:  # a positional argument, which may now be left out
                 action.nargs = "*" if is_list else "?"
                 action.required = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words as argparse does; lists that are not given come from the environment."""
+        parsed, unread = super().parse_known_args(args, namespace)
+        for name, values in self._from_environment.items():
+            if not getattr(parsed, name):
+                setattr(parsed, name, values)
+        return parsed, unread
 
     @property
     def options(self) -> set[str]:

@@ -12,6 +12,7 @@ model, or to those that take that scheme.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def find_config_file(name: str | Path) -> Path:
         UsageError: if there is neither, but a preset of a similar name.
     """
     folder = ROOT / "presets"
-    if Path(name).exists():
+    if os.path.exists(name):  # False for a name that no file can have, where Path raises
         return Path(name)
-    if (folder / name).is_file():
+    if os.path.isfile(folder / name):
         return folder / name
     presets = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*.yaml"))]
     if hint := suggest(str(name), presets):

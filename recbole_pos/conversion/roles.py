@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import parse_lists
-from recbole_pos.conversion.source import Part, Source
+from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.times import ROW_ORDER, AmbiguousDate, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
@@ -208,7 +208,8 @@ def explode_lists(source: Source, given_names: Mapping[str, str | None]) -> Sour
                 f"{source.locate_rows(wrong[:1])[0]}: {items[0]} has {num_items[wrong[0]]} entries "
                 f"and {name} {lengths[name][wrong[0]]}; expected lists of one length"
             )
-    rows = pa.array(np.repeat(np.arange(len(num_items)), num_items))
+    origin = np.repeat(np.arange(len(num_items)), num_items)
+    rows = pa.array(origin)
     split = [name for name in lists if np.array_equal(lengths[name], num_items)]
     columns = {}
     for name, column in source.columns.items():
@@ -217,8 +218,7 @@ def explode_lists(source: Source, given_names: Mapping[str, str | None]) -> Sour
         else:
             columns[name] = column.take(rows)
     form = f"{source.form}, a row for each user with lists ({', '.join(split)})"
-    part = Part(source.path, columns, len(rows))
-    return replace(source, parts=[part], columns=columns, form=form)
+    return replace(source, columns=columns, form=form, origin=origin)
 
 
 def _find_singular(name: str) -> str:

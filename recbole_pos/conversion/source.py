@@ -58,6 +58,7 @@ class Source:
         form: description of the format for people.
         decimal_comma: whether numbers may have a decimal comma.
         cuts: held-out part -> its first row, see :meth:`add_part`.
+        origin: [rows] row of the files that each row comes from; None if rows are those of files.
     """
 
     path: Path
@@ -66,10 +67,13 @@ class Source:
     form: str
     decimal_comma: bool = False
     cuts: dict[str, int] = field(default_factory=dict)
+    origin: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of all files."""
+        """Number of rows, of all files."""
+        if self.origin is not None:
+            return len(self.origin)
         return sum(part.num_rows for part in self.parts)
 
     def add_part(self, name: str, other: Source) -> Source:
@@ -83,6 +87,8 @@ class Source:
 
     def locate_rows(self, rows: np.ndarray) -> list[str]:
         """Return file and number of [n] rows, which count from 0 through all files."""
+        if self.origin is not None:
+            rows = self.origin[rows]
         places: list[str] = []
         first_row = 0
         for part in self.parts:

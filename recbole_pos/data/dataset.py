@@ -198,7 +198,7 @@ class _ExactTimeMixin(AtomicTables):
         """Convert tables to tensors; sort the interactions into the log, and split it."""
         Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
-        is_selected = find_selected(self, fields)
+        is_selected = find_selected(self, fields, requires_all=True)
         # masks of missing cells are sorted and cut as columns of the log, then taken out of it
         mask_names = {field: f"{field} is missing" for field in self.missing if field in fields}
         for field, name in mask_names.items():
@@ -270,7 +270,7 @@ class _ExactTimeMixin(AtomicTables):
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
-        if self.given_part is not None and not is_part(self.config):
+        if self.config["benchmark_filename"] and not is_part(self.config):
             for part, held_out in enumerate(datasets):
                 if not len(held_out):
                     self._require_shared_users(part)

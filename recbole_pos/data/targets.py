@@ -121,10 +121,14 @@ def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor
     return {name: column[order] for name, column in fields.items()}
 
 
-def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
+def find_selected(
+    dataset: Any, fields: dict[str, Tensor], requires_all: bool = False
+) -> np.ndarray | None:
     """Return [interactions] bool: whether ``target_events`` selects each; None without the option.
 
-    ``fields`` are the columns of the interactions.
+    Args:
+        fields: the columns of the interactions.
+        requires_all: whether a value that no interaction has is an error, as of a whole file.
     """
     selections = dataset.config["target_events"]
     if not selections:
@@ -142,13 +146,14 @@ def find_selected(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
         column = fields[field].numpy()
         has_value = ~dataset.missing.get(field, np.zeros(num_rows, dtype=bool))
         tokens = dataset.field2id_token.get(field)
-        selected = _find_values(field, selection, pd.unique(column[has_value]), tokens)
+        present = pd.unique(column[has_value])
+        selected = _find_values(field, selection, present, tokens, requires_all)
         is_selected &= has_value & np.isin(column, selected)
     return is_selected
 
 
 def _find_values(
-    field: str, selection: Any, present: np.ndarray, tokens: np.ndarray | None
+    field: str, selection: Any, present: np.ndarray, tokens: np.ndarray | None, requires_all: bool
 ) -> list[Any]:
     """Return those values of a field that a selection names, of the values ``present`` [n] in it.
 
@@ -161,12 +166,12 @@ def _find_values(
         selected = [np.float32(value) if is_number(value) else value for value in selected]
     texts = list(map(str, selected))
     for text in texts:
-        if text not in value_by_text:
+        if requires_all and text not in value_by_text:
             raise UsageError(
                 f"target_events: no interaction has {field}: {shown(text)}"
                 f"{suggest(text, value_by_text)}; they have {listed(value_by_text)}"
             )
-    return [value_by_text[text] for text in texts]
+    return [value_by_text[text] for text in texts if text in value_by_text]
 
 
 def check_given_parts(files: Sequence[str], split: Any) -> None:

@@ -79,7 +79,7 @@ def inspect_encoding(
     rows: list[list[str]] = []
     for name, scheme in encodings_by_name.items():
         vectors = {length: compute_session_vectors(scheme, length) for length in lengths}
-        summary = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
+        summary = (type(scheme).__doc__ or "").partition("\n")[0].rstrip(".")
         title = f"{name}, {vectors[longest].shape[1]} columns: {summary}{suffix}"
         files.append(draw_encoding(vectors, title, folder / f"encoding_{name}.png"))
         forward = awareness.find_forward_columns(scheme, longest)

@@ -10,7 +10,7 @@ Where its equations are:
 equation    code
 =========== ===================================================================
 1           ``MultiHeadAttention`` in ``layers/attention.py``
-5           ``LearnedPosition`` in ``position/additive.py`` (the Classic baseline)
+section 2.3 ``LearnedPosition`` in ``position/additive.py`` (the Classic baseline)
 6 to 9      ``PositionalKernel`` in ``position/kernel.py``
 10, 11      ``Factor``, ``ToeplitzFactor``, ``FullFactor``, same file
 =========== ===================================================================

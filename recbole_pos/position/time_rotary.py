@@ -268,7 +268,7 @@ class TimeOrderRotaryPosition(AngularPosition):
     ) -> None:
         """Build the frequencies of order and of time, and the gate if it is learned."""
         super().__init__()
-        _require_consistent(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)
+        _require_consistent(fusion, gate, gate_value, learn_frequencies, learn_scales)
         planes = count_planes(dimensions, "to_rope")
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.n_heads = time_options["time_unit"], dimensions.n_heads
@@ -368,7 +368,7 @@ def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
 
 
 def _require_consistent(
-    fusion: str, gate: str, scope: str, value: float, learn_frequencies: str, learn_scales: bool
+    fusion: str, gate: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
     """Raise UsageError unless the options of the gate and of learning fit the form of fusion."""
     if gate != "fixed" and fusion != "early":

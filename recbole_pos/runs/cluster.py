@@ -53,15 +53,16 @@ def connect(address: str | None) -> bool:
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", configure_logging=True, job_config=job, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises that class itself where a start takes too long
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if address is None:
+            raise UsageError(f"Ray cannot start on this machine: {reason}") from error
         raise UsageError(
             f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
             "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
             "or set RAY_AUTH_TOKEN to what it holds; without --address this machine is used alone "
-            f"({(str(error).splitlines() or [type(error).__name__])[0][:200]})"
+            f"({reason})"
         ) from error
-    except OSError as error:
-        raise UsageError(f"Ray cannot start on this machine: {error}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm)  # Ray's handler exits at once, without a message
     return True
@@ -125,15 +126,15 @@ def count_concurrent_runs(resources: Resources) -> int:
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     required = {"CPU": resources.cpus, "GPU": resources.gpus}
-    for key, amount in required.items():
-        largest = max((node.get(key, 0) for node in nodes), default=0)
-        if amount > largest:
-            raise UsageError(
-                f"--{key.lower()}s_per_trial: {amount:g} is more than the {largest:g} {key}s of "
-                "any machine in the cluster"
-            )
     rounding = 1e-9  # 0.3 GPUs hold three runs of 0.1, although 0.3 / 0.1 < 3
-    return sum(
+    num_runs = sum(
         min(int(node.get(key, 0) / amount + rounding) for key, amount in required.items() if amount)
         for node in nodes
     )
+    if not num_runs:
+        machines = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
+        raise UsageError(
+            f"--cpus_per_trial, --gpus_per_trial: no machine has {resources.cpus:g} CPUs and "
+            f"{resources.gpus:g} GPUs for a run; found {shown(machines)}"
+        )
+    return num_runs

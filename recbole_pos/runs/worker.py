@@ -28,8 +28,7 @@ from recbole_pos.runs.cluster import Resources
 
 MOST_LOSSES = 3  # how often a run is resumed whose process or machine was lost
 DONE, FAILED = "done", "failed"
-# Options without a use in a process of Ray.
-QUIET = {"show_progress": False, "tensorboard": False, "logger": None}
+QUIET = {"show_progress": False}  # which has no use in a process of Ray
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|unable to allocate", re.IGNORECASE
 )

@@ -119,9 +119,8 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.
-        Refusal: if a limit is exceeded.
+        Refusal: if too many interactions would be left out.
     """
-    _require_limits(body, limits)
     choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
     if body.histories is None:
         packed = trained.read_users(body.users)
@@ -158,7 +157,7 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
     return answers
 
 
-def _require_limits(body: RecommendBody, limits: ServeArguments) -> None:
+def require_limits(body: RecommendBody, limits: ServeArguments) -> None:
     """Raise an error unless a body has either histories or users, within the limits."""
     body.require_people()
     _require_at_most("histories", len(body.histories or ()), limits.max_histories)

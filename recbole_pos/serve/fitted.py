@@ -13,7 +13,7 @@ import pandas as pd
 
 from recbole_pos.conversion.frames import Dataset
 from recbole_pos.data.identity import Growth
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
 from recbole_pos.experiment.folder import SEARCH, RunFolder
@@ -115,12 +115,22 @@ class FittedModel:
         target = RunFolder(path)
         if target.holds_run or (target.path / SEARCH).exists():
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
-        copy_run(self._require_folder("save"), target, with_results=True)
+        folder = self._require_folder("save")
         if data is None:
             data = any(isinstance(x, Dataset) and x.home is not None for x in self.resources)
+        dataset_folder = Path(self.config["data_path"])
+        if data and not dataset_folder.is_dir():
+            raise UsageError(f"save: data: there is no dataset in {dataset_folder} any more")
+        if added := sum(len(names) for names, _ in getattr(self, "added", ())):
+            text = (
+                f"save: the {added:,} items of add_items are not saved; add them again after load"
+            )
+            warnings.warn(text, RunWarning, 2)
+        copy_run(folder, target, with_results=True)
         if data:
-            dataset_folder = Path(self.config["data_path"])
-            shutil.copytree(dataset_folder, target.data / self.config["dataset"])
+            without_cache = shutil.ignore_patterns(".recbole_pos")
+            copy = target.data / self.config["dataset"]
+            shutil.copytree(dataset_folder, copy, ignore=without_cache)
         return target.path
 
     def pack(self) -> dict[str, bytes]:
@@ -167,7 +177,12 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
 
 
 def unpack(
-    kind: Any, files: dict[str, bytes], dataset: Any, growth: Growth, unknown_users: list[str]
+    kind: Any,
+    files: dict[str, bytes],
+    dataset: Any,
+    growth: Growth,
+    unknown_users: list[str],
+    added: Sequence[Any] = (),
 ) -> Any:
     """Return a pickled model of class ``kind``, loaded from a temporary folder with its files.
 
@@ -180,7 +195,10 @@ def unpack(
         experiment = load_without_data(folder.path)
     else:
         experiment = load(folder.path, dataset=dataset, grown=True)
-    return kind(experiment, growth, unknown_users, RunFolder(folder.path), [folder])
+    model = kind(experiment, growth, unknown_users, RunFolder(folder.path), [folder])
+    for item_vectors in added:
+        model.add_items(item_vectors)
+    return model
 
 
 def make_alias(old: str, new: str) -> Callable[..., Any]:

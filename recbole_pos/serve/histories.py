@@ -104,10 +104,8 @@ def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 Plain = WrapValidator(_validate_plain)
 Name = StrictStr | Annotated[StrictInt, Bounds(gt=-(2**63), lt=2**63)]
 Moment = Annotated[StrictFloat, Bounds(gt=-_TIME_LIMIT, lt=_TIME_LIMIT)] | StrictStr | datetime
-_Number = Annotated[
-    Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None,
-    BeforeValidator(lambda value: None if value != value else value),  # NaN is missing
-]
+_NaNIsMissing = BeforeValidator(lambda x: None if isinstance(x, float) and x != x else x)
+_Number = Annotated[Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None, _NaNIsMissing]
 
 
 class History(BaseModel, extra="forbid", strict=True):
@@ -115,10 +113,12 @@ class History(BaseModel, extra="forbid", strict=True):
 
     id: Annotated[Name | None, Plain] = Bounds(None, description="returned; the index by default")
     items: Annotated[list[Name], FailFast(), Plain] = Bounds(description="names, oldest first")
-    times: Annotated[list[Moment] | None, FailFast(), Plain] = Bounds(
+    times: Annotated[list[Moment] | None, FailFast(), Plain, _NaNIsMissing] = Bounds(
         None, description="sorted by, if any: numbers or ISO 8601"
     )
-    at: Annotated[Moment | None, Plain] = Bounds(None, description="time of the request")
+    at: Annotated[Moment | None, Plain, _NaNIsMissing] = Bounds(
+        None, description="time of the request"
+    )
     events: dict[str, Any] | None = Bounds(None, description="by field, a value for each item")
     user: dict[str, Any] | None = Bounds(None, description="by field, a value")
 

@@ -10,10 +10,11 @@ import asyncio
 import gc
 import ipaddress
 import logging
+import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -140,6 +141,7 @@ class Service:
             self.metrics.histories.labels(name).inc(len(answers))
             return answers
 
+        bodies.require_limits(body, self.settings)
         if len(loaded) == 1:
             ((name, model),) = loaded.items()
             return {"run_dir": model.run_dir, "recommendations": recommend_by(name, body)}
@@ -149,7 +151,8 @@ class Service:
                 answers_of_model = recommend_by(name, body_of_model)
             except UsageError as error:
                 status = getattr(error, "status", 422)
-                raise Refusal(status, f"model {name}: {error}") from None
+                text = _renumber(str(error), positions)
+                raise Refusal(status, f"model {name}: {text}") from None
             for position, answer in zip(positions, answers_of_model, strict=True):
                 answers[position] = {**answer, "model": name}
         folders = {name: model.run_dir for name, model in loaded.items()}
@@ -237,7 +240,9 @@ class Service:
                 _log.exception("reload")
                 status = 500
                 reason = f"{type(error).__name__}: {error}"
-            raise Refusal(status, f"not reloaded, nothing has changed: {reason}") from error
+            model = "the model" if name == ALONE else f"model {name}"
+            text = f"{model} is not reloaded and stays as it was: {reason}"
+            raise Refusal(status, text) from error
         self.metrics.reloads.labels(name, "done").inc()
 
     def reload_all(self) -> None:
@@ -374,6 +379,12 @@ def _open_socket(host: str, port: int) -> socket.socket:
     # the client to acknowledge the first
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
+
+
+def _renumber(message: str, positions: Sequence[int]) -> str:
+    """Return a message about ``histories[i]`` of a share with its position in the request."""
+    match = re.match(r"histories\[(\d+)]", message)
+    return f"histories[{positions[int(match[1])]}]{message[match.end() :]}" if match else message
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

@@ -56,7 +56,7 @@ def recommend(
         columns named like the fields of the dataset.
 
     Raises:
-        UsageError: for users without an interaction, or a k above the number of items.
+        UsageError: for users without an interaction.
         CheckpointError: if the dataset no longer has the data that the model was trained on.
     """
     trained = Recommender.load(run_dir, data_path, histories_only=False)
@@ -154,15 +154,18 @@ def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
     """Print how the dataset has changed since training."""
     growth = trained.growth
+    filters = ("user_inter_num_interval", "item_inter_num_interval", "session_filter")
+    is_filtered = any(trained.config[key] for key in filters)
+    start = "not in training (new, or left out by filters)" if is_filtered else "new since training"
     if growth.users or growth.events:
         reporter.line(
-            f"new since training: interactions {growth.events:,}, users {growth.users:,}; all of "
-            "them are read"
+            f"{start}: interactions {growth.events:,}, users {growth.users:,}; all of them are read"
         )
     if growth.items:
+        learnt = "those that pass the filters" if is_filtered else "them"
         reporter.line(
-            f"new since training: items {growth.items:,}, which the model does not know; "
-            f"interactions of them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
+            f"{start}: items {growth.items:,}, which the model does not know; interactions of "
+            f"them, skipped: {growth.skipped:,} (`recbole-pos update` learns {learnt})"
         )
     if trained.changed:
         reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")

@@ -82,6 +82,7 @@ class Recommender(FittedModel):
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.unknown_users = dict.fromkeys(unknown_users)  # in the dataset, but not of the model
         self._has_warned = False
+        self.added: list[tuple[np.ndarray, np.ndarray]] = []  # names and vectors of add_items
 
     @classmethod
     def load(
@@ -111,7 +112,7 @@ class Recommender(FittedModel):
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
         reads_data = data_path is not None or histories_only is False
-        reads_data = reads_data or (not histories_only and finds_dataset(run_dir))
+        reads_data |= not histories_only and finds_dataset(run_dir)
         trained = None
         if not reads_data:
             try:
@@ -151,7 +152,8 @@ class Recommender(FittedModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
-        return unpack, (type(self), self.pack(), dataset, self.growth, [*self.unknown_users])
+        state = (dataset, self.growth, [*self.unknown_users], self.added)
+        return unpack, (type(self), self.pack(), *state)
 
     def add_items(self, item_vectors: Any) -> str:
         """Add items that were not in the training data to the catalogue, by their content vectors.
@@ -188,6 +190,7 @@ class Recommender(FittedModel):
                 f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
                 "do not have; add them to the data and train again"
             ) from error
+        self.added.append((names, vectors))
         return f"new items by their content: {len(names):,}"
 
     def recommend(
@@ -294,9 +297,7 @@ class Recommender(FittedModel):
             raise UsageError("at: the time field counts no time, so give at instead of now")
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
-                "at: the model reads the time of the request: now is taken", RunWarning, 3
-            )
+            warnings.warn("at: the model reads the time of requests: now is taken", RunWarning, 3)
         return histories.with_request_time(time.time() / self._unit)
 
     @cached_property
@@ -319,9 +320,8 @@ class Recommender(FittedModel):
         if users is None:
             names = list(dataset.field2id_token[dataset.uid_field][log.lengths > 0])
             names += self.unknown_users
-        else:
-            if not (names := list(dict.fromkeys(read_names(users, "users")))):
-                raise UsageError("users: expected names of users, found an empty list")
+        elif not (names := list(dict.fromkeys(read_names(users, "users")))):
+            raise UsageError("users: expected names of users, found an empty list")
         id_by_name = dataset.field2token_id[dataset.uid_field]
         ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
         lengths = log.lengths[ids]
@@ -493,7 +493,7 @@ class Recommender(FittedModel):
         if items is None:
             item = self.rank_items(packed, k, exclude_seen, choice)[2]
         else:
-            ids = map(self.require_id, read_names(items, "items"))
+            ids = map(self.require_id, dict.fromkeys(read_names(items, "items")))
             item = np.fromiter(ids, dtype=np.int64)
         if not len(item):
             raise UsageError("items: none to explain")

@@ -15,10 +15,9 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import atomic_write, write_text
-from recbole_pos.runs.worker import QUIET
-from recbole_pos.study.configs import require_twins
-from recbole_pos.study.plan import Plan, list_fits
-from recbole_pos.study.ranks import RankTable, require_metrics
+from recbole_pos.study.configs import INDIFFERENT, require_twins
+from recbole_pos.study.plan import METRICS, Plan, list_fits
+from recbole_pos.study.ranks import RankTable, is_from_ranks, require_metrics
 from recbole_pos.study.result_tables import render_markdown, tabulate
 from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results
 from recbole_pos.study.scheduler import average_seeds
@@ -43,7 +42,7 @@ _SHARED = (
     *("train_fraction", "session_filter", "target_events"),
 )
 # Options that are not in the name of a row, although its runs differ in them.
-_UNNAMED = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
+_UNNAMED = {*INDIFFERENT, "seed", "update_from"}
 
 
 class _Collector:
@@ -199,7 +198,9 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     configs = [_read_finished_config(path) for path in paths]
     names = _name_rows(configs)
     require_twins(dict(zip(names, configs, strict=True)))
-    collector = _Collector(str(configs[0].get("valid_metric", "ndcg@10")).lower(), Path())
+    metric = str(configs[0].get("valid_metric")).lower()
+    metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
+    collector = _Collector(metrics[0], Path())
     rows: dict[str, dict[str, Any]] = {}
     _require_same_data(paths, configs)
     for path, config, name in zip(paths, configs, names, strict=True):
@@ -215,6 +216,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
             rows[name]["item_vectors"] = config["item_vectors"]
     dataset = str(configs[0]["dataset"])
     study = {"dataset": dataset, "title": f"{len(paths)} runs on {dataset}", "rows": rows}
+    study["metrics"] = metrics
     study["seeds"] = sorted({config["seed"] for config in configs})
     if reference:
         study["reference"] = reference

@@ -12,7 +12,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
+from recbole_pos.config.arguments import (
+    CompareArguments,
+    list_changed,
+    require_shares,
+    split_keywords,
+)
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside
 from recbole_pos.data.item_vectors import open_files
@@ -39,7 +44,7 @@ from recbole_pos.study.statistics import ALL
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
-from recbole_pos.values import check_choice
+from recbole_pos.values import check_choice, shown
 
 _STATE_TEXTS = {  # state of a fit -> text of a preview
     DONE: "finished",
@@ -144,16 +149,21 @@ def compare(
         base["config_files"] = [str(file) for file in config_file_list]
     source = dataset
     dataset = read_dataset_name(dataset)
-    if args.run_dir is None:
-        args = replace(args, run_dir=find_folder_beside(source, "compare"))
     allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     reporter = Reporter(args.verbose)
     if runs := _find_run_folders(what):
-        if args.known or args.pack:
-            raise UsageError("--known, --pack: go with models or a study, not with folders of runs")
+        given = {name for name in list_changed(args) if name != "verbose"}
+        given |= ({"dataset"} if dataset else set()) | base.keys()
+        if unread := sorted(given - {"reference", "run_dir", "plugins"}):
+            raise UsageError(
+                f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
+                "as they are; leave it out"
+            )
         results = collect_runs(runs, args.reference)
         return _show(results, reporter, Path(args.run_dir or "compared"))
+    if args.run_dir is None:
+        args = replace(args, run_dir=find_folder_beside(source, "compare"))
     plan, folder = _make_plan_and_folder(what, dataset, base, args)
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)
@@ -164,13 +174,15 @@ def compare(
     unmade: dict[str, str] = {}
     if packed or not args.report:
         models = _check_rows(plan)
+        datasets: dict[str, Any] = {}
         if packed or args.dry_run:
             rehearsal = Scheduler(plan, folder, args.rows, packed)
             if args.dry_run:
                 _preview(rehearsal, reporter)
                 return None
             rehearsal.preview()  # raises for a damaged pack before any run is copied from it
-        scheduler = Scheduler(plan, folder, args.rows, packed)
+            datasets = rehearsal.datasets
+        scheduler = Scheduler(plan, folder, args.rows, packed, datasets)
         _train_missing(scheduler, args, models, reporter)
         unmade = scheduler.explain_unmade()
     results = collect_results(plan, folder)
@@ -190,13 +202,21 @@ def compare(
 def _find_run_folders(argument: Any) -> list[Path]:
     """Return the folders of runs in an argument, two or more; empty for models or a study."""
     items = argument if isinstance(argument, (list, tuple)) else [argument]
-    paths = [Path(item) for item in items if isinstance(item, (str, Path))]
-    runs = [path for path in paths if (path / "config.yaml").is_file()]
-    if runs and (len(runs) == 1 or len(runs) < len(items)):
+    runs = [item for item in items if _is_run(item)]
+    others = [item for item in items if item not in runs]
+    if len(items) > 1 and others and (runs or any(isinstance(item, Path) for item in items)):
         raise UsageError(
-            f"compare: {runs[0]} is one run; name two folders of runs or more, and nothing else"
+            f"compare: {shown(str(others[0]))} is not the folder of a run: it has no config.yaml. "
+            "Of several paths each is a run; a study is given alone"
         )
-    return runs
+    if len(runs) == 1:
+        raise UsageError(f"compare: {runs[0]} is one run; name two folders of runs or more")
+    return [Path(run) for run in runs]
+
+
+def _is_run(item: Any) -> bool:
+    """Return whether an argument is the path of the folder of a run."""
+    return isinstance(item, (str, Path)) and os.path.isfile(os.path.join(item, "config.yaml"))
 
 
 def _make_plan_and_folder(
@@ -285,9 +305,11 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
     if any(table.validation for table in plan.tables):
         required.append(plan.metrics[0])
     for row, config in configs.items():
-        names = config["metrics"]
-        names = [names] if isinstance(names, str) else names
-        computed = [f"{name.lower()}@{cutoff}" for name in names for cutoff in config["topk"]]
+        names, cutoffs = (
+            value if isinstance(value, (list, tuple)) else [value]
+            for value in (config["metrics"], config["topk"])
+        )
+        computed = [f"{name.lower()}@{cutoff}" for name in names for cutoff in cutoffs]
         for metric in required:
             if metric not in computed:
                 raise plan.source.error(

@@ -49,7 +49,14 @@ _OF_RECBOLE = (
     *("alias_of_relation_id", "alias_of_entity_id", "valid_metric_bigger"),
 )
 _PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
-_NOT_READ = ("model", "init_from")  # options with the role of data that do not change what is read
+# Options with the role of data that do not change what is read.
+_NOT_READ = (
+    "model",
+    "init_from",
+    "mask_history",
+    *("metrics", "topk", "valid_metric"),
+    "metric_decimal_place",
+)
 Check = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -285,7 +292,7 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
         UsageError: naming a model that knows the time and has no twin.
     """
     twins: dict[str, dict[str, str]] = {}  # digest of the shared options -> request_time -> name
-    ignored = {*INDIFFERENT, *QUIET, "seed", "request_time"}
+    ignored = {*INDIFFERENT, "seed", "request_time"}
     for name, config in configs.items():
         shared = digest({key: value for key, value in config.items() if key not in ignored})
         twins.setdefault(shared, {})[config.get("request_time", "none")] = name

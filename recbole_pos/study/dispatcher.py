@@ -141,7 +141,8 @@ class ActiveRuns:
             return
         is_started = connect(self.args.address)
         try:
-            max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
+            num_slots = count_concurrent_runs(self.resources)
+            max_running = self.args.max_concurrent or num_slots
             with live_view(self.reporter, self.describe_progress):
                 while waiting is not None or self.running:
                     while waiting is not None and len(self.running) < max_running:

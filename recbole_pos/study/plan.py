@@ -86,9 +86,9 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
     if is_whole(value) and 1 <= value <= 1000:
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
     is_list = isinstance(value, list) and len(value) > 0
-    has_seeds = is_list and all(is_whole(seed) and seed >= 0 for seed in value)
+    has_seeds = is_list and all(is_whole(seed) and 0 <= seed < 2**32 for seed in value)
     if not has_seeds or find_repeated(value):
-        raise ValueError("expected how many, or different whole numbers in a list")
+        raise ValueError("expected how many, or different whole numbers below 2**32 in a list")
     return tuple(value)
 
 

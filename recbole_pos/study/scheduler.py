@@ -49,6 +49,7 @@ class Scheduler:
     Args:
         rows: names of rows to train, besides the rows they start from; all if empty.
         packed: packed studies, whose runs need no training.
+        datasets: digest of data options -> dataset, of those that have been read.
 
     Attributes:
         status: name of a fit that has ended -> done or failed.
@@ -56,7 +57,6 @@ class Scheduler:
         digests: name of a fit -> digest of its run.
         configs: digest of a run -> its configuration.
         earlier: name of a fit -> its run in an earlier call, as in ``current.json``.
-        datasets: digest of data options -> dataset.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Scheduler:
         folder: StudyFolder,
         rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
+        datasets: Mapping[str, Any] | None = None,
     ) -> None:
         """List the runs of the rows to train and of all rows that these start from; all wait."""
         self.plan, self.folder, self.packed = plan, folder, packed
@@ -80,7 +81,7 @@ class Scheduler:
         self.configs: dict[str, PosConfig] = {}
         self.earlier = folder.read_current()
         self.only_reports = False
-        self.datasets: dict[str, Any] = {}
+        self.datasets = dict(datasets or {})
         self.searches = {
             name: RowSearch(plan, name) for name in self.rows if plan.rows[name].search
         }

@@ -17,7 +17,6 @@ from recbole_pos.inspect.pictures import (
     SMALL,
     VERMILION,
     new_figure,
-    set_title,
     set_whole_ticks,
     shorten,
     write,
@@ -75,8 +74,7 @@ def _draw_curves(
     set_whole_ticks(panel.xaxis)
     panel.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    set_title(figure, *titles)
-    return write(figure, file)
+    return write(figure, file, *titles)
 
 
 def _draw_curve(panel: Any, trial: Trial, is_best: bool, labels: set[str]) -> None:
@@ -112,8 +110,7 @@ def _draw_options(
         _draw_option(panel, parameter, trials, best)
     for panel in panels[:, 0]:
         panel.set_ylabel(f"validation {metric}")
-    set_title(figure, *titles)
-    return write(figure, file)
+    return write(figure, file, *titles)
 
 
 def _draw_option(panel: Any, parameter: Parameter, trials: list[Trial], best: Trial) -> None:

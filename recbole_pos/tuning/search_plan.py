@@ -12,7 +12,7 @@ from recbole_pos.config.presets import find_parts_by_scheme
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import SEARCH
 from recbole_pos.plain import to_plain
-from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, read_space
+from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, parse_space, read_space
 from recbole_pos.study.configs import check_plan, make_row_config
 from recbole_pos.study.plan import SEARCHERS, Plan
 from recbole_pos.study.study_file import change_plan, make_plan
@@ -222,5 +222,6 @@ def extend_plan(
                 f"--num_samples: this search has {search['trials']} trials already; expected at "
                 "least as many"
             )
-        search["trials"] = args.num_samples
+        space = parse_space(search["space"], {})
+        search["trials"] = _count_trials(space, search["searcher"], args.num_samples)
     return change_plan(plan, {"search": search}, config_dict)
