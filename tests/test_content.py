@@ -74,10 +74,11 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
     columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, SIZE)
     pq.write_table(pa.table(columns), tmp_path / "fixed.parquet")
     numbers = pd.DataFrame(values, NAMES)
+    lists = pd.DataFrame({"x": NAMES, "v": list(values)})
     sources = [
         *(str(tmp_path / f"{kind}.parquet") for kind in ("lists", "large", "fixed")),
         write_npy(tmp_path, [*NAMES[:-1], "[PAD]"], values.astype("f8")),
-        *map(to_files, (numbers, (NAMES, values), pd.DataFrame({"x": NAMES, "v": list(values)}))),
+        *map(to_files, (numbers, (NAMES, values), lists, lists.set_index("x"))),
     ]
     for source in sources:
         found, (notice,) = read_vectors(source, np.array(given, dtype=object), "item_id")

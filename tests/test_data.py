@@ -19,6 +19,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID
+from recbole_pos.data.targets import _find_values
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.evaluation import TargetCollector
@@ -325,6 +326,7 @@ def test_a_kind_that_only_test_has(tmp_path: Path) -> None:
     file = write_atomic(frame, tmp_path) / "tiny" / "tiny.inter"
     file.write_text(file.read_text().replace("kind:float", "kind:token", 1))
     given = {"target_events": BUY, "load_col": LOAD, "data_path": str(tmp_path)}
+    assert _find_values("returned", [True], np.array([1]), np.array(["[PAD]", "true"]), True) == [1]
     dataset = read_dataset(small("BPR", eval_args={"split": {"GT": [0.6, 0.8]}}, **given))
     whole = dataset.build()
     assert len(dataset.without_test().build()[0]) == len(whole[0])

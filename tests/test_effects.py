@@ -166,6 +166,8 @@ def test_an_option_changes_something_or_is_refused(model: str, shops: Path) -> N
         ("SASRec", {"normalize_field": ["timestamp"]}, "ids and times"),
         ("PosSASRec", {"learner": "sgd", "adam_betas": [0.8, 0.9]}, "learner: adam"),
         ("PosSASRec", {"lr_scheduler": "step"}, "lr_decay_step"),
+        ("PosSASRec", {"lr_scheduler": "cosine", "lr_decay_rate": 0.5}, "under lr_scheduler: none"),
+        ("PosSASRec", {"feature_fusion": "concat_mlp"}, "with item_features or user_features or"),
         ("PosSASRec", {"eval_args": {"target": "last"}}, "LS"),
         ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "without time_base"),
         ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),

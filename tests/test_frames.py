@@ -91,6 +91,16 @@ def test_a_frame_equals_its_file(kind: str, tmp_path: Path) -> None:
     assert dropped == {"no user (customer)": {"lines": 1, "first": ["interactions:5"]}}
 
 
+def test_flags_of_few_interactions_are_theirs() -> None:
+    """Although no item has two values; where an item has it at all times, it is the item's."""
+    frame = make_log()
+    frame["returned"] = np.where(np.arange(len(frame)) % 10 == 0, "yes", None)
+    frame["fragile"] = np.where(frame["item_id"] < "i2", "yes", None)
+    data = rp.Dataset.from_frame(frame)
+    tables = {column.column: column.table for column in data.report.columns}
+    assert (tables["returned"], tables["fragile"]) == ("inter", "item")
+
+
 def test_given_parts(tmp_path: Path) -> None:
     frame = make_log()
     data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts")

@@ -123,6 +123,8 @@ INTER = ["user_id", "item_id", "timestamp"]
 def test_columns_and_files_that_load_col_names(shop: Path) -> None:
     with pytest.raises(UsageError, match=r"load_col: .*toyshop.inter has no column 'stars'"):
         read(shop, load_col={"inter": [*INTER, "stars"]})
+    with pytest.raises(UsageError, match=r"toyshop.item has it: `convert --table brand=inter`"):
+        read(shop, load_col={"inter": [*INTER, "brand"]})
     (shop / "toyshop" / "toyshop.item").unlink()
     with pytest.raises(UsageError, match=r"load_col: item: found no file .*toyshop.item"):
         read(shop, load_col={"inter": INTER, "item": ["item_id", "brand"]})

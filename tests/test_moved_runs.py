@@ -92,6 +92,9 @@ def test_what_needs_no_data(here, moved) -> None:
     with pytest.warns(RunWarning):
         loaded = ModelHolder("run").load()
     assert loaded.facts["items"] == 40 == len(loaded.recommender.items)
+    alone = ModelHolder("run", data, histories_only=True).load().recommender
+    with pytest.raises(UsageError, match="data_path"):
+        alone.recommend(users=["u9"])
     if importlib.util.find_spec("onnxruntime"):
         assert main("export run --to out -k 5 --format torch_export".split()) == 0
 

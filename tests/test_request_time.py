@@ -161,6 +161,16 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
     assert len([w for w in recwarn if issubclass(w.category, RunWarning)]) == 1
     with pytest.raises(UsageError, match="^at:"):
         trained.recommend(histories=[history], at=DAY)  # before its newest interaction
+    dates = np.array([np.datetime64(int(time), "s") for time in history["times"]])
+    for times in (dates, dates.astype("datetime64[ns]"), list(dates)):
+        asked = {"items": items, "times": times, "at": dates[-1] + np.timedelta64(1, "h")}
+        expected = {**history, "at": history["times"][-1] + 3600}
+        found = [trained.recommend(histories=[x], k=3) for x in (asked, expected)]
+        pd.testing.assert_frame_equal(*found)
+    milliseconds = {"items": items, "times": [1000 * time for time in history["times"]]}
+    for given, at in ((milliseconds, None), (history, 1.6e12), (history, "2999-01-01")):
+        with pytest.raises(UsageError, match="in no year that can be meant.*counts seconds"):
+            trained.recommend(histories=[given], at=at)
 
 
 def test_results_say_who_knows_the_time(trained: Callable, tmp_path: Path) -> None:

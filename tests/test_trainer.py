@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import recbole_pos
-from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.errors import RunWarning, TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.diagnosis import explain_loss
 from recbole_pos.experiment.folder import RunFolder
@@ -135,6 +135,12 @@ def test_the_learning_rate_of_every_step(experiment, monkeypatch, kind, warmup) 
         want.append(falling.get(kind, 0.1 if kind == "step" and number >= 2 * n else 1.0))
     assert n > warmup and rates == pytest.approx([0.5 * rate for rate in want], rel=1e-9, abs=1e-12)
     assert kind not in ("cosine", "linear") or 0 < rates[-1] < 0.03
+
+
+def test_a_warm_up_that_does_not_end_is_warned_of(experiment) -> None:
+    made = experiment("FPARec", epochs=1, warmup_steps=10_000)
+    with pytest.warns(RunWarning, match="warmup_steps: training ends after .* before 10000"):
+        made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)
 
 
 def test_the_average_of_weights_is_evaluated_and_kept(experiment, monkeypatch) -> None:

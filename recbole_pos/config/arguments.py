@@ -213,6 +213,7 @@ class ServeArguments:
     item_vectors: str | None = _arg(
         None, "content vectors of further items, read again by /reload", "FILE"
     )
+    histories_only: bool = _arg(False, "answer given histories alone, without the dataset")
 
 
 Settings = TypeVar(

@@ -70,18 +70,26 @@ def if_option(text: str) -> Condition:
         else:
             is_met = bool(other_value) != is_negated
             need = f"without {key}" if is_negated else f"with {key}"
-        return None if is_met else f"is only read {need}, not {_format_yaml(other_value)}"
+        found = "not" if allowed else "which is"
+        return None if is_met else f"is only read {need}, {found} {_format_yaml(other_value)}"
 
     return condition
 
 
 def if_any(*conditions: Condition | str) -> Condition:
-    """Make a condition that holds where one of several does, with the message of the last one."""
+    """Make a condition that holds where one of several does.
+
+    Its message names them all if they are texts; else it is that of the last one.
+    """
     alternatives = make_conditions(conditions)
+    names = [entry for entry in conditions if isinstance(entry, str)]
 
     def condition(config: Options, value: Any) -> str | None:
         problems = [alternative(config, value) for alternative in alternatives]
-        return None if None in problems else problems[-1]
+        if None in problems:
+            return None
+        has_names = len(names) == len(conditions)
+        return f"is only read with {' or '.join(names)}" if has_names else problems[-1]
 
     return condition
 
@@ -202,7 +210,7 @@ def _has_several_targets(config: Options, value: Any) -> bool:
 
 if_rate_decays = when(
     lambda config, value: value != "step" or config["lr_decay_step"],
-    "step is only read with lr_decay_step, the epochs between two steps",
+    "step has no effect without lr_decay_step, the epochs between two steps",
 )
 if_logits_are_corrected = when(
     lambda config, value: (

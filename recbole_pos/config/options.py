@@ -206,7 +206,7 @@ _TABLE: list[Option] = [
         _rows("warmup_steps", 0, 10**9),
         _rows("ema_decay", 0, BELOW_1),
         _rows("lr_decay_step", 0, 10**9, only="lr_scheduler: none step"),
-        _rows("lr_decay_rate", ABOVE_0, 1, only="lr_decay_step"),
+        _rows("lr_decay_rate", ABOVE_0, 1, only=("lr_scheduler: none step", "lr_decay_step")),
         _rows("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING),
         only=if_model_is_trained,
     ),

@@ -122,8 +122,11 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
 
     A column belongs to items (users) if values of one item (user) differ at most a tenth as often
     as by chance. If no item (user) has two values, this cannot be tested, and it does not belong.
+    Where all values are the same, as of a flag, an empty cell counts as another value.
     """
     cells = cells[np.arange(min(len(cells.codes), _PROBED_ROWS))]
+    if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
+        cells = replace(cells, codes=cells.codes + 1)
     ratios = {}
     for table, index in entities.items():
         first, is_contradicting = find_first_values(cells, index.codes[:_PROBED_ROWS], len(index))

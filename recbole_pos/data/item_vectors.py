@@ -252,6 +252,8 @@ def to_files(value: Any) -> Any:
     if not isinstance(value, (pd.DataFrame, tuple, list, np.ndarray)) or not len(value):
         return str(value) if isinstance(value, Path) else value
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
+    if isinstance(value, pd.DataFrame) and [*value.dtypes] == [object]:  # lists; names: the index
+        value = value.index, value.iloc[:, 0].to_list()
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
         try:
@@ -267,7 +269,10 @@ def to_files(value: Any) -> Any:
             f"or several of these by name; found {shown(value)}"
         )
     names, matrix = pair
-    np.save(path, np.asarray(matrix))
+    try:
+        np.save(path, np.asarray(matrix))
+    except ValueError as error:
+        raise UsageError(f"item_vectors: vectors differ in length: {error}") from error
     path.with_suffix(".txt").write_text("".join(f"{name}\n" for name in names), "utf-8")
     return str(path)
 

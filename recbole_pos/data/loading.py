@@ -19,9 +19,9 @@ from recbole_pos.data.location import find_atomic_file, list_interaction_files, 
 from recbole_pos.data.parts import is_part, list_parts, require_all_parts
 from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
-from recbole_pos.data.tables import Table, open_table
+from recbole_pos.data.tables import PARQUET, Table, open_table
 from recbole_pos.errors import UsageError
-from recbole_pos.values import listed, shown, suggest
+from recbole_pos.values import Options, listed, shown, suggest
 
 # Options that name fields, and of which type these must be; of any if empty.
 NAMING_FIELDS: dict[str, tuple[str, ...]] = {
@@ -203,7 +203,7 @@ class AtomicTables(Dataset):
         selected = set(file.kinds if load_col is None else load_col) - set(unload_col or ())
         kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
         self._require_ids_and_times(file, source, kinds)
-        _require_columns(file, load_col=load_col, unload_col=unload_col)
+        _require_columns(file, self.config, load_col=load_col, unload_col=unload_col)
         if not kinds:
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
@@ -381,14 +381,25 @@ class AtomicTables(Dataset):
                 self._keep(table, is_left[in_table])
 
 
-def _require_columns(file: Table, **names_by_option: Iterable[str] | None) -> None:
+def _require_columns(file: Table, config: Options, **names_by_option: Iterable[str] | None) -> None:
     """Refuse a name in ``load_col`` or ``unload_col`` that is not a column of a file."""
     for option, names in names_by_option.items():
         for name in sorted(set(names or ()) - set(file.kinds)):
             raise UsageError(
                 f"{option}: {file.path} has no column {shown(name)}"
                 f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
+                f"{_find_elsewhere(name, file.path, config)}"
             )
+
+
+def _find_elsewhere(name: str, path: Path, config: Options) -> str:
+    """Return which other table of the dataset has a column, as text; empty if none has."""
+    table = path.name.removesuffix(PARQUET).rpartition(".")[2]
+    for kind, ending in itertools.product(("inter", "item", "user"), ("", PARQUET)):
+        other = path.with_name(f"{config['dataset']}.{kind}{ending}")
+        if kind != table and other.is_file() and name in open_table(other, config).kinds:
+            return f". {other.name} has it: `convert --table {name}={table}` writes it here"
+    return ""
 
 
 def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:

@@ -164,7 +164,10 @@ def _find_values(
     selected = selection if isinstance(selection, (list, tuple)) else [selection]
     if tokens is None:  # compare numbers in float32, as the data store them
         selected = [np.float32(value) if is_number(value) else value for value in selected]
-    texts = list(map(str, selected))
+    texts = [  # convert writes booleans as yaml does
+        str(x).lower() if isinstance(x, bool) and str(x) not in value_by_text else str(x)
+        for x in selected
+    ]
     for text in texts:
         if requires_all and text not in value_by_text:
             raise UsageError(

@@ -141,8 +141,10 @@ def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str
     if changed := describe_changes(state, identity):
         raise CheckpointError(
             f"{path} was trained on other data or another split: {changed} have changed since, so "
-            "its weights do not fit; data may grow only by interactions later than the known ones "
-            "of their user. `recbole-pos update RUN_DIR` goes on with the data as they are"
+            "its weights do not fit. Recommending, evaluating and updating take data that have "
+            "grown by later interactions of each user; histories that are given need no data "
+            "(`--histories`, `serve --histories_only`, in Python histories_only=True); for all "
+            "else train again"
         )
 
 

@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from logging import getLogger
@@ -23,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
-from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.errors import RunWarning, TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
 from recbole_pos.experiment.device import Precision
@@ -224,9 +225,15 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-        if self.config["lr_scheduler"] in PER_STEP and self.planned_steps == 0:
+        warmup = self.config["warmup_steps"]
+        if (self.config["lr_scheduler"] in PER_STEP or warmup) and self.planned_steps == 0:
             train_data.set_epoch(0)  # the number of batches may depend on the epoch
             self.planned_steps = self.epochs * len(train_data)
+            if warmup >= self.planned_steps > 0:
+                text = (
+                    f"warmup_steps: training ends after {self.planned_steps} steps, before {warmup}"
+                )
+                warnings.warn(text, RunWarning, 2)
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
             loss_func = self._share_loss(loss_func, epoch_idx)

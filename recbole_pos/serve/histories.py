@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import torch
 from pydantic import (
     BaseModel,
@@ -42,7 +37,6 @@ from recbole_pos.layers.features import Features
 from recbole_pos.values import listed, nearest, shown, suggest
 
 KEYS = ("id", "items", "times", "at", "events", "user")
-PART = 1 << 14  # histories of a file that are read at once
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME_LIMIT = 2.0**63
 # pydantic adds the member of a union to the location of an error
@@ -104,8 +98,19 @@ def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 Plain = WrapValidator(_validate_plain)
 Name = StrictStr | Annotated[StrictInt, Bounds(gt=-(2**63), lt=2**63)]
 Moment = Annotated[StrictFloat, Bounds(gt=-_TIME_LIMIT, lt=_TIME_LIMIT)] | StrictStr | datetime
-_NaNIsMissing = BeforeValidator(lambda x: None if isinstance(x, float) and x != x else x)
-_Number = Annotated[Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None, _NaNIsMissing]
+
+
+def _to_time(value: Any) -> Any:
+    """Return None for NaN, which is missing, and dates of NumPy as those of pandas."""
+    if isinstance(value, (list, np.ndarray)) and len(value) and isinstance(value[0], np.datetime64):
+        return list(map(pd.Timestamp, value))
+    if isinstance(value, np.datetime64):
+        return pd.Timestamp(value)
+    return None if isinstance(value, float) and value != value else value
+
+
+_Time = BeforeValidator(_to_time)
+_Number = Annotated[Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None, _Time]
 
 
 class History(BaseModel, extra="forbid", strict=True):
@@ -113,12 +118,10 @@ class History(BaseModel, extra="forbid", strict=True):
 
     id: Annotated[Name | None, Plain] = Bounds(None, description="returned; the index by default")
     items: Annotated[list[Name], FailFast(), Plain] = Bounds(description="names, oldest first")
-    times: Annotated[list[Moment] | None, FailFast(), Plain, _NaNIsMissing] = Bounds(
+    times: Annotated[list[Moment] | None, FailFast(), Plain, _Time] = Bounds(
         None, description="sorted by, if any: numbers or ISO 8601"
     )
-    at: Annotated[Moment | None, Plain, _NaNIsMissing] = Bounds(
-        None, description="time of the request"
-    )
+    at: Annotated[Moment | None, Plain, _Time] = Bounds(None, description="time of the request")
     events: dict[str, Any] | None = Bounds(None, description="by field, a value for each item")
     user: dict[str, Any] | None = Bounds(None, description="by field, a value")
 
@@ -251,6 +254,15 @@ class Histories:
                 )
         return replace(self, at=at)
 
+    def require_before(self, latest: float, unit: str) -> None:
+        """Raise a UsageError for a time after ``latest``: it is in another unit than ``unit``."""
+        for name, times in (("times", self.times), ("at", self.at)):
+            if times is not None and len(times) and (newest := np.nanmax(times)) > latest:
+                raise UsageError(
+                    f"{name}: {newest:.15g} is in no year that can be meant: the time field counts "
+                    f"{unit} since 1970"
+                )
+
     def select(self, rows: np.ndarray) -> Histories:
         """Return the histories of the given rows [r], in the order of ``rows``."""
         start = (np.cumsum(self.lengths) - self.lengths)[rows]
@@ -320,7 +332,7 @@ def read_histories(
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
     if isinstance(histories, pa.Table):
-        _require_columns(histories.column_names, "histories")
+        require_columns(histories.column_names, "histories")
         if not any(fields.values()) and not fields.keys() & set(histories.column_names):
             packed = _read_table(histories, item_ids, needs_time, unit)
             if packed is not None:
@@ -487,52 +499,7 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
     return since_epoch / (unit * 1e6)
 
 
-def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
-    """Yield the histories of a file, at most ``PART`` at a time; raise a UsageError for a fault.
-
-    A folder, or a file named ``.parquet``, is parquet; any other file has json lines, in which a
-    history without an id gets its number, from 0.
-    """
-    if Path(file).suffix != ".parquet" and not os.path.isdir(file):
-        histories = _read_lines(file)
-        while part := list(islice(histories, PART)):
-            yield part
-        return
-    with _name_read_errors(file):
-        data = ds.dataset(str(file), format="parquet")
-        _require_columns(data.schema.names, file)
-        names = [name for name in KEYS if name in data.schema.names]
-        for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
-            batch.validate(full=True)  # a damaged file may hold invalid text
-            if len(batch):
-                yield pa.Table.from_batches([batch])
-
-
-def _read_lines(file: str | Path) -> Iterator[History]:
-    """Yield the histories of a file of json lines."""
-    with _name_read_errors(file), open(file, encoding="utf-8-sig") as lines:
-        num_histories = 0
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    history = History.model_validate_json(line)
-                except ValidationError as error:
-                    raise UsageError(describe_invalid(error, f"{file}, line {number}")) from None
-                history.id = num_histories if history.id is None else history.id
-                num_histories += 1
-                yield history
-
-
-@contextmanager
-def _name_read_errors(file: str | Path) -> Iterator[None]:
-    """Turn errors of reading a file into a UsageError that names it."""
-    try:
-        yield
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
-
-
-def _require_columns(names: list[str], location: Any) -> None:
+def require_columns(names: list[str], location: Any) -> None:
     """Raise a UsageError unless a table has the columns of histories, each once."""
     counts = {key: names.count(key) for key in KEYS}
     if not (counts["id"] and counts["items"] and max(counts.values()) == 1):

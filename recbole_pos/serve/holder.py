@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import re
@@ -40,9 +41,19 @@ class ModelHolder:
     """
 
     def __init__(
-        self, run_dir: str | Path, data_path: str | None = None, item_vectors: str | None = None
+        self,
+        run_dir: str | Path,
+        data_path: str | None = None,
+        item_vectors: str | None = None,
+        histories_only: bool = False,
     ) -> None:
-        self.run_dir, self.data_path, self.item_vectors = str(run_dir), data_path, item_vectors
+        self.run_dir = str(run_dir)
+        self._load_model = functools.partial(
+            Recommender.load,
+            data_path=data_path,
+            item_vectors=item_vectors,
+            histories_only=histories_only or None,
+        )
         self.current: LoadedModel | None = None
         self._loading = threading.Lock()
 
@@ -69,7 +80,7 @@ class ModelHolder:
         try:
             folder = RunFolder(run_dir).require()
             saved_at = folder.checkpoint.stat().st_mtime
-            trained = Recommender.load(run_dir, self.data_path, item_vectors=self.item_vectors)
+            trained = self._load_model(run_dir)
         except PosError:
             raise
         except (OSError, ValueError) as error:  # such as a name too long, or no permission
@@ -119,7 +130,7 @@ class ModelHolders:
     Args:
         folders: folders of runs by name of the model; a single model is named ``ALONE``.
         shares: ``NAME=PART`` for each model; if empty, the first model answers all.
-        data_path, item_vectors: see :meth:`Recommender.load`.
+        data_path, item_vectors, histories_only: see :meth:`Recommender.load`.
 
     Raises:
         UsageError: for shares of unknown models, or shares that do not add up to 1.
@@ -131,11 +142,11 @@ class ModelHolders:
         shares: Iterable[str] = (),
         data_path: str | None = None,
         item_vectors: str | None = None,
+        histories_only: bool = False,
     ) -> None:
         """Make a holder for each model, none of them loaded, and read the shares of ids."""
-        self.by_name = {
-            name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
-        }
+        options = data_path, item_vectors, histories_only
+        self.by_name = {name: ModelHolder(path, *options) for name, path in folders.items()}
         self.first = next(iter(self.by_name))
         triples = [text.partition("=") for text in shares] or [(self.first, "=", "1")]
         self._shared_names = [name for name, _, _ in triples]

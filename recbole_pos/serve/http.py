@@ -113,9 +113,8 @@ class Service:
     ) -> None:
         """Make the holders of the models, the metrics, and the one thread that scores."""
         self.settings, self.reporter = settings, reporter
-        self.holders = ModelHolders(
-            folders, settings.shares, settings.data_path, settings.item_vectors
-        )
+        options = settings.data_path, settings.item_vectors, settings.histories_only
+        self.holders = ModelHolders(folders, settings.shares, *options)
         self.metrics = Metrics(folders)
         set_threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=set_threads)

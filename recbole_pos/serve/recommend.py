@@ -18,7 +18,8 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import atomic_write
 from recbole_pos.reporter import Reporter
-from recbole_pos.serve.histories import Histories, read_parts
+from recbole_pos.serve.histories import Histories
+from recbole_pos.serve.history_files import read_parts
 from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.values import escape_formula, shown
 
@@ -84,7 +85,7 @@ def write_recommendations(
         out: a file named ``.parquet``, or a csv file; by default ``recommendations.csv`` in the run
             folder. A pipe or ``/dev/stdout`` is written to as it is. It is returned.
         histories: a file of histories instead of users, see
-            :func:`~recbole_pos.serve.histories.read_parts`.
+            :func:`~recbole_pos.serve.history_files.read_parts`.
         exclude_seen, because: as in :meth:`Recommender.recommend`.
         items, exclude: files with names of the items to choose from and to leave out, one a line.
         at: time of the requests, see :func:`read_at`.

@@ -32,7 +32,7 @@ from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
-from recbole_pos.serve.histories import Fields, Histories, TokenIds, read_histories, read_moment
+from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items
 from recbole_pos.values import SECONDS, is_number, is_whole, listed, read_names, shown, suggest
 
@@ -111,14 +111,13 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
-        reads_data = data_path is not None or histories_only is False
-        reads_data |= not histories_only and finds_dataset(run_dir)
+        is_asked = data_path is not None or histories_only is False
         trained = None
-        if not reads_data:
+        if histories_only or not (is_asked or finds_dataset(run_dir)):
             try:
                 trained = cls(load_without_data(run_dir), Growth(), folder=find_run_folder(run_dir))
             except NeedsDataset:
-                if not finds_dataset(run_dir):
+                if not (is_asked or finds_dataset(run_dir)):
                     raise
         if trained is None:
             trained = cls._load_with_data(run_dir, data_path)
@@ -256,23 +255,15 @@ class Recommender(FittedModel):
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
-        scorer = self.scorer
-        return read_histories(histories, self.ids, scorer.needs_time, self._unit, self._fields)
+        needs_time, fields = self.scorer.needs_time, self._fields
+        packed = read_histories(histories, self.ids, needs_time, self._unit, fields)
+        packed.require_before(self._latest, self.config["timestamp_unit"])
+        return packed
 
     @cached_property
     def _fields(self) -> Fields:
         """Fields that histories may have: table -> name -> ids of tokens, None for numbers."""
-
-        def find_tokens(name: str, embed: Any) -> TokenIds | None:
-            if embed.numeric:
-                return None
-            tokens = self.dataset.field2id_token[name]
-            return TokenIds({token: i for i, token in enumerate(tokens)}, bool(embed.is_list))
-
-        return {
-            table: {name: find_tokens(name, embed) for name, embed in embeds.items()}
-            for table, embeds in self.scorer.fields.items()
-        }
+        return self.scorer.list_fields(self.dataset.field2id_token)
 
     def add_request_time(
         self, histories: Histories, at: float | str | datetime | None = None
@@ -290,11 +281,13 @@ class Recommender(FittedModel):
                 )
             return histories
         if at is not None:
-            return histories.with_request_time(read_moment(at, "at", self._unit))
+            packed = histories.with_request_time(read_moment(at, "at", self._unit))
+            packed.require_before(self._latest, self.config["timestamp_unit"])
+            return packed
         if histories.at is not None and not np.isnan(histories.at).any():
             return histories.with_request_time(0.0)  # the default is not used
         if self._unit is None:
-            raise UsageError("at: the time field counts no time, so give at instead of now")
+            raise UsageError("at: the time field counts no time; give at instead of now")
         if not self._has_warned:
             self._has_warned = True
             warnings.warn("at: the model reads the time of requests: now is taken", RunWarning, 3)
@@ -309,6 +302,13 @@ class Recommender(FittedModel):
         times = self.dataset.log.times
         first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))  # from 1970
         return seconds if 1 < first and last < 2100 - 1970 else None
+
+    @cached_property
+    def _latest(self) -> float:
+        """The year 2200 in the unit of the time field; infinite unless that counts time."""
+        if self._unit is None or isinstance(self.dataset, Catalogue):
+            return float("inf")
+        return (2200 - 1970) * _YEAR / self._unit
 
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
         """Return the histories of users in the dataset, each once; by default of all that have any.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from recbole_pos.data.batch import map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.serve.histories import Histories
+from recbole_pos.serve.histories import Fields, Histories, TokenIds
 from recbole_pos.values import Options
 
 
@@ -42,6 +42,20 @@ class Scorer:
         self.fields = {"events": {}, "user": {}} if features is None else features.by_table()
         has_vectors = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
+
+    def list_fields(self, tokens: Mapping[str, np.ndarray]) -> Fields:
+        """Return the fields that histories may have, given the names by id of token fields."""
+
+        def find_tokens(name: str, embed: Any) -> TokenIds | None:
+            if embed.numeric:
+                return None
+            ids = {token: i for i, token in enumerate(tokens[name])}
+            return TokenIds(ids, bool(embed.is_list))
+
+        return {
+            table: {name: find_tokens(name, embed) for name, embed in embeds.items()}
+            for table, embeds in self.fields.items()
+        }
 
     def require_vectors(self) -> Tensor:
         """Return ``vectors``; raise a UsageError if the model has none."""
