@@ -299,9 +299,13 @@ class PosConfig(Config):
             for key, value in own_defaults(self.model).items():
                 check_value(location, key, value, defaults.get(key), key in self.free)
         options = self.external_config_dict
-        for key, value in options.items():
+        run_files = self._find_run_files()
+        for key, value in list(options.items()):
             location = self.sources.get(key, "configuration")
             default = defaults.get(key)
+            if location in run_files and key not in self._list_known() and describe_readers(key):
+                del options[key]  # of a scheme or loss that another one replaces
+                continue
             self._require_known(key, location)
             if find_option(key).role == IGNORED and value != default:
                 raise UsageError(f"{location}: {key}: {find_option(key).reason}")
@@ -316,7 +320,7 @@ class PosConfig(Config):
                 f"{location}: {key} is not an option: give it on the command line (--{key}) or as "
                 f"an argument, as in recbole_pos.run(..., {key}=...)"
             )
-        allowed = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
+        allowed = self._list_known()
         if key not in allowed:
             readers = describe_readers(key)
             advice = f"; {readers}" if readers else nearest(str(key), allowed | _KEYWORDS)
@@ -329,6 +333,16 @@ class PosConfig(Config):
                 f"read it{advice}",
                 key,
             )
+
+    def _list_known(self) -> set[str]:
+        """Return the keys that this run may have."""
+        return {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
+
+    def _find_run_files(self) -> list[str]:
+        """Return the files with most of the options: a run wrote them, not the user."""
+        defaults = self.internal_config_dict
+        counts = {str(file): len(defaults.keys() & content) for file, content in self.files}
+        return [file for file, count in counts.items() if count > len(defaults) / 2]
 
     def _check_final(self) -> None:
         """Check options against each other, and set ``plain`` before RecBole derives values."""
@@ -360,12 +374,7 @@ class PosConfig(Config):
                 del config[key]
             elif value and inner_defaults:
                 config[key] = {**inner_defaults, **value}
-        # a file that has most options is written by a run: the user did not choose them
-        run_files = [
-            str(file)
-            for file, content in self.files
-            if len(defaults.keys() & content) > len(defaults) / 2
-        ]
+        run_files = self._find_run_files()
         self.strict = self.strict and not run_files
         # presets serve the baselines of their paper, too
         presets = [
