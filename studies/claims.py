@@ -22,7 +22,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from recbole_pos.study.rendered_table import format_interval, format_number
-from recbole_pos.study.result_tables import format_metric
+from recbole_pos.study.result_tables import SEED_NOISE_NOTES, format_metric
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -42,13 +42,13 @@ class Measured(NamedTuple):
     high: float
     detectable: float
     is_significant: bool
-    has_seeds: bool  # several of both
+    mark: str  # of the interval: empty, † for one seed, ‡ without any noise of seeds
 
     def __str__(self) -> str:
         """Return difference and interval as the tables write them."""
         star = "*" if self.is_significant else ""
         difference = f"{format_number(self.difference, sign=True)}{star}"
-        return f"{difference} {format_interval(self.low, self.high)}{'' if self.has_seeds else '†'}"
+        return f"{difference} {format_interval(self.low, self.high)}{self.mark}"
 
 
 class Test(NamedTuple):
@@ -91,6 +91,7 @@ def judge(measured: Measured, margin: float | None, expects: str = "better") -> 
         found = "better" if measured.difference > 0 else "worse"
         return "replicated" if found == expects else f"not replicated: significantly {found}"
     is_outside = margin is not None and not measured.low <= margin <= measured.high
+    is_outside &= measured.mark != "‡"
     return "not replicated" if is_outside else "inconclusive"
 
 
@@ -111,9 +112,9 @@ def measure(results: Path, table: str, metric: str, row: str, base: str) -> Meas
     except KeyError:
         raise KeyError(f"{table} has no difference in {metric} between {row} and {base}") from None
     low, high = sorted((sign * line["low"], sign * line["high"]))
-    is_significant, has_seeds = line["star"] in (True, "True"), line["seed_noise"] == "own"
-    difference = sign * line["difference"]
-    return Measured(difference, low, high, line["detectable"], is_significant, has_seeds)
+    is_significant = line["star"] in (True, "True")
+    difference, mark = sign * line["difference"], SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1]
+    return Measured(difference, low, high, line["detectable"], is_significant, mark)
 
 
 def read_claims(file: Path, results: Path) -> Iterator[Claim]:
@@ -196,7 +197,7 @@ def draw(claims: Sequence[Claim], file: Path) -> None:
             for end in sorted({x for x in (low, high) if abs(x) == _FARTHEST}):
                 axis.plot(end, place, ">" if end > 0 else "<", color=color, markersize=4)
             if middle == multiples[0]:
-                face = color if test.measured.has_seeds else "white"
+                face = "white" if test.measured.mark else color
                 axis.plot(middle, place, "o", color=color, mfc=face, markersize=4)
             labels.append(_plain(f"{claim.text}: {test.at}"))
         axis.axvline(0, color="black", linewidth=0.8)

@@ -30,7 +30,7 @@ from recbole_pos.study.statistics import ALL
 
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
 # Source of an interval's noise between seeds -> note, whose first character marks the interval.
-_SEED_NOISE_NOTES = {
+SEED_NOISE_NOTES = {
     "pooled": (
         "† one seed: the interval takes the noise between seeds of the study's other "
         "configurations, and is too narrow where its own is larger; no star."
@@ -261,7 +261,7 @@ def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
     for line in differences[differences["row"] == row].to_dict("records"):
         text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
         interval = format_interval(line["low"], line["high"])
-        mark = _SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1] if interval else ""
+        mark = SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1] if interval else ""
         return Cell(text, interval + mark)
     return Cell()
 
@@ -298,7 +298,7 @@ def _describe_size(line: pd.Series, unit: str) -> str:
 def _select_seed_noise_notes(differences: pd.DataFrame) -> list[str]:
     """Return the notes that explain the marks of a table's intervals."""
     sources = set(differences["seed_noise"])
-    return [note for source, note in _SEED_NOISE_NOTES.items() if source in sources]
+    return [note for source, note in SEED_NOISE_NOTES.items() if source in sources]
 
 
 def _format_p(value: float) -> str:
