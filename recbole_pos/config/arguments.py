@@ -213,7 +213,9 @@ class ServeArguments:
     item_vectors: str | None = _arg(
         None, "content vectors of further items, read again by /reload", "FILE"
     )
-    histories_only: bool = _arg(False, "answer given histories alone, without the dataset")
+    histories_only: bool = _arg(
+        False, "answer given histories alone; reads no dataset unless the model needs it"
+    )
 
 
 Settings = TypeVar(
