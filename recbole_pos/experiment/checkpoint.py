@@ -143,8 +143,8 @@ def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str
             f"{path} was trained on other data or another split: {changed} have changed since, so "
             "its weights do not fit. Recommending, evaluating and updating take data that have "
             "grown by later interactions of each user; most models answer given histories without "
-            "data (`--histories`, `serve --histories_only`, in Python histories_only=True); for all "
-            "else train again"
+            "data (`--histories`, `serve --histories_only`, in Python histories_only=True); else "
+            "train again"
         )
 
 
