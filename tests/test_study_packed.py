@@ -198,7 +198,7 @@ def test_arguments_that_do_not_fit_leave_no_folder(made: dict, tmp_path: Path, m
         ("'tinny'", what, {"dataset": "tinny", "run_dir": "a"}),
         ("--report: .* no finished run", longer, {"run_dir": here, "report": True}),
         ("init_from", warm, {"run_dir": "a"}),
-        ("--known", runs, {"known": (made["pack"],)}),
+        ("compare: known: not read", runs, {"known": (made["pack"],)}),
         ("taken from study.tar.xz", runs, {}),
     ):
         with pytest.raises(UsageError, match=message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from recbole_pos.errors import UsageError
@@ -33,8 +35,24 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
 
 def set_title(figure: Figure, *lines: str) -> None:
     """Set the title of a figure; lines that are too wide are broken, and empty ones left out."""
-    text = "\n".join(filter(None, lines))
-    figure.suptitle(text, fontsize=TITLE, parse_math=False, wrap=True)  # names may have a dollar
+    title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
+    texts = [_wrap_line(line, figure, title) for line in lines if line]
+    title.set_text("\n".join(texts))
+
+
+def _wrap_line(line: str, figure: Figure, title: Text) -> str:
+    """Return a line broken to fit the figure as text of ``title``, at 8 characters at least."""
+    canvas: Any = figure.canvas  # FigureCanvasAgg, which has a renderer
+    renderer = canvas.get_renderer()
+    limit = 0.97 * figure.bbox.width
+    num_chars = len(line)
+    while True:
+        text = textwrap.fill(line, num_chars)
+        title.set_text(text)
+        width = title.get_window_extent(renderer).width
+        if width <= limit or num_chars <= 8:
+            return text
+        num_chars = max(8, min(num_chars - 1, int(num_chars * limit / width)))
 
 
 def shorten(name: str, limit: int = LONGEST) -> str:
