@@ -299,11 +299,11 @@ class PosConfig(Config):
             for key, value in own_defaults(self.model).items():
                 check_value(location, key, value, defaults.get(key), key in self.free)
         options = self.external_config_dict
-        run_files = self._find_run_files()
+        known, run_files = self._list_known(), self._find_run_files()
         for key, value in list(options.items()):
             location = self.sources.get(key, "configuration")
             default = defaults.get(key)
-            if location in run_files and key not in self._list_known() and describe_readers(key):
+            if location in run_files and key not in known and describe_readers(key):
                 del options[key]  # of a scheme or loss that another one replaces
                 continue
             self._require_known(key, location)

@@ -90,7 +90,7 @@ class PosTrainer(EvaluatingTrainer):
         self.optimizer: Any = self._build_optimizer()
         self.kept_gradient: KeptGradient | None = None  # of a large item table, within an epoch
         self.steps = 0  # number of steps taken so far, in all epochs
-        self.planned_steps = 0  # number of steps of all epochs; 0 until a schedule needs it
+        self.planned_steps = 0  # of all epochs; 0 until a schedule or a warm-up needs it
         decay = config["ema_decay"]
         self.average = WeightAverage(model, decay) if decay else None
         # attributes that Trainer.evaluate reads
