@@ -226,6 +226,8 @@ def cluster(notes_of_workers) -> Path:
             log_to_driver=False,
             object_store_memory=100 * 2**20,
             runtime_env={"worker_process_setup_hook": install_spy(str(notes_of_workers))},
+            # Ray ends idle processes after a second; a new one imports torch for six
+            _system_config={"idle_worker_killing_time_threshold_ms": 600_000},
         )
     return notes_of_workers
 
