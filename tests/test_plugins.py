@@ -151,6 +151,20 @@ def test_wrong_options(tiny: Path, mine) -> None:
     assert "register_scheme first" in refusal(PosConfig, "PosSASRec", "tiny", None, given)
 
 
+def test_options_of_the_model_are_not_those_of_a_scheme(tiny: Path, mine) -> None:
+    """A scheme with an option named as the model's would get the model's value."""
+
+    class Deep(mine.Recency):
+        options = ("n_layers",)
+
+        def __init__(self, dimensions, *, n_layers):
+            super().__init__(dimensions, recency_slope=n_layers)
+
+    recbole_pos.register_scheme("deep", Deep, {"n_layers": 5})
+    given = options(tiny, position=["deep"])
+    assert "n_layers" in refusal(PosConfig, "PosSASRec", "tiny", None, given)
+
+
 def test_names_that_mean_something_else_to_the_plugin_are_free(tiny: Path, mine) -> None:
     """``norm`` is pre or post to a transformer, ``alpha`` at most 100 to another; not here."""
     recbole_pos.register_model(mine.TinyGRU, {**GRU, "alpha": 0.5, "norm": "l2"})
@@ -237,7 +251,7 @@ def test_what_a_custom_class_does_wrong_is_named(tiny: Path, here: Path, capsys)
 
     given = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
     message = refusal(recbole_pos.run, Wide, "tiny", config_dict=given, verbose=False)
-    assert message.startswith("Wide: encode gives")
+    assert message.startswith("Wide.encode: expected")
     init = "self.init_weights()"
     texts = {
         "TypeError": (MODULE + REGISTER).replace(init, '1 + config["forgotten"]'),
@@ -253,6 +267,25 @@ def test_what_a_custom_class_does_wrong_is_named(tiny: Path, here: Path, capsys)
         assert "Traceback" in error and str(here) in error and f"\n{raised}:" in error
         ADDED.added.clear()
         SCHEMES.added.clear()
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "wrong"),
+    [
+        ("TinyGRU", "encode", lambda self, *_: None),
+        ("TinyGRU", "window_loss", lambda self, *_: 0.5),
+        ("Markov", "calculate_loss", lambda self, rows: self(rows)),
+        ("Markov", "full_sort_predict", lambda self, rows: self.next(rows["item_length"]).T),
+        ("Markov", "full_sort_predict", lambda self, rows: self.next.weight @ self(rows).T),
+    ],
+)
+def test_what_a_custom_model_computes_is_checked(tiny, mine, model, method, wrong) -> None:
+    """Scores in another order would be ranked as if they were those of the rows."""
+    odd = type("Odd", (getattr(mine, model),), {method: wrong})
+    recbole_pos.register_model(odd, defaults=GRU if model == "TinyGRU" else None)
+    place = {"run_dir": "run", "verbose": False}
+    message = refusal(recbole_pos.run, "Odd", "tiny", None, options(tiny, seed=1), **place)
+    assert message.startswith("Odd") and "expected" in message and "found" in message
 
 
 def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:

@@ -33,10 +33,12 @@ from recbole_pos.experiment.diagnosis import looks_ahead
 from recbole_pos.layers import chunks
 from recbole_pos.layers.attention import TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hooks import AttentionPosition, InputPosition, replaces_attention
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position import mixing, time_buckets
 from recbole_pos.position.build import build_schemes
+from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -435,6 +437,35 @@ def test_extremes_stay_finite() -> None:
 def test_what_schemes_refuse(name: str, options: dict, field: str) -> None:
     with pytest.raises(UsageError, match=field):
         scheme(name, **{"heads": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("hook", "wrong"),
+    [
+        ("bias", lambda q, k: torch.ones(q.size(-2), q.size(-2)) > 0),  # would undo the causal mask
+        ("bias", lambda q, k: torch.zeros(3, q.size(-2), q.size(-2))),
+        ("rotate", lambda q, k: q),
+        ("rotate", lambda q, k: (q[..., 1:], k)),
+        ("mix_values", lambda v: None),
+        ("attend", lambda q, k, v: v[1:]),
+        ("forward", lambda x: x[:, :4]),
+    ],
+)
+def test_what_a_custom_scheme_computes_is_checked(hook: str, wrong: Any) -> None:
+    base = InputPosition if hook == "forward" else AttentionPosition
+    num_inputs = wrong.__code__.co_argcount
+    odd = type("Odd", (base,), {hook: lambda self, *given: wrong(*given[:num_inputs])})()
+    composed_scheme = (ComposeInput if hook == "forward" else Compose)({"odd": odd})
+    inputs = qkv(4)[:num_inputs] if hook != "forward" else [torch.randn(4, D)]
+    call = getattr(composed_scheme, hook)
+    with pytest.raises(UsageError, match=f"Odd.{hook}: expected"):
+        call(*inputs, context([4]), *([Dropout(0.0)] if hook == "attend" else []))
+
+
+def test_what_is_made_of_times_becomes_the_type_of_the_model() -> None:
+    ages = type("Ages", (AttentionPosition,), {"bias": lambda self, q, k, ctx: torch.zeros(1, 1)})
+    q, k, _ = (x.float() for x in qkv(4))
+    assert Compose({"ages": ages()}).bias(q, k, context([4])).dtype == torch.float32
 
 
 def test_what_cannot_share_a_layer() -> None:

@@ -36,11 +36,15 @@ def plugin_defaults(
     model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
     if "position" in model_defaults:
-        names = scheme_names(model_defaults["position"] if position is None else position)
+        own_names = scheme_names(model_defaults["position"])
+        names = own_names if position is None else scheme_names(position)
         for name in sorted(names, key=lambda name: name in SCHEMES.added):  # custom ones last
             values = SCHEMES.defaults(name)
             if name in SCHEMES.added:
-                _require_own_options(name, values, defaults)
+                # a model with a scheme of its own gives the scheme's options other defaults
+                _require_own_options(
+                    name, values, defaults if name in own_names else defaults | model_defaults
+                )
             defaults.update(values)
     loss = loss_type or model_defaults.get("loss_type")
     if loss in LOSSES and loss != "CE" and is_on_our_base(model):

@@ -286,6 +286,7 @@ class PosTrainer(EvaluatingTrainer):
         with self.precision.autocast():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
+        self._require_loss(loss)
         reported_loss = loss.detach()
         num_targets = len(batch)
         if not self.shard.is_alone:
@@ -304,6 +305,18 @@ class PosTrainer(EvaluatingTrainer):
         if self.average is not None:
             self.average.update(self.steps)
         return reported_loss
+
+    def _require_loss(self, loss: Any) -> None:
+        """Raise a UsageError about a custom model's loss that cannot be learned from."""
+        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+            return
+        found = type(loss).__name__
+        if isinstance(loss, Tensor):
+            found = f"{loss.dtype} {list(loss.shape)}, requires_grad={loss.requires_grad}"
+        raise UsageError(
+            f"{type(self.model).__name__}: expected as loss of a batch a tensor with one number "
+            f"that requires a gradient, found {found}"
+        )
 
     def _prepare_to_watch(self, loss: Tensor) -> Tensor | float:
         """Return a loss for a LossWatch: a number, or a tensor if the optimiser skips bad steps."""

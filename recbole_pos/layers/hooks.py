@@ -8,12 +8,14 @@ checks every registered scheme by gradient). Shapes as in ``context.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
+from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 
@@ -76,7 +78,7 @@ class InputPosition(PositionScheme):
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return item vectors x [m, d] with positions added, [m, d]."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
 
 class AttentionPosition(PositionScheme):
@@ -136,3 +138,33 @@ class AttentionPosition(PositionScheme):
 def replaces_attention(scheme: type[AttentionPosition]) -> bool:
     """Return whether a scheme replaces dot-product attention."""
     return scheme.attend is not AttentionPosition.attend
+
+
+def require_result(
+    found: Any, dtype: torch.dtype, shape: Sequence[int], source: nn.Module, method: str
+) -> Tensor:
+    """Return what a method of a custom scheme or model has computed, float64 as ``dtype``.
+
+    Args:
+        found: the result.
+        dtype: the type to compute with; times are float64, and so is what is made of them.
+        shape: the sizes that the result must have; it may be broadcast to those of a bias.
+        source: the scheme or model.
+        method: name of the method.
+
+    Raises:
+        UsageError: if the result is no floating-point tensor, or of another shape.
+    """
+    if isinstance(found, Tensor) and found.is_floating_point():
+        is_bias = method == "bias"
+        is_as_long = found.dim() <= len(shape) if is_bias else found.dim() == len(shape)
+        sizes = zip(reversed(found.shape), reversed(shape), strict=False)
+        if is_as_long and all(a == b or (is_bias and a == 1) for a, b in sizes):
+            is_double = found.dtype == torch.float64
+            return found.to(dtype) if is_double else found
+    is_tensor = isinstance(found, Tensor)
+    description = f"{found.dtype} {list(found.shape)}" if is_tensor else type(found).__name__
+    raise UsageError(
+        f"{type(source).__name__}.{method}: expected a floating-point tensor {list(shape)}, found "
+        f"{description}"
+    )

@@ -23,6 +23,7 @@ from recbole_pos.data.targets import LaterTargets
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.features import Features
+from recbole_pos.layers.hooks import require_result
 from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
 from recbole_pos.layers.sampled import SAMPLED, SampledLoss
@@ -154,15 +155,21 @@ class PosRecommender(SequentialRecommender):
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the states [m, d] of packed item ids [m]; position t sees nothing after t."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no encode")
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [k, d] that predict the interaction after each of ``positions``.
 
         Positions are indices [k] of the packed items [m], or None for all m.
         """
-        hidden = self.encode(items, ctx)
+        hidden = self._require_states(self.encode(items, ctx), items.size(0), "encode")
         return hidden if positions is None else hidden[positions]
+
+    def _require_states(self, states: Any, num_states: int, method: str) -> Tensor:
+        """Return the states [num_states, d] that a method of a custom model has computed."""
+        table = self.item_embedding
+        shape = (num_states, table.embedding_dim)
+        return require_result(states, table.weight.dtype, shape, self, method)
 
     def query_states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states whose products with :meth:`item_vectors` are the scores of items.
@@ -170,7 +177,8 @@ class PosRecommender(SequentialRecommender):
         They are :meth:`states` [k, d], or with ``item_vectors_use: late`` those of both models
         side by side [k, 2d].
         """
-        states = self.states(items, ctx, positions)
+        num_states = (items if positions is None else positions).size(0)
+        states = self._require_states(self.states(items, ctx, positions), num_states, "states")
         if self.content_model is None:
             return states
         content = self.content_model.states(items, ctx, positions)
@@ -276,24 +284,12 @@ class PosRecommender(SequentialRecommender):
         )
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
-            self._require_states(hidden, batch.targets.numel())
             if self.later_targets is None or batch.log_rows is None:
                 return self.loss(hidden, *self.training_candidates(vectors, batch.targets))
             events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
             targets, target_weights = self.later_targets.find_next(events + 1)
             vectors, targets = self.training_candidates(vectors, targets)
             return average_losses(self.loss, hidden, vectors, targets, target_weights)
-
-    def _require_states(self, hidden: Tensor, num_targets: int) -> None:
-        """Refuse states of a custom ``encode`` that are not [num_targets, d or 2d]."""
-        size = self.item_embedding.embedding_dim * (1 if self.content_model is None else 2)
-        expected = (num_targets, size)
-        if hidden.shape != expected:
-            raise UsageError(
-                f"{type(self).__name__}: encode gives a state an interaction, [m, d]; of "
-                f"{num_targets:,} targets the states are {list(hidden.shape)}, expected "
-                f"{list(expected)}"
-            )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the loss of RecBole's rows, one target each."""

@@ -24,7 +24,7 @@ from recbole_pos.layers.ligr import LiGRLayer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
 from recbole_pos.position.build import build_schemes
-from recbole_pos.position.compose import find_shortest_period
+from recbole_pos.position.compose import add_positions, find_shortest_period
 from recbole_pos.values import Options
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer, "ligr": LiGRLayer}
@@ -96,7 +96,7 @@ class PosSASRec(PosRecommender):
         x = self.embed(items, ctx)
         if self.scale != 1:
             x = x * self.scale
-        x = self.position_embedding(x, ctx)
+        x = add_positions(self.position_embedding, x, ctx)
         if self.pre_norm:
             return self.LayerNorm(self.trm_encoder(self.dropout(x), ctx, positions))
         return self.trm_encoder(self.dropout(self.LayerNorm(x)), ctx, positions)

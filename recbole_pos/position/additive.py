@@ -31,7 +31,7 @@ class PositionEncoding(InputPosition):
             length: [...] int64 l; None for forward + backward + 1. An item that occurs twice needs
                 it: ``forward`` is of its first occurrence, ``backward`` of its last.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no rows")
 
     def encode(self, position: Tensor, length: Tensor) -> Tensor:
         """Return P [..., d] at ``position`` (0: the oldest) of sessions of ``length``, [...]."""

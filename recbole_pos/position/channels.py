@@ -23,7 +23,12 @@ from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import toeplitz_matrix
-from recbole_pos.position.frequencies import FrequencyBank, base_form, wavelength_form
+from recbole_pos.position.frequencies import (
+    FrequencyBank,
+    base_form,
+    require_periods,
+    wavelength_form,
+)
 from recbole_pos.position.mixing import sum_past
 from recbole_pos.position.time_buckets import look_up_intervals
 from recbole_pos.values import SECONDS
@@ -152,6 +157,7 @@ class FuXiLinear(AttentionPosition):
         _, _, time_size = self.sizes
         h = dimensions.n_heads
         self.num_pairs = math.ceil(time_size / 2)  # of columns of a head's v^t
+        require_periods(time_min_period, time_max_period, time_unit)
         shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = FrequencyBank(frequencies, "fixed", scaled=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from recbole_pos.layers.hooks import (
     InputPosition,
     Projected,
     replaces_attention,
+    require_result,
 )
 
 
@@ -41,6 +42,11 @@ class Compose(AttentionPosition):
                 f"attention schemes (found {', '.join(schemes)})"
             )
         self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
+        if not set(self.projections) <= set(PROJECTIONS):
+            raise UsageError(
+                f"position: projections of {replacing[0]}: expected some of "
+                f"{', '.join(PROJECTIONS)}, found {', '.join(map(str, self.projections))}"
+            )
 
     def parts(self) -> dict[str, AttentionPosition]:
         return dict(cast("Iterable[tuple[str, AttentionPosition]]", self.schemes.items()))
@@ -52,22 +58,32 @@ class Compose(AttentionPosition):
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         for scheme in self.parts().values():
-            q, k = scheme.rotate(q, k, ctx)
+            rotated: Any = scheme.rotate(q, k, ctx)
+            if not isinstance(rotated, tuple) or len(rotated) != 2:
+                raise UsageError(
+                    f"{type(scheme).__name__}.rotate: expected a tuple of query and key, found "
+                    f"{type(rotated).__name__}"
+                )
+            q, k = (require_result(x, q.dtype, q.shape, scheme, "rotate") for x in rotated)
         return q, k
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
         for scheme in self.parts().values():
-            k = scheme.mix_keys(k, ctx)
+            k = require_result(scheme.mix_keys(k, ctx), k.dtype, k.shape, scheme, "mix_keys")
         return k
 
     def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
         for scheme in self.parts().values():
-            v = scheme.mix_values(v, ctx)
+            v = require_result(scheme.mix_values(v, ctx), v.dtype, v.shape, scheme, "mix_values")
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        terms = (scheme.bias(q, k, ctx) for scheme in self.parts().values())
-        biases = [term for term in terms if term is not None]
+        shape = (*q.shape[:-1], k.size(-2))
+        biases = [
+            require_result(term, q.dtype, shape, scheme, "bias")
+            for scheme in self.parts().values()
+            if (term := scheme.bias(q, k, ctx)) is not None
+        ]
         return sum(biases[1:], biases[0]) if biases else None
 
     def attend(
@@ -81,8 +97,9 @@ class Compose(AttentionPosition):
         """Return the output [m, h, e] of the scheme that replaces attention; None without one."""
         for scheme in self.parts().values():
             out = scheme.attend(query, key, value, ctx, dropout)
-            if out is not None:
-                return out
+            must_replace = replaces_attention(type(scheme)) and scheme.projections != PROJECTIONS
+            if out is not None or must_replace:
+                return require_result(out, value.dtype, value.shape, scheme, "attend")
         return None
 
 
@@ -95,8 +112,13 @@ class ComposeInput(InputPosition):
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         for scheme in self.schemes.values():
-            x = scheme(x, ctx)
+            x = add_positions(scheme, x, ctx)
         return x
+
+
+def add_positions(scheme: nn.Module, x: Tensor, ctx: SequenceContext) -> Tensor:
+    """Return item vectors x [m, d] with the positions of a scheme of the input, [m, d]."""
+    return require_result(scheme(x, ctx), x.dtype, x.shape, scheme, "forward")
 
 
 def find_shortest_period(model: nn.Module) -> float | None:

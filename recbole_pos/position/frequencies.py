@@ -32,6 +32,15 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
     return 2 * math.pi / torch.linspace(low, high, planes, dtype=torch.float64).exp()
 
 
+def require_periods(shortest: float, longest: float, unit: str) -> None:
+    """Raise a UsageError unless the shortest period is above 0 and below the longest."""
+    if not 0 < shortest < longest:
+        raise UsageError(
+            f"time_min_period must be above 0 and below time_max_period, found {shortest} and "
+            f"{longest} {unit}"
+        )
+
+
 def make_angles(position: Tensor, frequency: Tensor) -> Tensor:
     """Return positions [m] times frequencies [..., planes] as angles [m, ..., planes].
 
@@ -114,9 +123,5 @@ def build_time_bank(
         start = base_form(planes, options["time_base"], options["time_scale"])
         return FrequencyBank(factor * start, learn, scaled)
     shortest, longest = options["time_min_period"], options["time_max_period"]
-    if not 0 < shortest < longest:
-        raise UsageError(
-            f"time_min_period must be above 0 and below time_max_period, found {shortest} and "
-            f"{longest} {options['time_unit']}"
-        )
+    require_periods(shortest, longest, options["time_unit"])
     return FrequencyBank(factor * wavelength_form(planes, shortest, longest), learn, scaled)

@@ -34,7 +34,7 @@ class PositionalAttention(AttentionPosition):
 
     def weights(self, t: int) -> Tensor:
         """Return A of the newest t positions, [h or 1, t, t], at least 0 and 0 for the future."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no weights")
 
     def attend(
         self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
@@ -94,7 +94,7 @@ class LearnedAttention(PositionalAttention):
 
         If weights are not normalised, all n positions are keys, [h, t, n].
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no logits")
 
     def weights(self, t: int) -> Tensor:
         logits = self.logits(t)
@@ -162,7 +162,7 @@ class FixedPattern(PositionalAttention):
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         """Return a_ij for query position i and key position j, broadcastable to [n, n]."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no pattern")
 
     def weights(self, t: int) -> Tensor:
         return self.A[:, -t:, -t:]

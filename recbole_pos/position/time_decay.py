@@ -86,5 +86,6 @@ class TimeDecay(AttentionPosition):
         power = F.softplus(raw)
         log_ratio = log_seconds - log_reach  # ln(d / s)
         if self.kind == "exponential_power":
-            return strength * torch.exp2(-(power * log_ratio).exp())
+            # 2^-(e^80) is 0, and above the gradient would be 0 times infinity
+            return strength * torch.exp2(-(power * log_ratio).clamp(max=80.0).exp())
         return strength * (-power * F.softplus(log_ratio)).exp()

@@ -62,7 +62,7 @@ class AngularPosition(AttentionPosition):
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return the angle of every plane, [m, h or 1, e / 2] float64."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no angles")
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         key_turns = self._cached_turns(ctx)
