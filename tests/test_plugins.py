@@ -279,7 +279,7 @@ def test_what_a_custom_class_does_wrong_is_named(tiny: Path, here: Path, capsys)
         ("Markov", "full_sort_predict", lambda self, rows: self.next.weight @ self(rows).T),
     ],
 )
-def test_what_a_custom_model_computes_is_checked(tiny, mine, model, method, wrong) -> None:
+def test_what_a_custom_model_computes_is_checked(tiny, mine, here, model, method, wrong) -> None:
     """Scores in another order would be ranked as if they were those of the rows."""
     odd = type("Odd", (getattr(mine, model),), {method: wrong})
     recbole_pos.register_model(odd, defaults=GRU if model == "TinyGRU" else None)

@@ -102,6 +102,10 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     path = Path(events if is_file else _FRAMES["events"])
     try:
         return _convert(events, path, args)
+    except UsageError as error:
+        if settings is None:  # arguments in Python, options on the command line
+            raise UsageError(re.sub(r"(?<!\S)--(?=[a-z])", "", str(error))) from error
+        raise
     except PosError:
         raise
     except _UNREADABLE as error:

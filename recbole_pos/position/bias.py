@@ -44,8 +44,8 @@ class SemiLocal(AttentionPosition):
     """Attention to the newest and the oldest interactions only (ULTRA-HSTU, Ding et al. 2026).
 
     Query i sees key j if i - j <= K1 or j < K2; positions count from the oldest interaction. It
-    masks logits and can be combined with every scheme and block. The masked logits are computed,
-    too: the authors' linear cost needs their kernels.
+    masks logits, in every block and beside every scheme that does not replace attention. The masked
+    logits are computed, too: the authors' linear cost needs their kernels.
 
     Reference:
         Qin Ding et al. "Bending the Scaling Law Curve in Large-Scale Recommendation Systems." 2026

@@ -77,7 +77,7 @@ def export(
     folder = Path(to)
     with name_write_errors(folder):
         if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"--to {folder} is in use; name a folder that is new or empty")
+            raise UsageError(f"to: {folder} is in use; name a folder that is new or empty")
     with replace_folder(folder) as unfinished:
         try:
             experiment = load_without_data(run_dir)

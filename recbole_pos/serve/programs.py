@@ -148,7 +148,7 @@ def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
             raise UsageError(
                 f"AttrFormer cannot be exported with inference_relations: {inference_relations}: "
                 "it reads interactions of other users, which an exported model does not have; give "
-                "--inference_relations own or none"
+                "inference_relations own or none"
             )
         if inference_relations == "none":
             return Encoder(model)
@@ -211,8 +211,8 @@ def require_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"--format onnx needs {error.name}, which is not installed: "
-            "pip install 'recbole-pos[export]'; or choose --format torch_export"
+            f"format onnx needs {error.name}, which is not installed: "
+            "pip install 'recbole-pos[export]'; or choose the format torch_export"
         ) from error
 
 
@@ -235,7 +235,7 @@ def write_onnx(
     except torch.onnx.errors.OnnxExporterError as error:
         lines = str(error.__cause__ or error).splitlines()
         raise UsageError(
-            f"the model cannot be written as ONNX: {lines[0]}; choose --format torch_export"
+            f"the model cannot be written as ONNX: {lines[0]}; choose the format torch_export"
         ) from error
     assert onnx_program is not None
     for value in onnx_program.model.graph.inputs:
