@@ -99,6 +99,7 @@ def test_what_argparse_refuses_is_one_line_too(capsys) -> None:
                     lines[f"{command} {name}=nan"] = "found 'nan', expected a"
             elif name == "--debug":
                 lines[f"{command} --debug=3"] = name
+    lines["compare -m FPARec -m Pop -d ml-100k"] = "it is given twice"
     assert len(lines) > 200
     for line, named in lines.items():
         assert main(line.split()) == 2, line

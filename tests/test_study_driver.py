@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
+import yaml
 from conftest import make_log, wait, write_atomic
 from small_study import BASE, SMALL, study
 from spy import notes
@@ -214,6 +215,12 @@ def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert list(runs["row"]) == ["FPARec", "PosSASRec", "PosSASRec"]
+    assert " of " not in (tmp_path / "out" / "table.csv").read_text()  # of planned seeds
+    config = yaml.safe_load((two / "config.yaml").read_text())
+    (two / "config.yaml").write_text(yaml.safe_dump({**config, "init_from": str(three)}))
+    assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
+    names = list(pd.read_csv(tmp_path / "out" / "runs.csv")["row"])
+    assert names[1:] == ["PosSASRec (init_from: a run)", "PosSASRec (init_from: None)"]
     refused(["compare", one, other], "eval_args is")
     refused(["compare", one], "one run")
     (two / "test_ranks.parquet").unlink()

@@ -236,6 +236,7 @@ FORGED: list[tuple[str, str, Callable]] = [
     ("fit.json", "searched", changed(searched=[1])),
     ("fit.json", "status", changed(status="failed")),
     ("fit.json", "", becomes(b'{"row": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")),
+    ("fit.json", "best_valid", changed(best_valid={"ndcg@10": 0.9})),
     ("fit.json", "precision@10", changed(test={"precision@10": 0.9})),
     ("fit.json", "", lambda old: old + b" " * 2**21),
     ("metrics.jsonl", "line 2", becomes(b'{"epoch": 1}\n[1]')),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.errors import RunWarning, UnknownKey, UsageError
 from recbole_pos.study.configs import check_plan, digest, digest_run, make_row_config, note_unread
 from recbole_pos.study.plan import Attach, Plan, list_fits
-from recbole_pos.study.study_file import make_plan, plan_models, read_plan
+from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_source import Source
 
 STUDY = """\
@@ -229,11 +229,26 @@ def test_models_and_values_are_rows(tmp_path):
         (["A"], ["position=[nope],[rope"], "--vary: position"),
         (["A"], ["x=1,2", "x=3,4"], "x is given twice"),
         ([], [], "-m"),
+        (["A"], ["epochs=1,2"], "epochs: it is given and varied"),
     ],
 )
 def test_what_cannot_be_varied(models, vary, message):
     with pytest.raises(UsageError, match=message):
-        plan_models("shop", models, vary)
+        plan_models("shop", models, vary, base={"epochs": 9})
+
+
+def test_given_options_are_above_those_of_the_base(tmp_path):
+    """As those of given files are; an option that all rows set themselves changes nothing."""
+    rows = {"A": {"model": "A", "epochs": 1, "n_heads": 2}, "B": {"model": "B", "n_heads": 2}}
+    plan = make_plan(Source("a", {"dataset": "shop", "base": {"epochs": 2}, "rows": rows}))
+    (file := tmp_path / "c.yaml").write_text("epochs: 11\n")
+    assert "epochs" not in change_plan(plan, {}, {"config_files": [str(file)]}).base.options
+    with pytest.warns(RunWarning, match="epochs: A of the study"):
+        assert change_plan(plan, {}, {"epochs": 7}).base.options["epochs"] == 7
+    with pytest.raises(UsageError, match="n_heads: changes nothing"):
+        change_plan(plan, {}, {"n_heads": 4})
+    with pytest.raises(UsageError, match="two bins would be 'age 1 d to 1 d'"):
+        change_plan(plan, {"bins": {"age": [86400, 87000, 87500]}}, {})
 
 
 def test_every_row_and_value_is_checked(study):

@@ -15,6 +15,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, shown, suggest
 
 _OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf are numbers
+_GIVEN = "_given"  # attribute with the values given so far, while words are parsed
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -44,11 +45,28 @@ _TYPES: dict[type, Callable[[str], Any]] = {
 }
 
 
+class _StoreOnce(argparse.Action):
+    """Keeps the value of an option, and refuses another one in the same command."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        if not hasattr(namespace, _GIVEN):
+            setattr(namespace, _GIVEN, {})
+        earlier = getattr(namespace, _GIVEN).setdefault(self.dest, values)
+        if earlier != values:
+            raise argparse.ArgumentError(
+                self, f"it is given twice, with {shown(earlier)} and {shown(values)}"
+            )
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line: the option, what is wrong, and where to read more."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
+        self.register("action", None, _StoreOnce)  # instead of one that keeps the last value
         self._exclusive: dict[str, Any] = {}  # name -> group of which one can be given
         self._from_environment: dict[str, list[Any]] = {}  # name of an option -> its values
 
@@ -131,6 +149,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words as argparse does; lists that are not given come from the environment."""
         parsed, unread = super().parse_known_args(args, namespace)
+        if hasattr(parsed, _GIVEN):
+            delattr(parsed, _GIVEN)
         for name, values in self._from_environment.items():
             if not getattr(parsed, name):
                 setattr(parsed, name, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from recbole_pos.files import atomic_write, write_text
 from recbole_pos.study.configs import INDIFFERENT, require_twins
 from recbole_pos.study.plan import METRICS, Plan, list_fits
 from recbole_pos.study.ranks import RankTable, is_from_ranks, require_metrics
-from recbole_pos.study.result_tables import render_markdown, tabulate
+from recbole_pos.study.result_tables import RUN_FOLDERS, render_markdown, tabulate
 from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results
 from recbole_pos.study.scheduler import average_seeds
 from recbole_pos.study.study_file import make_plan
@@ -42,7 +43,8 @@ _SHARED = (
     *("train_fraction", "session_filter", "target_events"),
 )
 # Options that are not in the name of a row, although its runs differ in them.
-_UNNAMED = {*INDIFFERENT, "seed", "update_from"}
+_UNNAMED = {*INDIFFERENT, "seed"}
+_STARTS = ("init_from", "update_from")  # a run that another one starts from, one a seed
 
 
 class _Collector:
@@ -220,12 +222,13 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     study["seeds"] = sorted({config["seed"] for config in configs})
     if reference:
         study["reference"] = reference
+    chosen = ["--reference", reference] if reference else []
     result = read_result(RunFolder(paths[0]))  # all runs have the same data
     warnings = [text for text in result.warnings if text != KNOWS_WHEN]
     return collector.make_results(
-        make_plan(Source("command line", study)),
+        make_plan(Source(RUN_FOLDERS, study)),
         StudyFacts(versions=result.versions, warnings=warnings),
-        f"recbole-pos compare {' '.join(map(str, paths))}",
+        shlex.join(["recbole-pos", "compare", *map(str, paths), *chosen]),
     )
 
 
@@ -272,15 +275,18 @@ def _read_finished_config(path: Path) -> dict[str, Any]:
 
 def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a row name for each run: its model, and options in which the model's runs differ."""
+    named = [{k: v for k, v in config.items() if k not in _UNNAMED} for config in configs]
+    for config, options in zip(configs, named, strict=True):
+        options |= {key: "a run" if config.get(key) else None for key in _STARTS}
     names = []
-    for config in configs:
-        same_model = [other for other in configs if other["model"] == config["model"]]
-        options = [
+    for options in named:
+        same_model = [other for other in named if other["model"] == options["model"]]
+        differing = [
             f"{key}: {value}"
-            for key, value in config.items()
-            if key not in _UNNAMED and any(other.get(key) != value for other in same_model)
+            for key, value in options.items()
+            if any(other.get(key) != value for other in same_model)
         ]
-        names.append(config["model"] + (f" ({', '.join(options)})" if options else ""))
+        names.append(options["model"] + (f" ({', '.join(differing)})" if differing else ""))
     return names
 
 

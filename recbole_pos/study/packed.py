@@ -149,7 +149,10 @@ class PackedStudy:
         fit = parse(RunFacts, self.files[fit_name], prefix).model_dump(exclude_unset=True)
         if (status := fit.get("status")) != DONE:
             raise UsageError(f"{prefix}: status is {shown(status)}, expected {DONE!r}")
-        parse_epochs(self.files[metrics_name], self._describe_damage(metrics_name))
+        epochs = parse_epochs(self.files[metrics_name], self._describe_damage(metrics_name))
+        best_valid = fit.get("best_valid")
+        if best_valid and not any(epoch.valid == best_valid for epoch in epochs):
+            raise UsageError(f"{prefix}: best_valid is of no epoch of {_METRICS}")
         if ranks_name in self.files:
             self._parse_ranks(ranks_name)
         elif any(map(is_from_ranks, fit.get("test") or {})):
@@ -250,6 +253,8 @@ def _read_archive(path: Path) -> dict[str, Any]:
             raise tarfile.TarError(f"it has more than {max_bytes >> 20:,} MiB unpacked")
         if not decompressor.eof:
             raise EOFError("its end is missing")
+        if decompressor.unused_data:
+            raise tarfile.TarError("something follows its end")
         return dict(_iterate_members(memoryview(content)))
     except (OSError, ValueError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error

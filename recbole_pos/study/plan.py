@@ -19,7 +19,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from recbole_pos.study.ranks import COLD, KINDS
+from recbole_pos.study.ranks import COLD, KINDS, name_bins
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import is_number, is_whole, shown, suggest
 
@@ -104,6 +104,8 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
         has_edges = isinstance(edges, list) and edges and all(map(is_number, edges))
         if not has_edges or edges != sorted(set(edges)):
             raise ValueError(f"{kind}: expected edges between bins, ascending, such as [5, 15]")
+        if repeated := find_repeated(name_bins(kind, edges)):
+            raise ValueError(f"{kind}: two bins would be {repeated[0]!r}; take other edges")
     return {kind: edges for kind, edges in bins.items() if edges}
 
 

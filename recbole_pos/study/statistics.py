@@ -350,7 +350,8 @@ def _compare_rows(
     values, pooled = {}, None
     if units:
         values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
-        pooled = SeedNoise.pool(values[row] for row in _select_independent(values, are_coupled))
+        by_seeds = sorted(values, key=lambda row: -len(values[row]))  # a stable sort
+        pooled = SeedNoise.pool(values[row] for row in _select_independent(by_seeds, are_coupled))
     lines: list[dict[str, Any]] = []
     unit_differences = []
     for row in rows:
@@ -391,7 +392,7 @@ def _match_seeds(
 
 
 def _select_independent(rows: Iterable[str], are_coupled: Callable[[str, str], bool]) -> list[str]:
-    """Return one row of each group of coupled rows, which share the noise of their seeds."""
+    """Return the first row of each group of coupled rows, which share the noise of their seeds."""
     selected: list[str] = []
     for row in rows:
         if not any(are_coupled(row, other) for other in selected):

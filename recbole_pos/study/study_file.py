@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from recbole_pos.config.presets import find_config_file
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
 from recbole_pos.study.study_source import Source, read_source
-from recbole_pos.values import shown, suggest
+from recbole_pos.values import listed, shown, suggest
 from recbole_pos.yaml_files import parse_scalar, read_yaml
 
 # Options that a trained model may be tested again with.
@@ -145,8 +146,13 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     Args:
         changes: keys of a study, over those of the plan. A number of seeds selects the first of the
             study's list of seeds; further seeds follow its largest.
-        base: options over those of its base; its config_files are read after those of the base.
+        base: options over those of its base; its config_files are read after those of the base, and
+            what they set is no longer taken from it.
+
+    Raises:
+        UsageError: for an option that all configurations set themselves.
     """
+    _require_effect(plan, base)
     if "dataset" in changes:  # the paper's values are of the plan's dataset
         changes = {"paper": None, **changes}
     content = {**plan.source.content, **changes}
@@ -155,11 +161,40 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
         files = [*plan.base.config_files, *base["config_files"]]
         # a file that is given twice is read only at its last place
         content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
+        for key in _read_files(base["config_files"]).keys() - base.keys():
+            content["base"].pop(key, None)
     seeds, num_seeds = plan.source.content.get("seeds"), changes.get("seeds")
     if isinstance(seeds, list) and num_seeds is not None and num_seeds > 0:
         further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
         content["seeds"] = [*seeds, *further][:num_seeds]
     return make_plan(replace(plan.source, content=content))
+
+
+def _require_effect(plan: Plan, base: Mapping[str, Any]) -> None:
+    """Refuse options of the base that no configuration takes from it; warn of those that some set.
+
+    Rows with a parent have only options of their own.
+    """
+    rows = {name: row for name, row in plan.rows.items() if not row.parent}
+    for key in base.keys() - {"config_files"}:
+        setting = [name for name, row in rows.items() if key in row.options]
+        if not setting:
+            continue
+        if len(setting) == len(rows):
+            raise UsageError(
+                f"{key}: changes nothing, since all configurations of the study set it; leave it "
+                "out, or change the study's file"
+            )
+        message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
+        warnings.warn(message, RunWarning, stacklevel=2)
+
+
+def _read_files(files: Iterable[str]) -> dict[str, Any]:
+    """Return the options of configuration files; later files win."""
+    options: dict[str, Any] = {}
+    for file in files:
+        options |= read_yaml(find_config_file(file))
+    return options
 
 
 def plan_models(
@@ -199,10 +234,9 @@ def plan_models(
     title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
     base = base or {}
-    given: dict[str, Any] = {}
-    for file in base.get("config_files", ()):
-        given |= read_yaml(find_config_file(file))
-    given |= base
+    if twice := sorted(base.keys() & set(names)):
+        raise UsageError(f"{twice[0]}: it is given and varied (--vary); leave one out")
+    given = _read_files(base.get("config_files", ())) | base
     if given.keys() & {"metrics", "topk"} and (metrics := _list_metrics(given)):
         content["metrics"] = metrics
     content |= {"base": base, **keys}

@@ -56,11 +56,13 @@ class SearchFacts(Layout):
 
         Raises:
             UsageError: if the file is damaged, or the search had a scheduler object and ``args``
-                have none, or the reverse.
+                have none or one of another class, or the reverse.
         """
         file = folder.path / SEARCH
         facts = parse(cls, read_bounded(file), f"--resume: {file}")
-        if (facts.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
+        is_object = not isinstance(args.scheduler, str)
+        given = type(args.scheduler).__name__ if is_object else args.scheduler
+        if (facts.scheduler not in SCHEDULERS or is_object) and facts.scheduler != given:
             raise UsageError(
                 f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
                 "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no "
